@@ -45,14 +45,14 @@ class LocalSteps:
     (Douillard et al. 2023); with fragments and overlap, Streaming DiLoCo (Douillard et al. 2025).
 
     `every`: steps between two averages of a parameter. `outer`: "nesterov:lr=0.7,momentum=0.9" or "sgd:lr=1,momentum=0",
-    which is plain averaging. `compressor`: of the differences. `fragments`: the model is averaged in so many parts, one of
-    them every `every // fragments` steps. `overlap`: a part's average is awaited at the next one's turn, `delay` steps
-    later; what training has changed meanwhile is kept. `at`: where sites meet that may come and go; without it all ranks of
-    `process_group`, by default of the default group, take part. `timeout`: of waits among ranks. `transport`:
-    what to put around each transport, such as an emulated link. `outliers`: what becomes of a difference whose norm is more
-    than 3 times the median of the others', with three sites or more: "keep", "clip" (to the median) or "drop". `round`
-    counts the averages that this site has taken over, alike at all sites, which end training together by it where they come
-    and go.
+    which is plain averaging, or a preset: "average", "diloco" or "muloco". `compressor`: of the differences. `fragments`:
+    the model is averaged in so many parts, one of them every `every // fragments` steps. `overlap`: a part's average is
+    awaited at the next one's turn, `delay` steps later; what training has changed meanwhile is kept. `at`: where sites
+    meet that may come and go; without it all ranks of `process_group`, by default of the default group, take part.
+    `timeout`: of waits among ranks. `transport`: what to put around each transport, such as an emulated link. `outliers`:
+    what becomes of a difference whose norm is more than 3 times the median of the others', with three sites or more:
+    "keep", "clip" (to the median) or "drop". `round` counts the averages that this site has taken over, alike at all
+    sites, which end training together by it where they come and go.
 
     All begin with the model of the first one, but for frozen parameters, which must be the same. A parameter that any site
     unfreezes later joins the next round at all sites. What the optimizer remembers stays at its site. In CPU memory there
@@ -104,11 +104,11 @@ class LocalSteps:
         self._hooks = [each.register_step_pre_hook(self._stepping) for each in inner]
         self._hooks.append(inner[-1].register_step_post_hook(self._stepped))
 
-    def _described(self, model: nn.Module, outer: str, spec: Spec, outliers: str) -> str:
+    def _described(self, model: nn.Module, specified: str, spec: Spec, outliers: str) -> str:
         frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
         shapes = [each for part in self._parts for each in zip(part.layout.names, part.layout.shapes, strict=True)]
         trained = f"{len(shapes)} parameters {saved.digest(shapes)}"
-        options = f"every={self.every}, overlap={self.overlap}, outer={outer!r}, outliers={outliers!r}"
+        options = f"every={self.every}, overlap={self.overlap}, {outer(specified)}, outliers={outliers!r}"
         parts = f"{len(self._parts)} fragments of {trained}, and {len(frozen)} frozen ones {checksum(frozen)}"
         return f"{options}, compressor={specification(compressor(spec))!r}, {parts}"
 
