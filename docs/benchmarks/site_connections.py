@@ -2,7 +2,8 @@
 
     python site_connections.py --megabytes 1 16 64
 
-Two processes on the loopback address send each other a tensor. Each size is sent `--times` times in turns, and medians are shown.
+Two processes on the loopback address send each other a tensor. Each size is sent `--times` times in turns. The table has
+medians.
 """
 
 import argparse

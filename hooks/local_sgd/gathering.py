@@ -13,7 +13,7 @@ from typing import Any
 
 from .records import BadRecord
 from .records import field as checked
-from .standing import Claim, judge
+from .standing import Claim, is_identity, judge
 
 SITES = 1024  # that wait for a meeting at most
 TEXTS = ("id", "name", "setup", "link", "host")  # in the message of a site that comes
@@ -53,6 +53,10 @@ class Arrival:
         port, sites, known = (checked(record, key, int, what) for key in ("port", "sites", "known"))
         phase, start = (checked(record, key, float, what) for key in ("phase", "start"))
         claim = Claim(checked(record, "training", str, what), checked(record, "round", int, what))
+        if not is_identity(claim.training):
+            raise BadRecord(
+                f"{what} has the identity of a training, of 16 hexadecimal digits; got {claim.training[:20]!r}"
+            )
         if not 0 < port < 65536 or not 0 < sites <= SITES:
             raise BadRecord(f"{what} has a port from 1 to 65535 and 1 to {SITES} sites; got {port} and {sites}")
         if not same:

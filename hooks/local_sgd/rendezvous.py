@@ -21,7 +21,7 @@ from .mesh import Parking, Peer, SiteMeeting, connected
 from .records import BYTES, BadRecord, field, read, written
 from .server import refuse_open
 from .sites import Meeting
-from .standing import Claim
+from .standing import Claim, is_identity
 
 logger = logging.getLogger(__name__)
 ATTEMPTS = 5  # to connect
@@ -285,6 +285,8 @@ def _check(record: Mapping[str, Any], own: str, address: str) -> None:
         field(record, key, int, what)
     for key in ("training", "token", "epoch"):
         field(record, key, str, what)
+    if not record["training"] or not is_identity(record["training"]):
+        raise BadRecord(f"{what} has the identity of a training; got {record['training'][:20]!r}")
     for site in field(record, "sites", list, what):
         if not isinstance(site, dict):
             raise BadRecord(f"{what} lists sites; got {site!r}")

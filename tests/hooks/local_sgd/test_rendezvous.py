@@ -16,7 +16,7 @@ from gradwire.hooks.local_sgd.standing import Claim
 from .sites import LIMIT, Net, Town, descend, together
 
 SHORT = {"limit": timedelta(seconds=LIMIT), "start": timedelta(seconds=1)}
-OURS, THEIRS = "0" * 15 + "1", "f" * 15 + "0"
+OURS, THEIRS = "0" * 15 + "1", "3" + "f" * 15
 SECRET = "a secret of this test alone"
 
 
