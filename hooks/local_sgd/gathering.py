@@ -13,7 +13,7 @@ from typing import Any
 
 from .records import BadRecord
 from .records import field as checked
-from .standing import Claim, judge
+from .standing import Claim, is_identity, judge
 
 SITES = 1024  # that wait for a meeting at most
 TEXTS = ("id", "name", "setup", "link", "host")  # in the message of a site that comes
@@ -27,7 +27,8 @@ class Arrival:
 
     `link`: the name of the connections that it holds from earlier meetings; `host`, `port`: where others reach it.
     `met`: the last meeting that it was in. `sites`: how many it waits for in a new training, at most `start` seconds.
-    `phase`: seconds that it waits for others in a training that it is in.
+    `phase`: seconds that it waits for others in a training that it is in. A site that knows its training from a server that
+    has started anew waits for as many as there were.
     """
 
     id: str
@@ -49,12 +50,18 @@ class Arrival:
         what = "the arrival of a site"
         site, name, setup, link, host = (checked(record, key, str, what) for key in TEXTS)
         same, met = checked(record, "epoch", str, what) == epoch, checked(record, "met", int, what)
-        port, sites = (checked(record, key, int, what) for key in ("port", "sites"))
+        port, sites, known = (checked(record, key, int, what) for key in ("port", "sites", "known"))
         phase, start = (checked(record, key, float, what) for key in ("phase", "start"))
         claim = Claim(checked(record, "training", str, what), checked(record, "round", int, what))
+        if not is_identity(claim.training):
+            raise BadRecord(
+                f"{what} has the identity of a training, of 16 hexadecimal digits; got {claim.training[:20]!r}"
+            )
         if not 0 < port < 65536 or not 0 < sites <= SITES:
             raise BadRecord(f"{what} has a port from 1 to 65535 and 1 to {SITES} sites; got {port} and {sites}")
-        return cls(site, name, setup, link, host, port, met if same else 0, sites, phase, start, claim, now)
+        if not same:
+            met, sites = 0, min(known, sites) if known > 0 else sites
+        return cls(site, name, setup, link, host, port, met, sites, phase, start, claim, now)
 
     @property
     def shown(self) -> Answer:
@@ -136,7 +143,8 @@ class Gathering:
 
     def _close(self) -> dict[str, Answer]:
         """Close the meeting, and return its record for each site, or the reason why a site is not in it."""
-        here, incumbents = dict(self.waiting), self._came()
+        here = dict(self.waiting)
+        incumbents = {site for site in self._came() if here[site].met}  # those that have not begun another training
         setup = self.setup if incumbents else next(iter(here.values())).setup
         answers = {site: _error("setup", setup) for site, each in here.items() if each.setup != setup}
         alike = {site: each for site, each in here.items() if site not in answers}

@@ -195,7 +195,7 @@ class Listener:
         self._members += 1
         try:
             await self._serve(link)
-        except LinkError as error:
+        except RuntimeError as error:  # of a lost connection, or a message that cannot be
             logger.debug("a connection was closed: %s", error)
             link.close()
         finally:

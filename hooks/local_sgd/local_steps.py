@@ -53,7 +53,7 @@ class LocalSteps:
         optimizer: the optimizer of the model, or a list.
         every: steps between two averages of a parameter.
         outer: the outer optimizer: "nesterov:lr=0.7,momentum=0.9", or "sgd:lr=1,momentum=0", which is plain
-            averaging.
+            averaging. Or a preset: "average", "diloco" or "muloco".
         compressor: the compressor of the changes. See `gradwire.compressor`.
         fragments: the number of parts in which the model is averaged, one part every `every // fragments` steps.
         overlap: True applies a part's average `delay` steps later, when the next part starts; local changes since
@@ -118,11 +118,11 @@ class LocalSteps:
         self._hooks = [each.register_step_pre_hook(self._stepping) for each in inner]
         self._hooks.append(inner[-1].register_step_post_hook(self._stepped))
 
-    def _described(self, model: nn.Module, outer: str, spec: Spec, outliers: str) -> str:
+    def _described(self, model: nn.Module, specified: str, spec: Spec, outliers: str) -> str:
         frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
         shapes = [each for part in self._parts for each in zip(part.layout.names, part.layout.shapes, strict=True)]
         trained = f"{len(shapes)} parameters {saved.digest(shapes)}"
-        options = f"every={self.every}, overlap={self.overlap}, outer={outer!r}, outliers={outliers!r}"
+        options = f"every={self.every}, overlap={self.overlap}, {outer(specified)}, outliers={outliers!r}"
         parts = f"{len(self._parts)} fragments of {trained}, and {len(frozen)} frozen ones {checksum(frozen)}"
         return f"{options}, compressor={specification(compressor(spec))!r}, {parts}"
 

@@ -7,6 +7,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 METHODS = ("nesterov", "sgd")
+PRESETS = {
+    "average": "sgd:lr=1,momentum=0",  # of models: local SGD
+    "diloco": "nesterov:lr=0.7,momentum=0.9",  # Douillard et al. 2023
+    "muloco": "nesterov:lr=0.7,momentum=0.6",  # arXiv 2505.23725, one site and 30 steps between averages
+}
 
 
 @dataclass(frozen=True)
@@ -28,15 +33,18 @@ class Outer:
 
 
 def outer(specification: str) -> Outer:
-    """From "nesterov:lr=0.7,momentum=0.9". Raises ValueError, saying what is allowed.
+    """Return the outer optimizer of "nesterov:lr=0.7,momentum=0.9", or of a preset's name. Raises ValueError for others.
 
     >>> outer("sgd:lr=1,momentum=0.5")
     Outer(lr=1.0, momentum=0.5, nesterov=False)
+    >>> outer("diloco") == outer("nesterov:lr=0.7,momentum=0.9")
+    True
     """
-    method, _, rest = str(specification).partition(":")
+    method, _, rest = PRESETS.get(str(specification), str(specification)).partition(":")
     values = {"lr": 0.7, "momentum": 0.9} if method == "nesterov" else {"lr": 1.0, "momentum": 0.0}
     allowed = (
-        f"an outer optimizer is {' or '.join(METHODS)}, with lr and momentum, such as nesterov:lr=0.7,momentum=0.9"
+        f"an outer optimizer is {', '.join(PRESETS)}, or {' or '.join(METHODS)}, with lr and momentum, such as "
+        "nesterov:lr=0.7,momentum=0.9"
     )
     if method not in METHODS:
         raise ValueError(f"{allowed}; got {specification!r}")

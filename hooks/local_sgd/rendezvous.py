@@ -23,7 +23,7 @@ from .mesh import Parking, Peer, SiteMeeting, connected
 from .records import BYTES, BadRecord, field, read, written
 from .server import refuse_open
 from .sites import CPU, Meeting
-from .standing import Claim
+from .standing import Claim, is_identity
 
 logger = logging.getLogger(__name__)
 ATTEMPTS = 5  # to connect
@@ -91,8 +91,10 @@ class Rendezvous:
         self._token = self._setup = ""
         self._kernels: dict[str, Any] = {}  # what this site offers to run operations on
         self._open()
-        self._own = self._listen or (self._ask({"ask": "look"}, SEARCH)["own"], 0)
-        refuse_open(self._own[0], self._secret)
+        here = self._ask({"ask": "look"}, SEARCH)["own"]
+        self._bind = self._listen or (here, 0)
+        self._shown = here if self._bind[0] in ("0.0.0.0", "::") else self._bind[0]  # to other sites
+        refuse_open(self._bind[0], self._secret)
         if not self._secret:
             logger.warning(
                 "%s has no secret: whoever reaches %s, or the port at which the site listens, can read and change the "
@@ -112,6 +114,7 @@ class Rendezvous:
 
         `operations`: of kernels, which run on the same backend at all sites of a meeting.
         """
+        self._expected = frozenset()
         requested = ", ".join(requested_backends()) if operations else ""
         kernels = f", kernels on {requested}" if requested else ""
         self._setup, self._met = f"{setup}, gradwire {_release()}{kernels}", 0
@@ -145,9 +148,14 @@ class Rendezvous:
         """Return the record of the next meeting, once it is closed."""
         try:
             port, start = self._listening(), self._start.total_seconds()
-            who = {"id": self._id, "name": self._name, "host": self._own[0], "port": port, "link": self._token}
+            who = {"id": self._id, "name": self._name, "host": self._shown, "port": port, "link": self._token}
             stands = {"epoch": self._epoch, "met": self._met, "training": claim.training, "round": claim.round}
-            limits = {"sites": self._sites, "phase": self._phase.total_seconds(), "start": start}
+            limits = {
+                "sites": self._sites,
+                "known": len(self._expected),
+                "phase": self._phase.total_seconds(),
+                "start": start,
+            }
             question = {"ask": "meet", "setup": self._setup, **who, **stands, **limits}
             record = self._ask(question, start + self.patience)
         except Closed as error:
@@ -168,15 +176,15 @@ class Rendezvous:
         if self._listener is None:
             self._listener = Listener(key_of(self._secret), self._parking.park)
             try:
-                port = self._background.run(self._listener.open(*self._own), SPARE)
+                port = self._background.run(self._listener.open(*self._bind), SPARE)
             except OSError as error:
                 self._listener = None
                 raise RuntimeError(
-                    f"{self._name} cannot listen at {self._own[0]}:{self._own[1]}: give listen= an address of this host and "
-                    f"a free port. {error}"
+                    f"{self._name} cannot listen at {self._bind[0]}:{self._bind[1]}: give listen= an address of this host "
+                    f"and a free port. {error}"
                 ) from error
-            self._own = self._own[0], port
-        return self._own[1]
+            self._bind = self._bind[0], port
+        return self._bind[1]
 
     def _refusal(self, record: Mapping[str, Any]) -> Exception:
         """Return the error for an answer that is no record of a meeting."""
@@ -298,6 +306,8 @@ def _check(record: Mapping[str, Any], own: str, address: str) -> None:
         field(record, key, int, what)
     for key in ("training", "token", "epoch"):
         field(record, key, str, what)
+    if not record["training"] or not is_identity(record["training"]):
+        raise BadRecord(f"{what} has the identity of a training; got {record['training'][:20]!r}")
     for site in field(record, "sites", list, what):
         if not isinstance(site, dict):
             raise BadRecord(f"{what} lists sites; got {site!r}")

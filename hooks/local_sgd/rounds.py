@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
@@ -194,6 +195,8 @@ class Rounds:
         }
         verdict = judge(claims, meeting.names, "")
         if verdict.refused:
+            with suppress(RuntimeError):
+                meeting.tell([0])  # once more, or a rank that raises first closes what others have not read yet
             told = "; ".join(f"{name}: {reason}" for name, reason in verdict.refused.items())
             raise ValueError(f"load states that all sites saved after one step of one training: {told}")
         return Verdict(verdict.training or _name(standing[0][3]), verdict.round)

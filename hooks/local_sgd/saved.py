@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,6 +15,7 @@ from ...compress.state.tree import summed
 from ...ddp_core.memory.bucket_memory import BucketMemory
 from .fragment import Fragment
 from .rounds import Rounds
+from .standing import is_identity
 
 FORMAT = 4
 FIELDS = ("gradwire_local_steps", "setup", "training", "steps", "round", "parameters", "fragments", "buffers")
@@ -106,8 +106,11 @@ def _check(state: Any, setup: str, rounds: Rounds) -> None:
             f"the state was saved with gradwire_local_steps = {state['gradwire_local_steps']}, here it is {FORMAT}: load it "
             f"with the version of gradwire that wrote it"
         )
-    if not re.fullmatch("[0-9a-f]{16}|", str(state["training"])):
-        raise ValueError(f"the identity of the saved training is 16 hexadecimal digits; got {state['training']!r}")
+    if not is_identity(str(state["training"])):
+        raise ValueError(
+            f"the identity of the saved training is 16 hexadecimal digits, of which the first is 0 to 3; got "
+            f"{state['training']!r}"
+        )
     if state["setup"] != setup:
         raise ValueError(f"the state was saved with {state['setup']}, here it is {setup}")
     for part in rounds.fragments:

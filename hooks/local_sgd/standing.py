@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+IDENTITY = re.compile("[0-3][0-9a-f]{15}")  # of a training: a number of 62 bits
 NEW = -1  # the round of a site that has not been in any
+
+
+def is_identity(text: str) -> bool:
+    """Return True for the identity of a training, and for the empty text of a site that has none."""
+    return not text or bool(IDENTITY.fullmatch(text))
 
 
 @dataclass(frozen=True)

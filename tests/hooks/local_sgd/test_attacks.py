@@ -29,9 +29,11 @@ IDLE = 1000  # connections; a process may often have 1,024 files open
 
 @pytest.fixture
 def server():
-    made = keep(secret=SECRET)
+    made, escaped = keep(secret=SECRET), []
+    made._background._loop.set_exception_handler(lambda loop, context: escaped.append(context))
     yield made
     made.close()
+    assert escaped == []  # no input ends in an exception that nobody has caught
 
 
 @pytest.fixture
@@ -225,7 +227,17 @@ def test_a_length_takes_no_memory_before_it_is_checked(background):
 
 
 QUESTION = {"ask": "meet", "prefix": "forged", "id": "x", "name": "x", "setup": "x", "link": "", "host": HERE}
-QUESTION |= {"port": 9, "met": 0, "epoch": "", "sites": 2, "phase": 1.0, "start": 0.1, "training": "", "round": -1}
+QUESTION |= {
+    "port": 9,
+    "met": 0,
+    "epoch": "",
+    "sites": 2,
+    "known": 0,
+    "phase": 1.0,
+    "start": 0.1,
+    "training": "",
+    "round": -1,
+}
 
 
 @pytest.mark.parametrize(
@@ -248,6 +260,7 @@ QUESTION |= {"port": 9, "met": 0, "epoch": "", "sites": 2, "phase": 1.0, "start"
                 ({"start": float("inf")}, "'start' of type float; got inf"),
                 ({"round": 10**30}, "'round' of type int"),
                 ({"setup": "x" * 20_000}, "'setup' of type str"),
+                ({"training": "f" * 16}, "the identity of a training, of 16 hexadecimal digits"),
                 ({"name": None}, "'name' of type str; got None"),
             ]
         ),
@@ -267,6 +280,60 @@ def test_a_record_that_cannot_be_is_refused_by_a_clear_error_and_the_server_goes
     member(server, 1, "site 0").close()
 
 
+@pytest.mark.parametrize("text", [b"?", b"[]", b'{"token": 3}', b'{"token": "guessed", "id": "x"}', bytes(1000)])
+def test_a_forged_introduction_to_a_site_changes_nothing(server, background, text):
+    made = [member(server, 2, f"site {site}") for site in range(2)]
+    for each in made:
+        each.join("alike")
+    together(2, lambda site: made[site].meet())
+    port = made[0]._bind[1]
+
+    async def introduced():
+        mine = await dial(HERE, port, key_of(SECRET), "the site")
+        await mine.send(text)
+
+    background.run(introduced(), BUSY)
+    sent_and_read(port, b"GET / HTTP/1.1\r\n\r\n" + bytes(100))
+    for each in made:
+        each.break_up(RuntimeError("on purpose"))
+    meetings = together(2, lambda site: made[site].meet())
+    assert together(2, lambda site: meetings[site].tell([5])) == [[[5], [5]]] * 2
+
+
+def mutated(source):
+    """A question with a field that is absent, doubled, of another type, or with a byte changed."""
+    question, key = dict(QUESTION), source.choice(list(QUESTION))
+    value = source.choice([None, True, -5, 1 << 70, 1e308, "", "\ud800", "x" * 9999, [], {}, [[[]]], {"a": 1}])
+    question |= {key: value} if source.random() < 0.8 else {}
+    text = bytearray(json.dumps(question).encode())
+    if source.random() < 0.3:
+        text[source.randrange(len(text))] = source.randrange(256)
+    return bytes(text[: source.randrange(len(text))] if source.random() < 0.1 else text)
+
+
+def test_a_thousand_mutated_questions_of_a_member_stop_nobody(server, background):
+    source = random.Random(1)
+
+    async def asked(text):
+        mine = await dial(HERE, server.port, key_of(SECRET), "the rendezvous")
+        await mine.send(text)
+        mine._writer.write_eof()  # a site that leaves at once
+        try:
+            return json.loads(await mine.receive()).get("kind")
+        except LinkError:
+            return None
+        finally:
+            mine.close()
+
+    kinds = {background.run(asked(mutated(source)), BUSY) for _ in range(1000)}
+    assert kinds <= {"error", "here", "record", None}
+    assert "error" in kinds
+    made = [member(server, 2, f"site {site}") for site in range(2)]
+    for each in made:
+        each.join("alike")
+    assert [each.ranks.world_size for each in together(2, lambda site: made[site].meet())] == [2, 2]
+
+
 class Answers:
     """A server that knows the secret, and answers each question with the same bytes."""
 
@@ -282,7 +349,7 @@ class Answers:
         await other.end()
 
 
-RECORD = {"kind": "record", "number": 1, "round": -1, "training": "a", "token": "t", "epoch": "e", "refused": []}
+RECORD = {"kind": "record", "number": 1, "round": -1, "training": "0" * 16, "token": "t", "epoch": "e", "refused": []}
 
 
 @pytest.mark.parametrize(
@@ -292,6 +359,7 @@ RECORD = {"kind": "record", "number": 1, "round": -1, "training": "a", "token": 
         (b"{}", "has a field 'kind' of type str"),
         (b'{"kind": "error"}', "has a field 'error' of type str"),
         (json.dumps(RECORD).encode(), "the record of a meeting from .* has a field 'sites' of type list"),
+        (json.dumps({**RECORD, "training": "a", "sites": []}).encode(), "has the identity of a training; got 'a'"),
         (json.dumps({**RECORD, "sites": [3]}).encode(), "lists sites; got 3"),
         (json.dumps({**RECORD, "sites": [{}]}).encode(), "a site in the record .* has a field 'id'"),
         (json.dumps({**RECORD, "sites": []}).encode(), "does not have this site in it once"),

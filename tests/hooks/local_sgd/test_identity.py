@@ -103,10 +103,12 @@ def test_a_saved_identity_is_taken_as_it_is_or_refused(places, identity):
     (state, _) = state_after(places, 4, f"identity {identity}")
     _, _, local = built(0, places(1))
     local.load_state_dict({**state, "training": identity})
-    with pytest.raises(ValueError, match=r"16 hexadecimal digits; got '\.\./etc'"):
+    with pytest.raises(ValueError, match=r"16 hexadecimal digits, .*; got '\.\./etc'"):
         local.load_state_dict({**state, "training": "../etc"})
+    with pytest.raises(ValueError, match=r"16 hexadecimal digits, .*; got 'f{16}'"):
+        local.load_state_dict({**state, "training": "f" * 16})  # does not fit a tensor of whole numbers
     with pytest.raises(ValueError, match="the states are of different trainings"):
-        local.load_state_dict([state, {**state, "training": "f" * 16}])
+        local.load_state_dict([state, {**state, "training": "3" * 16}])
     local.close()
 
 

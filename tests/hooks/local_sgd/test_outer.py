@@ -26,10 +26,28 @@ def test_it_is_read_from_a_specification():
 
 
 @pytest.mark.parametrize(
+    ("preset", "built"),
+    [
+        ("average", Outer(1.0, 0.0, nesterov=False)),
+        ("diloco", Outer(0.7, 0.9, nesterov=True)),
+        ("muloco", Outer(0.7, 0.6, nesterov=True)),
+    ],
+)
+def test_a_preset_has_the_values_of_its_paper(preset, built):
+    assert outer(preset) == built
+
+
+def test_an_average_moves_the_anchor_to_the_mean_of_the_models():
+    anchor = torch.tensor([4.0, 8.0])
+    outer("average").step(anchor, torch.tensor([1.0, -2.0]), torch.zeros(2))
+    assert anchor.tolist() == [3.0, 10.0]
+
+
+@pytest.mark.parametrize(
     ("specification", "said"),
     [
         ("adam", "nesterov or sgd"),
-        ("sgd:rate=1", "with lr and momentum"),
+        ("sgd:rate=1", "average, diloco, muloco, or nesterov or sgd, with lr and momentum"),
         ("sgd:lr=x", "is a number"),
         ("sgd:lr=0", "above 0"),
         (3, "nesterov or sgd"),

@@ -96,6 +96,27 @@ def test_what_does_not_fit_is_refused_in_words(ranks):
             assert words in message
 
 
+def of_another_training(rank, world_size):
+    """What ranks raise where the last one has loaded a state of another training, or of a later round."""
+    said = []
+    for change in ({"training": "3" * 16}, {"round": 900}):
+        model, optimizer, local = built(rank, every=2, fragments=1, overlap=False)
+        descend(model, optimizer, rank, 0)
+        state = {**local.state_dict(), "round": 4, "training": "0" * 15 + "7"}
+        local.load_state_dict({**state, **(change if rank == world_size - 1 else {})})
+        said.append(message_of(descend, model, optimizer, rank, 1))
+        local.close()
+    return said
+
+
+def test_ranks_with_states_of_different_trainings_or_rounds_are_refused_by_name(ranks):
+    for other, later in ranks.run(of_another_training, 3):
+        assert (
+            "load states that all sites saved after one step of one training: rank 2: it is of training 3333" in other
+        )
+        assert "rank 2: it is at round 900, where the others are at 4" in later
+
+
 class SameMeeting:
     """Sites of a group that meet again after a failure."""
 

@@ -16,7 +16,7 @@ from gradwire.hooks.local_sgd.standing import Claim
 from .sites import LIMIT, Net, Town, descend, together
 
 SHORT = {"limit": timedelta(seconds=LIMIT), "start": timedelta(seconds=1)}
-OURS, THEIRS = "0" * 15 + "1", "f" * 15 + "0"
+OURS, THEIRS = "0" * 15 + "1", "3" + "f" * 15
 SECRET = "a secret of this test alone"
 
 
@@ -162,6 +162,49 @@ def test_a_server_that_starts_anew_is_found_again_and_the_training_goes_on():
     meetings = together(2, lambda site: at[site].meet(claim))
     again.close()
     assert [(each.training, each.round) for each in meetings] == [(claim.training, 3)] * 2
+
+
+def test_a_server_that_starts_anew_waits_for_as_many_sites_as_there_were():
+    server = keep()
+    at = [Rendezvous(f"127.0.0.1:{server.port}", 3, name=f"site {site}", **SHORT) for site in range(3)]
+    for each in at:
+        each.join("alike")
+    first = together(3, lambda site: at[site].meet())
+    at[2].close()
+    together(2, lambda site: at[site].meet(Claim(first[0].training, 1)))
+    server.close()
+    again = keep(server.port)
+    meetings = together(2, lambda site: at[site].meet(Claim(first[0].training, 2)))
+    again.close()
+    assert [each.ranks.world_size for each in meetings] == [2, 2]
+
+
+def test_sites_that_begin_anew_without_an_end_have_a_new_training_and_may_have_new_options(places):
+    made, first = joined(places, 2)
+    for each in made:
+        each.close()
+        each.join("other")
+    again = together(2, lambda site: made[site].meet())
+    assert again[0].training == again[1].training != first[0].training
+
+
+def test_a_site_that_listens_at_all_addresses_gives_the_others_one_that_they_reach():
+    server = keep(secret=SECRET)
+    at = [Rendezvous(f"127.0.0.1:{server.port}", 2, secret=SECRET, listen=f"0.0.0.0:{port}") for port in free_ports(2)]
+    for each in at:
+        each.join("alike")
+    meetings = together(2, lambda site: at[site].meet())
+    assert together(2, lambda site: meetings[site].tell([5])) == [[[5], [5]]] * 2
+    server.close()
+
+
+def free_ports(count):
+    """Ports that nobody listens at just now."""
+    taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in taken]
+    for each in taken:
+        each.close()
+    return ports
 
 
 @pytest.mark.parametrize(
