@@ -53,13 +53,13 @@ class Answer:
 CANDIDATES = (
     Candidate("none", {ADAMW: 0.0, SGD: 0.0, MUON: 0.0}),
     Candidate("bf16", {ADAMW: -0.002, SGD: 0.0, MUON: 0.0}),
-    Candidate("int8", {ADAMW: 0.001, SGD: 0.004, MUON: 0.0}, warm_up=True),
-    Candidate("int4", {ADAMW: 0.003, SGD: 0.01, MUON: 0.005}, warm_up=True),
-    Candidate("int2", {ADAMW: 0.01, SGD: 0.011, MUON: 0.022}, warm_up=True),
-    Candidate("powersgd:rank=4", {ADAMW: 0.049, SGD: 0.04, MUON: 0.04}, warm_up=True),
+    Candidate("int8", {ADAMW: 0.004, SGD: 0.001, MUON: 0.0}, warm_up=True),
+    Candidate("int4", {ADAMW: 0.003, SGD: 0.008, MUON: 0.005}, warm_up=True),
+    Candidate("int2", {ADAMW: 0.012, SGD: 0.012, MUON: 0.022}, warm_up=True),
+    Candidate("powersgd:rank=4", {ADAMW: 0.050, SGD: 0.040, MUON: 0.039}, warm_up=True),
     Candidate("powersgd:rank=8,payload=int8", {ADAMW: 0.025, SGD: 0.018, MUON: 0.021}, warm_up=True),
-    Candidate("topk:ratio=0.01,feedback=0.9", {ADAMW: 0.037, SGD: 0.056, MUON: 0.073}),
-    Candidate("onebit", {ADAMW: 0.066, SGD: 0.055, MUON: 0.047}, warm_up=True),
+    Candidate("topk:ratio=0.01,feedback=0.9", {ADAMW: 0.034, SGD: 0.060, MUON: 0.075}),
+    Candidate("onebit", {ADAMW: 0.072, SGD: 0.055, MUON: 0.044}, warm_up=True),
 )
 
 SLOW, GIGABIT, TEN, FAST = "100 Mbit/s Ethernet", "1 Gbit/s Ethernet", "10 Gbit/s Ethernet", "25 Gbit/s Ethernet"

@@ -115,6 +115,10 @@ def test_on_a_slow_link_the_recommended_line_compresses(advised):
     assert '"int4"' in advised[0]["line"]
 
 
+def test_a_warm_up_that_lowers_the_loss_is_mentioned(advised):
+    assert "An uncompressed warm-up lowers the loss: add start_iter=N" in advised[0]["text"]
+
+
 def test_each_method_is_predicted_in_both_orders_the_fastest_first(advised):
     specs = {(spec, order) for spec in ("none", "int4", "powersgd:rank=1") for order in ("backward", "priority")}
     assert set(advised[0]["specs"]) == specs

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 from pathlib import Path
 from statistics import mean
 
@@ -29,8 +30,7 @@ from gradwire.hooks.advice.recommendation import TIE
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 CELLS = [pytest.param(each, id=f"{each.network}, {each.optimizer}") for each in ANSWERS]
-MEAN_OF = {ADAMW: ["gpt-adamw"], SGD: ["resnet-sgd", "lstm-sgd"], MUON: ["gpt-muon"]}  # tasks of losses.json
-CASES = {"gpt-adamw": "gpt", "resnet-sgd": "resnet", "lstm-sgd": "lstm"}  # of the study in docs/results/quality
+TASKS = {ADAMW: ["gpt-adamw"], SGD: ["resnet-sgd", "lstm-sgd"], MUON: ["gpt-muon"]}  # tasks of losses.json
 
 
 @pytest.fixture
@@ -64,19 +64,12 @@ def measured_losses():
 
 
 def sources_loss(spec, optimizer):
-    """The loss by its sources: the largest model first; with several tasks the worst of them."""
+    """The loss by its source: of the largest model if it has one, else of losses.json, the worst of its tasks."""
     if optimizer == ADAMW and spec in ("int4", "powersgd:rank=8,payload=int8"):
         rate = {"netlab.rate": "100mbit", "compressor": spec}
         return of_study("time-to-accuracy-gpt/README.md", "excess_loss", **rate) / 100
     losses = measured_losses()
-    found = []
-    for task in MEAN_OF[optimizer]:
-        if (task, spec) in losses:
-            found.append(losses[task, spec])
-        else:
-            where = {"case": CASES[task], "world_size": "4", "compressor": spec}
-            found.append(of_study("quality/README.md", "excess_loss", **where) / 100)
-    return max(found)
+    return max(losses[task, spec] for task in TASKS[optimizer])
 
 
 def test_every_cell_has_one_answer():
@@ -162,3 +155,11 @@ def test_the_page_about_a_box_without_nvlink_has_the_same_answers(script):
     assert spec[ADAMW] == spec[MUON]
     assert f"Use {spec[ADAMW]} with AdamW ({loss[ADAMW]} validation loss) and with Muon ({loss[MUON]})." in page
     assert f"With SGD and a convolutional network, {spec[SGD]} is enough" in page
+
+
+def test_the_example_of_advise_has_the_losses_of_the_file():
+    page = (DOCS / "advise.md").read_text("utf-8")
+    shown = re.findall(r"^(\S+) +(?:priority|backward) .* ([+-]\d+\.\d%)$", page, re.MULTILINE)
+    losses = {each.spec: f"{each.losses[SGD]:+.1%}" for each in CANDIDATES}
+    assert shown
+    assert all(losses[spec] == loss for spec, loss in shown)
