@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from .comparison import Results, RunResult
 from .palette import look
 from .statistics import smoothed
+from .words import in_words
 
 LARGEST_BUBBLE = 2500.0  # points squared
 SMALLEST_BUBBLE = 30.0
@@ -56,7 +57,9 @@ def _curves(axes: Axes, runs: Sequence[RunResult], places: Sequence[Sequence[flo
         every = max(1, run.steps // MARKS)
         marks: dict[str, Any] = {"marker": marker, "markersize": 5, "markevery": (index % every, every)}
         axes.plot(across, run.loss, color=color, alpha=0.12, linewidth=0.8)
-        axes.plot(across, smoothed(run.loss), style, color=color, label=run.compressor, linewidth=1.5, **marks)
+        axes.plot(
+            across, smoothed(run.loss), style, color=color, label=in_words(run.compressor), linewidth=1.5, **marks
+        )
 
 
 def _tradeoff(results: Results) -> Figure:
@@ -65,9 +68,9 @@ def _tradeoff(results: Results) -> Figure:
     figure, panels = _figure(results, len(networks))
     for axes, each in zip(panels, networks, strict=True):
         _bubbles(axes, each.runs)
-        _label(axes, f"steps a second (median){_on(each, networks)}", "")
-    panels[0].set_ylabel("held-out accuracy, %")
-    panels[0].set_title("area: bytes that a rank sends a step", fontsize=9, loc="left")
+        _label(axes, f"steps per second (median){_on(each, networks)}", "")
+    panels[0].set_ylabel("validation accuracy, %")
+    panels[0].set_title("area: bytes that a rank sends per step", fontsize=9, loc="left")
     _legend(figure, panels[0])
     return figure
 
@@ -77,7 +80,7 @@ def _bubbles(axes: Axes, runs: Sequence[RunResult]) -> None:
     for index, run in enumerate(runs):
         place, look_of = (1 / run.step_seconds["p50"], 100 * run.eval.accuracy), look(index)
         area = max(SMALLEST_BUBBLE, LARGEST_BUBBLE * run.sent_bytes_per_step / largest)
-        label = f"{run.compressor} ({run.compression_ratio:.0f}x)"
+        label = f"{in_words(run.compressor)} ({run.compression_ratio:.0f}x)"
         axes.scatter(*place, s=area, color=look_of.color, alpha=0.35, linewidth=0)
         axes.scatter(*place, s=SMALLEST_BUBBLE, color=look_of.color, marker=look_of.marker, label=label)
     axes.margins(0.2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
@@ -11,10 +12,12 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
+from ..network.link import shown_rate
 from ..results.palette import look
 from ..results.picture import DPI
 from ..results.rows import Row
 from ..results.statistics import smoothed
+from ..results.words import in_words
 from .figure import Figure
 from .mean import SPREAD
 from .rows import named
@@ -23,6 +26,7 @@ SIZE = (8.0, 4.8)  # inches
 TITLE_CHARACTERS = 95  # in a line
 GROUP_WIDTH = 0.8  # of the distance between two groups of bars
 MARKED = 16  # points of a line that get marks, at most
+COMPRESSOR = "compressor"  # the column that pictures show in words
 BOUND_STYLES = ("--", ":", "-.")
 LEGEND_CHARACTERS = 110  # that fit beside each other below a picture
 HANDLE_CHARACTERS = 7  # that a line's sample takes
@@ -38,7 +42,7 @@ def draw(figure: Figure, rows: Sequence[Row], title: str, out: Path) -> Path:
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     axes.set_xlabel(figure.labels.get("x", figure.x))
     axes.set_ylabel(figure.labels.get("y", ", ".join(figure.y)))
-    axes.set_title("\n".join(fill(line, TITLE_CHARACTERS) for line in title.splitlines()), fontsize=10)
+    axes.set_title("\n".join(fill(line, TITLE_CHARACTERS) for line in _with_units(title).splitlines()), fontsize=10)
     axes.grid(alpha=0.25)
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) > 1:
@@ -57,7 +61,19 @@ def series_of(figure: Figure, rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def _name(figure: Figure, row: Row) -> str:
-    return ", ".join(named(column, row.get(column)) for column in figure.series)
+    return ", ".join(_shown(column, row.get(column)) for column in figure.series)
+
+
+def _shown(column: str, value: Any) -> str:
+    """A value as people write it: a compressor in words, a number with its column's name."""
+    text = named(column, value)
+    return in_words(text) if column == COMPRESSOR else _with_units(text)
+
+
+def _with_units(text: str) -> str:
+    """Bandwidths and labs as people write them."""
+    text = re.sub(r"\bnetlab: ", "emulated network: ", text)
+    return re.sub(r"\b[\d.]+[kmg]bit\b", lambda rate: shown_rate(rate[0]), text)
 
 
 def _lines(axes: Axes, figure: Figure, rows: Sequence[Row]) -> None:
@@ -86,6 +102,7 @@ def _curves(figure: Figure, column: str, rows: Sequence[Row]) -> list[tuple[list
 def _bars(axes: Axes, figure: Figure, rows: Sequence[Row]) -> None:
     """Groups of bars; several columns lie on top of each other."""
     groups, series = list(dict.fromkeys(str(row[figure.x]) for row in rows)), series_of(figure, rows)
+    ticks = [in_words(group) if figure.x == COMPRESSOR else _with_units(group) for group in groups]
     width, stacked = GROUP_WIDTH / len(series), len(figure.y) > 1
     for index, (name, members) in enumerate(series.items()):
         places = [groups.index(str(row[figure.x])) + (index - (len(series) - 1) / 2) * width for row in members]
@@ -98,7 +115,7 @@ def _bars(axes: Axes, figure: Figure, rows: Sequence[Row]) -> None:
             bottoms = [below + height for below, height in zip(bottoms, heights, strict=True)]
         texts = [f"{name}\n{height:.3g}" if stacked else f"{height:.3g}" for height in bottoms]
         axes.bar_label(bars, texts, fontsize=7)
-    axes.set_xticks(range(len(groups)), groups, fontsize=8, rotation=20 if max(map(len, groups)) > 12 else 0)
+    axes.set_xticks(range(len(groups)), ticks, fontsize=8, rotation=20 if max(map(len, ticks)) > 12 else 0)
     axes.margins(y=0.15)
 
 

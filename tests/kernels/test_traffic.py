@@ -1,4 +1,4 @@
-"""What Triton's kernels load and store: the floor that `gradwire kernels` measures them by, or what docs/kernels.md says."""
+"""What Triton's kernels load and store: the floor that `gradwire kernels` measures them by, or what docs/benchmarks/kernels.md says."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ from gradwire.kernels import triton_kernels
 
 from ..traffic import Counted
 
-PAGE = Path(__file__).parents[2] / "docs" / "kernels.md"
+PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "kernels.md"
 ROW = re.compile(r"^\| `([^`]+)` \| ([\d.]+) \| ([\d.]+) \| [^|]+ \|$", re.MULTILINE)
 TABLE = {name: (float(floor), float(counted)) for name, floor, counted in ROW.findall(PAGE.read_text("utf-8"))}
 SIZE, LARGE = 1 << 15, 1 << 17

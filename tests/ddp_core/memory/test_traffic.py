@@ -1,4 +1,4 @@
-"""What a step of a method moves, against the table of docs/kernels.md: kernels, torch's operators, the step's verdict."""
+"""What a step of a method moves, against the table of docs/benchmarks/kernels.md: kernels, torch's operators, the step's verdict."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ from gradwire.kernels import triton_kernels
 
 from ...traffic import Counted
 
-PAGE = Path(__file__).parents[3] / "docs" / "kernels.md"
+PAGE = Path(__file__).parents[3] / "docs" / "benchmarks" / "kernels.md"
 ROW = re.compile(r"^\| `([^`]+)` \| ([\d.]+) \| ([\d.]+) \|$", re.MULTILINE)
 TABLE = ROW.findall(PAGE.read_text("utf-8").partition("What a step of a method moves")[2])
 SHAPES = ((512, 128), (128, 512))

@@ -1,0 +1,70 @@
+"""Names of compressors in words, for pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ...compress import compressors
+from ...compress.builder.build import parsed
+
+NAMES = {
+    "acp-powersgd": "ACP-PowerSGD",
+    "adacomp": "AdaComp",
+    "batched-powersgd": "batched PowerSGD",
+    "bf16": "16 bits (bf16)",
+    "chunktopk": "chunk top-k",
+    "dgc": "DGC",
+    "fp16": "16 bits (fp16)",
+    "fp8": "8-bit floats",
+    "int2": "2 bits",
+    "int4": "4 bits",
+    "int8": "8 bits",
+    "none": "uncompressed",
+    "onebit": "1 bit",
+    "powersgd": "PowerSGD",
+    "qsgd": "QSGD",
+    "randomk": "random-k",
+    "terngrad": "TernGrad",
+    "topk": "top-k",
+}
+OPTIONS = {
+    "payload": "{} factors",
+    "rotate": "rotation {}",
+    "start_iter": "{} warm-up steps",
+    "warmup_steps": "{} warm-up steps",
+}
+PERCENT = 100
+
+
+def in_words(compressor: str) -> str:
+    """Return a compressor in words; a text that is none stays as it is.
+
+    >>> in_words("fp16+powersgd:rank=4,start_iter=20"), in_words("topk"), in_words("int8/int4")
+    ('PowerSGD rank 4, 16 bits (fp16), 20 warm-up steps', 'top-k 1 %', '8 bits / 4 bits')
+    """
+    if "/" in compressor:
+        return " / ".join(map(in_words, compressor.split("/")))
+    try:
+        options = dict(parsed(compressor))
+    except ValueError:
+        return compressor
+    return ", ".join(_parts(options))
+
+
+def _parts(options: dict[str, Any]) -> Iterator[str]:
+    """Yield the name with the option that belongs to it, then the wrapper, then the other options."""
+    name, inner = options.pop("name"), options.pop("inner", None)
+    if inner is not None:
+        first, *others = _parts(dict(inner))
+        yield from (first, NAMES.get(name, name), *others)
+        return
+    known: Mapping[str, Any] = compressors().get(name, {}).get("options", {})
+    size = {key: options.pop(key, known.get(key)) for key in ("rank", "ratio")}
+    text = NAMES.get(name, name)
+    text += f" rank {size['rank']}" if size["rank"] is not None else ""
+    text += f" {PERCENT * float(size['ratio']):g} %" if size["ratio"] is not None else ""
+    yield text
+    for key, value in options.items():
+        value = str(value).replace("int", "") + "-bit" if key == "payload" else value
+        yield OPTIONS.get(key, key.replace("_", " ") + " {}").format(value)
