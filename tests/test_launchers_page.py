@@ -52,7 +52,7 @@ print("127.0.0.1")
 @pytest.fixture
 def cluster(tmp_path, unused_port):
     """Runs a page's text for bash beside its train.py, on a port of its own, and returns what it prints."""
-    saved("docs/launchers.md", tmp_path)
+    saved("docs/two-hosts.md", tmp_path)
     programs = tmp_path / "bin"
     programs.mkdir()
     python = f"#!/bin/sh\nexec {sys.executable} "
