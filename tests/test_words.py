@@ -60,18 +60,6 @@ EXPLANATIONS = [
     "promises",
 ]
 NOT_A_PAGE = ["CHANGELOG", "CONTRIBUTING", "index"]  # includes and a table of contents
-NOT_YET = {
-    "docs/bench.md",
-    "docs/collectives.md",
-    "docs/conformance.md",
-    "docs/emulation.md",
-    "docs/kernels.md",
-    "docs/netlab.md",
-    "docs/results.md",
-    "docs/sweep.md",
-    "docs/fsdp.md",
-    "docs/local-steps.md",
-}  # pages that break rules
 LONGEST, MEDIAN = 30, 15  # words in a sentence
 PAGE, BEFORE_A_BLOCK = 1500, 100  # words of prose on a page, and before a how-to page's first block
 HEADING = 9  # words in a heading
@@ -227,16 +215,9 @@ def pages():
     return {page: text for page, text in texts.items() if "<!-- generated" not in text[:500]}
 
 
-@pytest.mark.parametrize("page", sorted(pages().keys() - NOT_YET))
+@pytest.mark.parametrize("page", sorted(pages()))
 def test_a_page_is_in_plain_english(page):
     assert broken(Path(page).stem, pages()[page]) == []
-
-
-def test_the_set_of_pages_that_break_rules_only_shrinks():
-    texts = pages()
-    assert texts.keys() >= NOT_YET, "take these out of NOT_YET: they are no pages"
-    comply = [page for page in NOT_YET if not broken(Path(page).stem, texts[page])]
-    assert comply == [], "take these out of NOT_YET: they keep the rules"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What Triton's kernels load and store: the floor that `gradwire kernels` measures them by, or what docs/benchmarks/kernels.md says."""
+"""What Triton's kernels load and store: the floor that `gradwire kernels` measures them by, or docs/benchmarks/kernels.md."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a step of a method moves, against the table of docs/benchmarks/kernels.md: kernels, torch's operators, the step's verdict."""
+"""What a step of a method moves, against the table of docs/benchmarks/kernels.md: kernels, operators, verdict."""
 
 import re
 from pathlib import Path
