@@ -1,4 +1,4 @@
-"""What Triton's kernels load and store: the floor that `gradwire kernels` measures them by, or docs/benchmarks/kernels.md."""
+"""What Triton's kernels load and store: the floor that `gradwire kernels` measures them by, or kernels.md."""
 
 import re
 from pathlib import Path
