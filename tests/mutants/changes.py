@@ -108,6 +108,20 @@ MUTANTS = [
         "tests/hooks/local_sgd/test_local_steps.py -k 'fragment or every or diloco or oracle or same'",
     ),
     Mutant(
+        "a frame between sites may be repeated",
+        "hooks/local_sgd/link.py",
+        'made = hmac.new(key, COUNTER.pack(counter) + head, "sha256")',
+        'made = hmac.new(key, head, "sha256")',
+        "tests/hooks/local_sgd/test_attacks.py -k 'changed_repeated'",
+    ),
+    Mutant(
+        "a site ahead of the majority is not refused",
+        "hooks/local_sgd/standing.py",
+        "elif claim.round > agreed + 1:",
+        "elif claim.round > agreed + 1000:",
+        "tests/hooks/local_sgd/test_standing.py",
+    ),
+    Mutant(
         "a server of two-shot compression keeps no residual",
         "compress/algorithms/adapters.py",
         "held = None if residual is None or state.server_residual is None else state.server_residual.open()",
