@@ -4,8 +4,9 @@ from datetime import timedelta
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from gradwire.compress import Layout
+from gradwire.compress import Layout, Ranks
 from gradwire.compress.shards.layout import ShardLayout
 from gradwire.compress.shards.reduction import shard_sum
 from gradwire.compress.shards.weights import weight_gather
@@ -71,3 +72,22 @@ def test_what_a_codec_loses_comes_with_the_next_gradient_unless_the_step_broke_o
     came = second + averager.memory.held_back()["w"]
     torch.testing.assert_close(came, lost if ends else torch.zeros(8), rtol=0, atol=1e-6)
     averager.close()
+
+
+def among_others(rank, world_size):
+    """The mean that every second rank gets with its like, and the weights of these."""
+    groups = [dist.new_group(list(range(first, world_size, 2)), backend="gloo") for first in range(2)]
+    averager = averager_of(groups[rank % 2])
+    layout = ShardLayout(Layout(("w",), ((4, 2),), torch.float32, CPU, Ranks(2, rank // 2)), (0,))
+    averager.begin_step()
+    mean, weights = torch.zeros(4), torch.zeros(2)
+    averager.reduce(0, layout, torch.full((8,), float(rank)), mean, 1.0).wait(LIMIT)
+    averager.end_step()
+    averager.gather(0, ("w",), torch.full((1,), float(rank)), weights, None, training=True).wait(LIMIT)
+    averager.close()
+    return mean.tolist(), weights.tolist()
+
+
+def test_an_averager_takes_any_group_of_ranks(ranks):
+    answers = ranks.run(among_others, 4)
+    assert answers == [([rank % 2 + 1.0] * 4, [rank % 2 + 0.0, rank % 2 + 2.0]) for rank in range(4)]
