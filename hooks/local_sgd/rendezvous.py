@@ -110,7 +110,7 @@ class Rendezvous:
                     ) from error
         raise AssertionError("unreachable")
 
-    def _connect(self, arrivals: list[dict[str, str]]) -> Meeting:
+    def _connect(self, arrivals: list[dict[str, Any]]) -> Meeting:
         held = {arrival["group"] for arrival in arrivals}
         kept = self._meeting
         if kept is not None and held == {self._group_name} and kept.ranks.world_size == len(arrivals):
