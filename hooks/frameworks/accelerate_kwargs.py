@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
-from accelerate.utils import DistributedDataParallelKwargs
 from torch.nn.parallel import DistributedDataParallel
 
 from ...compress import Spec
 from ..comm_hook import comm_hook
+
+DistributedDataParallelKwargs: Any = import_module("accelerate.utils").DistributedDataParallelKwargs
 
 
 class AccelerateKwargs(DistributedDataParallelKwargs):
@@ -24,14 +26,15 @@ class AccelerateKwargs(DistributedDataParallelKwargs):
         super().__init__(**options)
         self._hook = comm_hook(compressor, **(hook_options or {}))
 
-    @property
-    def __class__(self) -> type:  # type: ignore[override]
+    @property  # type: ignore[misc]  # of object it can be set
+    def __class__(self) -> type:
         """Accelerate's class, which it looks handlers up by: it takes no subclass."""
-        return DistributedDataParallelKwargs
+        known: type = DistributedDataParallelKwargs
+        return known
 
     def to_dict(self, *arguments: Any, **named: Any) -> dict[str, Any]:
         """Return the arguments of DistributedDataParallel, without the hook."""
-        found = super().to_dict(*arguments, **named)
+        found: dict[str, Any] = super().to_dict(*arguments, **named)
         found.pop("_hook", None)
         return found
 
