@@ -1,6 +1,7 @@
 """The documentation as a site: it builds without a warning, needs no network to be read, and its search finds pages."""
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -15,6 +16,26 @@ TOOLS = ("sphinx", "furo", "myst_parser")
 FETCHED = re.compile(
     r"""<(?:link|script|img|iframe)[^>]+(?:href|src)=["'](?:https?:)?//|@import|url\(["']?(?:https?:)?//"""
 )
+SEARCHED = {  # words that people search for, and the pages that they must find, any of them
+    "Accelerate": ["frameworks"],
+    "checkpoint": ["training-script"],
+    "DiLoCo": ["local-steps"],
+    "elastic": ["local-steps", "launchers", "index"],
+    "FSDP2": ["fsdp"],
+    "GAN": ["thrown-away-gradients"],
+    "GRADWIRE_KERNELS": ["environment-variables"],
+    "Lightning": ["frameworks"],
+    "monitoring": ["watch"],
+    "multi-node": ["two-hosts", "launchers", "index"],
+    "netlab": ["netlab"],
+    "NVLink": ["gpus-without-nvlink"],
+    "overlap": ["overlap"],
+    "PowerSGD": ["compressors"],
+    "residual": ["glossary"],
+    "SLURM": ["launchers", "bench"],
+    "straggler": ["watch", "glossary"],
+    "wandb": ["watch"],
+}
 needs_tools = pytest.mark.skipif(
     not all(map(importlib.util.find_spec, TOOLS)), reason="no Sphinx: pip install 'gradwire[docs]'"
 )
@@ -24,7 +45,7 @@ needs_tools = pytest.mark.skipif(
 def site(tmp_path_factory):
     out, trees = (tmp_path_factory.mktemp(name) for name in ("site", "trees"))
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", trees, ROOT / "docs", out]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     return out
 
@@ -36,6 +57,28 @@ def test_every_page_is_on_the_site_and_nothing_of_it_is_fetched_from_elsewhere(s
     assert pages <= {path.relative_to(site) for path in site.rglob("*.html")}
     read = [path for kind in ("html", "css") for path in site.rglob(f"*.{kind}")]
     assert [path.name for path in read if FETCHED.search(path.read_text("utf-8"))] == []
+
+
+@needs_tools
+@pytest.mark.thorough
+def test_words_that_people_search_for_find_their_pages(site):
+    from snowballstemmer import stemmer  # it comes with Sphinx, whose index has stems
+
+    text = (site / "searchindex.js").read_text("utf-8")
+    index = json.loads(text[text.index("{") : text.rindex("}") + 1])
+
+    def found(word):
+        parts = stemmer("english").stemWords(re.findall(r"[^\W\d]\w*", word.lower()))
+        of_parts = [{*numbers(index["terms"], part), *numbers(index["titleterms"], part)} for part in parts]
+        return {index["docnames"][number] for number in set.intersection(*of_parts)}
+
+    assert [word for word, pages in SEARCHED.items() if not found(word) & set(pages)] == []
+
+
+def numbers(terms, stem):
+    """The documents of a stem: a number, or a list of them."""
+    found = terms.get(stem, [])
+    return found if isinstance(found, list) else [found]
 
 
 @needs_tools

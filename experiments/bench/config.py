@@ -45,7 +45,7 @@ class BenchConfig(EmulationConfig):
     --bucket-mb MiB (2 if not given, at most an eighth of the model); priority sends pieces and overlaps them with the
     next forward pass; auto chooses"""
     world_sizes: list[int] = field(default_factory=list)
-    """numbers of ranks to time; if not given, 1, 2, 4, ... up to one machine, then 1, 2, 4, ... machines"""
+    """numbers of ranks to time; if not given, 1, 2, 4, ... up to one host, then 1, 2, 4, ... hosts"""
     no_ddp: bool = True
     """true also times one rank without DistributedDataParallel"""
     steps: int = 10

@@ -70,7 +70,7 @@ COMMANDS: dict[str, Command] = {
         common=("model", "optimizer", "batch_size", "compressors", "hosts", "nproc", "json"),
     ),
     "info": Command(
-        "Show versions, devices, kernel backends, process groups and network interfaces of this machine.",
+        "Show versions, devices, kernel backends, process groups and network interfaces of this host.",
         function=".info:info",
         examples=("gradwire info", "gradwire info --json"),
     ),
@@ -150,7 +150,7 @@ COMMANDS: dict[str, Command] = {
         positional=("files",),
     ),
     "netlab": Command(
-        "Run a command on emulated hosts of this machine, joined by links of a set bandwidth (Linux, root).",
+        "Run a command on emulated hosts, joined by links of a set bandwidth (Linux, root).",
         function=".network.lab.command:netlab_command",
         examples=(
             "gradwire netlab --hosts 4 --rate 100mbit -- python train.py",

@@ -20,7 +20,7 @@ class CollectiveConfig:
     """Move a number of elements over ranks in pieces of each size: all start at once, then all are awaited."""
 
     nproc: int = 2
-    """number of ranks on this machine; a launcher such as torchrun decides itself"""
+    """number of ranks on this host; a launcher such as torchrun decides itself"""
     backend: Literal["auto", "gloo", "nccl", "gloo-cuda", "gradwire"] = "auto"
     """process group; auto takes nccl if every rank has a GPU and nothing is emulated, else gloo; gloo-cuda lets
     ranks share a GPU"""
@@ -38,7 +38,7 @@ class CollectiveConfig:
     repeats: int = 3
     """number of repeats of each measurement"""
     netlab: NetlabConfig = field(default_factory=NetlabConfig)
-    """emulated hosts on this machine"""
+    """emulated hosts on one host"""
     threads: int = 1
     """torch threads per rank"""
     timeout: float = 300.0

@@ -63,7 +63,7 @@ class CompareConfig(RanksConfig):
     """order in which gradients are sent: backward waits for all of them after backward; slices sends pieces of at
     most 2 MiB; priority sends pieces and overlaps them with the next forward pass; auto chooses"""
     turns: bool = True
-    """train the compressors in turns of a few steps, so that a change of the machine's speed affects all alike; false
+    """train the compressors in turns of a few steps, so that a change of the host's speed affects all alike; false
     trains one after the other, needs memory for one model only, and gives no verdict"""
     eval_batches: int = 40
     """number of validation batches at the end"""

@@ -13,12 +13,12 @@ class RanksConfig:
     """How many ranks there are, what joins them, and how long they wait for each other."""
 
     nproc: int = 2
-    """number of ranks on this machine; a launcher such as torchrun decides itself"""
+    """number of ranks on this host; a launcher such as torchrun decides itself"""
     backend: Literal["auto", "gloo", "nccl", "gloo-cuda"] = "auto"
     """process group; auto takes nccl if every rank has a GPU and nothing is emulated, else gloo; gloo-cuda lets
     ranks share a GPU"""
     netlab: NetlabConfig = field(default_factory=NetlabConfig)
-    """emulated hosts on this machine"""
+    """emulated hosts on one host"""
     threads: int = 0
     """torch threads per rank; 0 divides the cores among the ranks"""
     timeout: float = 300.0

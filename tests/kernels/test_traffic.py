@@ -1,4 +1,4 @@
-"""What Triton's kernels load and store: the floor that `gradwire kernels` measures them by, or kernels.md."""
+"""Loads and stores of Triton's kernels: the floor of `gradwire kernels`, or what docs/benchmarks/kernels.md says."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a step of a method moves, against the table of docs/benchmarks/kernels.md: kernels, operators, verdict."""
+"""Bytes that a step of a method moves, against docs/benchmarks/kernels.md: kernels, torch's operators, the verdict."""
 
 import re
 from pathlib import Path
