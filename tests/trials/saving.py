@@ -61,7 +61,8 @@ class Training:
     """The model of a trial and what saves it."""
 
     def __init__(self, trial, rank):
-        self.rank, self.saves, arguments = rank, Saves(), dict(trial.arguments)
+        arguments = dict(trial.arguments)
+        self.rank, self.saves = rank, Saves(waits=trial.handle == "fsdp" or bool(arguments.get("undo")))
         transport = None if trial.often else self.saves
         if trial.handle == "fsdp":
             shape = (2, 1) if "replicas" in arguments else (trial.world_size,)
@@ -126,6 +127,7 @@ def train(rank, world_size, trial):
         found.append(busy.step(step))
         if trial.often and step % 3 == rank:
             thread.once_more()
+    busy.saves.join()
     saved = thread.stop() if trial.often else busy.saves.results
     busy.close()
     errors = [thread.error] if thread.error else busy.saves.errors
