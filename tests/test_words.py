@@ -55,7 +55,10 @@ EXPLANATIONS = [
     "concepts",
     "conformance",
     "emulation",
+    "error-feedback",
+    "how-advise-works",
     "kernels",
+    "local-steps-explained",
     "order-of-sending",
     "promises",
 ]
