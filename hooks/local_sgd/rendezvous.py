@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import os
 import time
@@ -225,6 +226,7 @@ class Rendezvous:
             offers = meeting.exchange(written(self._kernels))
             follow_kernels([read(each, "the kernels of a site") for each in offers], rank, CPU)
         meeting.training, meeting.round = record["training"], record["round"]
+        meeting.lineage = int.from_bytes(hashlib.sha256(record["token"].encode()).digest()[:7], "big")
         return meeting
 
     def break_up(self, error: Exception) -> None:

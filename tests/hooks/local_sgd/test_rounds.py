@@ -1,0 +1,76 @@
+"""Rounds that fail at some sites and not at others: all sites have one model afterwards."""
+
+import itertools
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+
+import gradwire
+from gradwire.hooks.local_sgd.fragment import fragments
+from gradwire.hooks.local_sgd.outer import outer
+from gradwire.hooks.local_sgd.rounds import Rounds
+
+from .sites import Town, together
+
+LONG = timedelta(minutes=2)
+
+
+@pytest.fixture(scope="module")
+def town():
+    return Town()
+
+
+@pytest.fixture
+def rounds(town, request):
+    """Makes the rounds of a site: of a model whose two fragments are zero."""
+    numbers = itertools.count()
+
+    def made(sites, decorate=None):
+        at = town.meeting_place(sites, f"site {next(numbers)}", prefix=request.node.name, limit=LONG, start=LONG)
+        at.join("alike")
+        parts = fragments({name: torch.zeros(3) for name in "ab"}, 2)
+        return Rounds(at, parts, torch.empty(0), outer("sgd:lr=1"), gradwire.compressor("none"), decorate)
+
+    return made
+
+
+def all_of(made, difference=None, late=()):
+    """A round of all sites; those that are late come once all others wait."""
+
+    def run(site):
+        if site in late:
+            waiting = made[site].sites.town_waiting
+            while len(waiting()) < len(made) - len(late):
+                time.sleep(0.01)
+        each = None if difference is None else torch.full((3,), difference)
+        return made[site]._until_done(each, None)
+
+    results = together(len(made), run)
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return results
+
+
+def test_a_site_that_did_a_round_again_alone_takes_the_others_model(rounds, town, request, monkeypatch):
+    made = [rounds(3) for _ in range(3)]
+    second, applied = made[1], made[1]._apply
+    second.sites.town_waiting = lambda: town.store._gatherings[request.node.name].waiting
+
+    def fails_once(average, scale):
+        monkeypatch.setattr(second, "_apply", applied)
+        monkeypatch.setattr(second.sites, "_phase", timedelta(seconds=0.2))  # it waits for nobody
+        raise RuntimeError("on purpose")
+
+    all_of(made)
+    monkeypatch.setattr(second, "_apply", fails_once)
+    assert [each.sites for each in all_of(made, 5.0)] == [3, 1, 3]
+    second.fragments[0].anchor += 1.0  # what it averaged alone
+    assert len({each.digest() for each in made}) == 2
+    monkeypatch.undo()
+    assert [each.replaced for each in all_of(made, 7.0, late=[1])] == [False, True, False]
+    assert len({each.digest() for each in made}) == 1
+    assert [each.replaced for each in all_of(made, 7.0)] == [False] * 3
+    assert {each.round for each in made} == {3}
