@@ -86,7 +86,7 @@ class Rounds:
         self.lineage = 0  # alike at sites whose models are: which meeting's average was the last, or a digest
         self.memories: dict[int, BucketMemory] = {}  # by fragment
         self._outer, self.compressor, self._decorate = outer, compressor, decorate
-        self._outliers = outliers
+        self._outliers, self._replaced = outliers, False  # True: another model was taken over in this round
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gradwire-local-steps")
 
     @property
@@ -113,10 +113,12 @@ class Rounds:
     def _until_done(
         self, difference: Tensor | None, buffers: Tensor | None, unfrozen: Mapping[str, Tensor] | None = None
     ) -> RoundStats:
-        began, failures, stood_at = time.perf_counter(), 0, self.round
+        began, failures, stood_at, self._replaced = time.perf_counter(), 0, self.round, False
         while True:
             meeting = self.sites.meet(self.claim)
-            if self.round != stood_at:  # another model was taken over before a failure: this is no difference from it
+            if (
+                self.round != stood_at or self._replaced
+            ):  # another model was taken over before a failure: this is no difference from it
                 difference = buffers = None
             try:
                 return self._take_part(meeting, difference, buffers, unfrozen or {}, began)
@@ -227,6 +229,7 @@ class Rounds:
             others = ", ".join(meeting.names[site] for site in holders if digests[site] != digest)
             logger.warning("the model of %s differs from the majority's, which all take over", others)
         self._take_over(meeting, source, digest, joined(self.fragments, reported[source]))
+        self._replaced = self._replaced or digests[meeting.ranks.rank] != digest
         self.lineage = digest
         return [alike and (number == NEW or each == digest) for alike, each in zip(current, digests, strict=True)]
 

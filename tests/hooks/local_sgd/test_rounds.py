@@ -3,11 +3,13 @@
 import itertools
 import time
 from datetime import timedelta
+from typing import ClassVar
 
 import pytest
 import torch
 
 import gradwire
+from gradwire.ddp_core.transport.protocol import Decorated
 from gradwire.hooks.local_sgd.fragment import fragments
 from gradwire.hooks.local_sgd.outer import outer
 from gradwire.hooks.local_sgd.rounds import Rounds
@@ -74,3 +76,29 @@ def test_a_site_that_did_a_round_again_alone_takes_the_others_model(rounds, town
     assert len({each.digest() for each in made}) == 1
     assert [each.replaced for each in all_of(made, 7.0)] == [False] * 3
     assert {each.round for each in made} == {3}
+
+
+class FailsOnce(Decorated):
+    """The first request of a site's round raises."""
+
+    failed: ClassVar[set[int]] = set()
+
+    def start(self, request, channel):
+        if self.inner.ranks.rank not in FailsOnce.failed:
+            FailsOnce.failed.add(self.inner.ranks.rank)
+            raise RuntimeError("on purpose")
+        return self.inner.start(request, channel)
+
+
+def test_a_site_that_took_a_model_over_in_a_round_that_failed_gives_no_difference_from_its_old_one(rounds):
+    made = [rounds(3) for _ in range(3)]
+    all_of(made)
+    second = made[1]
+    second.fragments[0].anchor += 100.0
+    second.lineage = second.digest()
+    for each in made:
+        each._decorate = FailsOnce
+    FailsOnce.failed = set()
+    assert [each.replaced for each in all_of(made, 5.0)] == [False, True, False]
+    assert FailsOnce.failed == {0, 1, 2}
+    assert {float(each.fragments[0].anchor[0]) for each in made} == {-5.0}
