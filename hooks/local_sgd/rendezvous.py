@@ -34,6 +34,7 @@ SEARCH = 20.0  # seconds in which a rendezvous may still come up, or come back
 PAUSE = 0.5  # seconds between two attempts to reach it
 SPARE = 60.0  # seconds beyond the limits of a wait
 SECRET = "GRADWIRE_SECRET"
+PATHS = ("/", "~", "./", "../")  # what a secret does not begin with
 NOBODY = Claim()
 
 
@@ -57,7 +58,8 @@ class Rendezvous:
         limit: limit of a round. A slower site is left out, and returns with the others' current model.
         start: limit of the wait at the start.
         prefix: separates trainings that share a server.
-        secret: a text, or the path of a file that holds it; by default the environment's GRADWIRE_SECRET.
+        secret: a text, or the `pathlib.Path` of a file that holds it; by default the text in the environment's
+            GRADWIRE_SECRET.
         listen: the "host:port" at which other sites reach this one; by default a free port at the address that reaches
             the server.
 
@@ -323,13 +325,22 @@ def _check(record: Mapping[str, Any], own: str, address: str) -> None:
 
 
 def secret_of(secret: str | Path | None) -> str:
-    """Return a secret: as given, or from a file, or from the environment. Raises ValueError for an empty file."""
+    """Return a secret: as given, or from a file, or from the environment.
+
+    Raises ValueError for an empty file, and for a text that looks like a path: it can be guessed.
+    """
     if isinstance(secret, Path):
         text = secret.read_text("utf-8").strip()
         if not text:
             raise ValueError(f"the file {secret} holds no secret")
         return text
-    return os.environ.get(SECRET, "") if secret is None else secret
+    text = os.environ.get(SECRET, "") if secret is None else secret
+    if text.startswith(PATHS):
+        raise ValueError(
+            f"a secret is a text that begins with none of {' '.join(PATHS)}, as paths do: for a file give "
+            f"secret=pathlib.Path(...) to Rendezvous, or --secret-file to gradwire rendezvous; got {text[:2]!r}..."
+        )
+    return text
 
 
 def _release() -> str:

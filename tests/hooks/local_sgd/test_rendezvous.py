@@ -293,6 +293,15 @@ def test_the_environment_s_secret_is_used(monkeypatch):
     server.close()
 
 
+@pytest.mark.parametrize("path", ["/run/secrets/sites", "~/sites.txt", "./sites.txt", "../sites.txt"])
+def test_a_path_is_no_text_of_a_secret(monkeypatch, path):
+    with pytest.raises(ValueError, match=r"secret=pathlib\.Path\(\.\.\.\)"):
+        Rendezvous("127.0.0.1:29400", 1, secret=path)
+    monkeypatch.setenv("GRADWIRE_SECRET", path)
+    with pytest.raises(ValueError, match="--secret-file"):
+        rendezvous.secret_of(None)
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "8.8.8.8", "::"])
 def test_without_a_secret_an_address_that_strangers_reach_is_refused(host):
     with pytest.raises(ValueError, match="without a secret sites listen at loopback and private addresses alone"):
