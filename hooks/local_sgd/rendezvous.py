@@ -108,7 +108,7 @@ class Rendezvous:
 
     def _open(self) -> None:
         """Begin to listen; `close` ends it."""
-        self._closed, self._background, self._parking = False, Background(), Parking()
+        self._closed, self._background, self._parking = False, Background(), Parking(self._id)
         self._listener: Listener | None = None
         weakref.finalize(self, self._background.close)
 

@@ -17,6 +17,7 @@ from gradwire import Rendezvous
 from gradwire.hooks.local_sgd import link
 from gradwire.hooks.local_sgd.background import Background
 from gradwire.hooks.local_sgd.link import FRAME, MAGIC, Link, LinkError, Listener, dial, key_of
+from gradwire.hooks.local_sgd.mesh import Parking, Peer, connected
 from gradwire.hooks.local_sgd.server import keep
 
 from .sites import BUSY, LIMIT, together
@@ -280,7 +281,9 @@ def test_a_record_that_cannot_be_is_refused_by_a_clear_error_and_the_server_goes
     member(server, 1, "site 0").close()
 
 
-@pytest.mark.parametrize("text", [b"?", b"[]", b'{"token": 3}', b'{"token": "guessed", "id": "x"}', bytes(1000)])
+@pytest.mark.parametrize(
+    "text", [b"?", b"[]", b'{"token": 3}', b'{"token": "guessed", "id": "x", "to": "y"}', bytes(1000)]
+)
 def test_a_forged_introduction_to_a_site_changes_nothing(server, background, text):
     made = [member(server, 2, f"site {site}") for site in range(2)]
     for each in made:
@@ -403,3 +406,24 @@ def test_a_model_that_is_changed_on_its_way_is_not_taken(server):
     errors = together(2, copy)
     assert any(isinstance(error, RuntimeError) and "forged, changed or repeated" in str(error) for error in errors)
     assert torch.equal(tensors[1], torch.ones(3))
+
+
+def test_a_relay_that_crosses_the_connections_of_two_sites_connects_nobody(background):
+    key, ids = key_of(SECRET), "abc"
+    parked = [Parking(each) for each in ids]
+    listeners = [Listener(key, each.park) for each in parked]
+    ports = [background.run(each.open(HERE, 0), BUSY) for each in listeners]
+    right, crossed = ports, [ports[1], ports[0], ports[2]]
+
+    def connect(rank):
+        seen = [Peer(each, each, HERE, port) for each, port in zip(ids, crossed if rank == 2 else right, strict=True)]
+        return background.run(connected(seen, rank, "token", key, parked[rank], 2.0), BUSY)
+
+    first, second, third = together(3, connect)
+    assert isinstance(first, LinkError)
+    assert isinstance(second, LinkError)
+    for each in third[:2]:
+        with pytest.raises(LinkError, match="closed the connection"):
+            background.run(each.receive(), BUSY)
+    for each in listeners:
+        background._loop.call_soon_threadsafe(each.close)
