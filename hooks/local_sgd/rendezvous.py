@@ -55,7 +55,8 @@ class Rendezvous:
         address: the server's "host:port".
         sites: the number of sites to wait for at the very start.
         name: this site's name in messages.
-        limit: limit of a round. A slower site is left out, and returns with the others' current model.
+        limit: time limit of a round, the same at all sites. A site that is later than a third of it is left out, and
+            returns with the others' current model.
         start: limit of the wait at the start.
         prefix: separates trainings that share a server.
         secret: a text, or the `pathlib.Path` of a file that holds it; by default the text in the environment's
@@ -120,7 +121,8 @@ class Rendezvous:
         self._expected = frozenset()
         requested = ", ".join(requested_backends()) if operations else ""
         kernels = f", kernels on {requested}" if requested else ""
-        self._setup, self._met = f"{setup}, gradwire {_release()}{kernels}", 0
+        limit = PHASES * self._phase.total_seconds()
+        self._setup, self._met = f"{setup}, limit={limit:g} s, gradwire {_release()}{kernels}", 0
         self._kernels = kernel_offer(operations, CPU)
         if self._closed:  # by a training before this one
             self._open()

@@ -325,4 +325,14 @@ def test_sites_of_another_release_are_refused(places, monkeypatch):
         each.join("alike")
     results = together(2, lambda site: made[site].meet())
     (error,) = [each for each in results if isinstance(each, ValueError)]
-    assert "set up differently: the others have alike, gradwire 9." in str(error)
+    assert "set up differently: the others have alike, limit=6 s, gradwire 9." in str(error)
+
+
+def test_sites_with_different_limits_of_a_round_are_refused(places):
+    made = [places(2, limit=timedelta(seconds=seconds)) for seconds in (6, 9)]
+    for each in made:
+        each.join("alike")
+    results = together(2, lambda site: made[site].meet())
+    (error,) = [each for each in results if isinstance(each, ValueError)]
+    assert "set up differently: the others have alike, limit=" in str(error)
+    assert "here alike, limit=" in str(error)
