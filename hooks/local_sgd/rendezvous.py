@@ -28,7 +28,6 @@ from .standing import Claim, is_identity
 
 logger = logging.getLogger(__name__)
 ATTEMPTS = 5  # to connect
-PROOFS = 3  # attempts to prove a secret: a rendezvous under attack may close a connection early
 PHASES = 3  # of a round's limit: waiting for others, the round itself, meeting again without those that it lost
 SEARCH = 20.0  # seconds in which a rendezvous may still come up, or come back
 PAUSE = 0.5  # seconds between two attempts to reach it
@@ -275,16 +274,16 @@ class Rendezvous:
 
     async def _answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Ask until there is an answer: a connection may be lost while the site waits, and the server may start anew."""
-        lost_at, refused = 0.0, 0
+        lost_at = 0.0
         while True:
             began = time.monotonic()
             try:
                 link = await dial(self._host, self._port, key_of(self._secret), f"the rendezvous at {self._address}")
                 return await self._answer_over(link, message)
-            except LinkError as error:
-                now, refused = time.monotonic(), refused + isinstance(error, NotProven)
-                if refused >= PROOFS:
-                    raise RuntimeError(str(error)) from error
+            except NotProven:
+                raise
+            except LinkError as error:  # of a rendezvous under attack, too: it closes some connections early
+                now = time.monotonic()
                 if not lost_at or now - began > SEARCH:  # the first loss, or one after a long wait
                     lost_at, told = now, "no rendezvous answers at %s yet, tried for %.0f s: %s"
                     logger.warning(told, self._address, SEARCH, error)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from gradwire import Rendezvous
-from gradwire.hooks.local_sgd import link
+from gradwire.hooks.local_sgd import link, rendezvous
 from gradwire.hooks.local_sgd.background import Background
 from gradwire.hooks.local_sgd.link import FRAME, MAGIC, Link, LinkError, Listener, dial, key_of
 from gradwire.hooks.local_sgd.mesh import Parking, Peer, connected
@@ -157,7 +157,7 @@ def test_a_recorded_conversation_that_is_sent_again_changes_nothing(server):
         assert bytes(said).startswith(MAGIC)
         answer = sent_and_read(server.port, bytes(said))
         assert answer[: len(MAGIC)] in (b"", MAGIC)
-        assert len(answer) <= len(MAGIC) + link.NONCE
+        assert answer[len(MAGIC) + link.NONCE :] in (b"", link.REFUSED)
     assert (known.number, known.ended) == before
 
 
@@ -427,3 +427,38 @@ def test_a_relay_that_crosses_the_connections_of_two_sites_connects_nobody(backg
             background.run(each.receive(), BUSY)
     for each in listeners:
         background._loop.call_soon_threadsafe(each.close)
+
+
+def test_strangers_take_no_place_from_another_address(background):
+    async def serve(other):
+        await other.receive()
+
+    listener = Listener(key_of(SECRET), serve)
+    port = background.run(listener.open(HERE, 0), BUSY)
+    with socket.create_connection((HERE, port), timeout=BUSY, source_address=("127.0.0.2", 0)) as slow:
+        strangers = [socket.create_connection((HERE, port), timeout=BUSY) for _ in range(3 * link.STRANGERS)]
+        slow.sendall(MAGIC + bytes(link.NONCE))
+        assert slow.recv(len(MAGIC)) == MAGIC
+    for each in strangers:
+        each.close()
+    background._loop.call_soon_threadsafe(listener.close)
+
+
+class ClosesEarly(Recorder):
+    """The same, whose first connections are closed in the midst of the proof."""
+
+    def _run(self):
+        for _ in range(4):
+            here, _ = self._server.accept()
+            here.recv(len(MAGIC) + link.NONCE)
+            here.sendall(MAGIC + bytes(link.NONCE))
+            here.recv(link.TAG)
+            here.close()
+        super()._run()
+
+
+def test_a_connection_that_is_closed_early_is_no_refusal(server, monkeypatch):
+    monkeypatch.setattr(rendezvous, "PAUSE", 0.01)
+    proxy = ClosesEarly(server.port)
+    Rendezvous(f"{HERE}:{proxy.port}", 1, secret=SECRET).close()
+    proxy.close()
