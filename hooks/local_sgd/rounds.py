@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
+import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -88,6 +90,8 @@ class Rounds:
         self._outer, self.compressor, self._decorate = outer, compressor, decorate
         self._outliers, self._replaced = outliers, False  # True: another model was taken over in this round
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gradwire-local-steps")
+        # the interpreter's end waits for that thread; what the standard library registers for this runs after it
+        threading._register_atexit(_abandon, weakref.ref(self))  # type: ignore[attr-defined]
 
     @property
     def operations(self) -> set[str]:
@@ -328,6 +332,12 @@ class Rounds:
         """End without waiting; a round that waits for other sites fails."""
         self.sites.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _abandon(rounds: weakref.ref[Rounds]) -> None:
+    """End what still waits for other sites."""
+    if (here := rounds()) is not None:
+        here.abandon()
 
 
 def _digest(tensors: Sequence[Tensor]) -> int:

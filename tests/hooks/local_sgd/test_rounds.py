@@ -1,6 +1,8 @@
 """Rounds that fail at some sites and not at others: all sites have one model afterwards."""
 
 import itertools
+import subprocess
+import sys
 import time
 from datetime import timedelta
 from typing import ClassVar
@@ -17,6 +19,7 @@ from gradwire.hooks.local_sgd.rounds import Rounds
 from .sites import Town, together
 
 LONG = timedelta(minutes=2)
+ENDS = 120  # seconds in which a busy machine imports torch
 
 
 @pytest.fixture(scope="module")
@@ -102,3 +105,30 @@ def test_a_site_that_took_a_model_over_in_a_round_that_failed_gives_no_differenc
     assert [each.replaced for each in all_of(made, 5.0)] == [False, True, False]
     assert FailsOnce.failed == {0, 1, 2}
     assert {float(each.fragments[0].anchor[0]) for each in made} == {-5.0}
+
+
+FORGETFUL = """
+import time
+from datetime import timedelta
+import torch
+import gradwire
+from gradwire.hooks.local_sgd.fragment import fragments
+from gradwire.hooks.local_sgd.outer import outer
+from gradwire.hooks.local_sgd.rounds import Rounds
+from gradwire.hooks.local_sgd.server import keep
+
+server = keep()
+at = gradwire.Rendezvous(f"127.0.0.1:{server.port}", 2, start=timedelta(hours=1))
+at.join("alike")
+parts = fragments({"a": torch.zeros(3)}, 1)
+rounds = Rounds(at, parts, torch.empty(0), outer("sgd:lr=1"), gradwire.compressor("none"))
+rounds.begin(None, None)
+while not any(each.waiting for each in server._gatherings.values()):
+    time.sleep(0.01)
+print("waits", flush=True)
+"""
+
+
+def test_a_process_ends_while_a_round_waits_for_sites():
+    done = subprocess.run([sys.executable, "-c", FORGETFUL], capture_output=True, text=True, timeout=ENDS, check=True)
+    assert done.stdout == "waits\n"
