@@ -178,7 +178,7 @@ class Rendezvous:
     def _listening(self) -> int:
         """Return the port at which other sites reach this one."""
         if self._listener is None:
-            self._listener = Listener(key_of(self._secret), self._parking.park)
+            self._listener = Listener(key_of(self._secret), self._parking.park, self._phase.total_seconds())
             try:
                 port = self._background.run(self._listener.open(*self._bind), SPARE)
             except OSError as error:

@@ -1,5 +1,6 @@
 """Strangers and faulty members at the loopback address: they change nothing, read nothing and stop nobody."""
 
+import asyncio
 import json
 import random
 import socket
@@ -462,3 +463,28 @@ def test_a_connection_that_is_closed_early_is_no_refusal(server, monkeypatch):
     proxy = ClosesEarly(server.port)
     Rendezvous(f"{HERE}:{proxy.port}", 1, secret=SECRET).close()
     proxy.close()
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system has no such option")
+@pytest.mark.parametrize(("patience", "seconds"), [(1.0, 60), (200.0, 200)])
+def test_both_ends_of_a_connection_find_out_that_the_other_host_has_vanished(background, patience, seconds):
+    accepted = background.run(queue_of_links(), BUSY)
+    listener = Listener(key_of(SECRET), accepted.put, patience)
+    port = background.run(listener.open(HERE, 0), BUSY)
+    ends = [
+        background.run(dial(HERE, port, key_of(SECRET), "it", patience), BUSY),
+        background.run(accepted.get(), BUSY),
+    ]
+    for each in ends:
+        here = each._writer.get_extra_info("socket")
+        assert here.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert here.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000 * seconds
+        names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
+        idle, apart, count = (here.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names)
+        assert idle + apart * count == 60
+        background._loop.call_soon_threadsafe(each.close)
+    background._loop.call_soon_threadsafe(listener.close)
+
+
+async def queue_of_links():
+    return asyncio.Queue()
