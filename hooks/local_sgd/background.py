@@ -21,7 +21,8 @@ class Background:
     """A loop that runs until `close`."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop, self._closed = asyncio.new_event_loop(), False
+        self._lock = threading.RLock()  # what is started before `close` is ended by it, and nothing starts after it
         self._thread = threading.Thread(target=self._run, name="gradwire-sites", daemon=True)
         self._thread.start()
 
@@ -34,11 +35,11 @@ class Background:
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Begin to run a coroutine on the loop. Raises Closed after `close`."""
-        try:
-            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        except RuntimeError as error:
-            coroutine.close()
-            raise Closed("it was closed") from error
+        with self._lock:
+            if not self._closed:
+                return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        coroutine.close()
+        raise Closed("it was closed")
 
     def run(self, coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
         """Return the coroutine's result. Raises Closed, and TimeoutError after so many seconds."""
@@ -46,12 +47,10 @@ class Background:
 
     def close(self) -> None:
         """End what runs, and the thread. Whoever waits for a result raises Closed."""
-        if self._loop.is_closed():
-            return
-        try:
-            asyncio.run_coroutine_threadsafe(self._cancel(), self._loop)
-        except RuntimeError:  # closed meanwhile
-            return
+        with self._lock:
+            if not self._closed:
+                asyncio.run_coroutine_threadsafe(self._cancel(), self._loop)
+            self._closed = True
         if threading.current_thread() is not self._thread:
             self._thread.join(END)
 

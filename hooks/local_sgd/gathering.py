@@ -139,7 +139,15 @@ class Gathering:
         enough = len(self.waiting) >= arrival.sites
         everyone = self.expected <= self._came() if self.expected else enough
         gone = not self._came() and now - arrival.since >= arrival.phase
-        return everyone or self._late(arrival, now) or (gone and enough)
+        return everyone or self._late(arrival, now) or (gone and (enough or self._survives(arrival)))
+
+    def _survives(self, arrival: Arrival) -> bool:
+        """Return True for one of more sites that have the model than were in the last meeting.
+
+        Fewer may be late themselves, while the others are on their way between two meetings.
+        """
+        known = [each.id for each in self.waiting.values() if each.met > 0 and each.claim.training == self.training]
+        return bool(self.training) and arrival.id in known and len(known) > len(self.expected)
 
     def _close(self) -> dict[str, Answer]:
         """Close the meeting, and return its record for each site, or the reason why a site is not in it."""

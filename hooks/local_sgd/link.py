@@ -12,8 +12,9 @@ import hashlib
 import hmac
 import logging
 import secrets
+import socket
 import struct
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 logger = logging.getLogger(__name__)
@@ -23,8 +24,10 @@ FRAME = 1 << 20  # bytes of a frame at most: no end takes more memory before it 
 BUFFER = 1 << 18  # bytes that wait unread in a connection
 LENGTH, COUNTER = struct.Struct(">I"), struct.Struct(">Q")
 HANDSHAKE = 10.0  # seconds in which a new connection has to prove itself
-STRANGERS = 64  # connections that have not yet; the oldest makes room for the next
+STRANGERS = 64  # connections that have not yet; one from the address with the most makes room for the next
+REFUSED = bytes(TAG)  # in place of a listener's proof, to a dialer whose proof is wrong
 MEMBERS = 2048  # connections that have
+SILENCE = 60.0  # seconds at least after which a connection to a host that has vanished ends
 
 
 class LinkError(RuntimeError):
@@ -32,7 +35,7 @@ class LinkError(RuntimeError):
 
 
 class NotProven(LinkError):
-    """The other end does not know the secret, or is no end of gradwire's."""
+    """The other end has another secret, or is no end of gradwire's."""
 
 
 def key_of(secret: str) -> bytes:
@@ -113,6 +116,7 @@ async def dial(host: str, port: int, key: bytes, peer: str, patience: float = HA
     try:
         opening = asyncio.open_connection(host, port, limit=BUFFER)
         reader, writer = await asyncio.wait_for(opening, patience)
+        _keep_alive(writer, patience)
     except (OSError, asyncio.TimeoutError) as error:
         raise LinkError(f"{peer} does not answer at {host}:{port}: {error or 'no answer in time'}") from error
     try:
@@ -122,6 +126,16 @@ async def dial(host: str, port: int, key: bytes, peer: str, patience: float = HA
         if isinstance(error, asyncio.TimeoutError):
             raise LinkError(f"{peer} at {host}:{port} did not answer within {patience:g} s") from error
         raise
+
+
+def _keep_alive(writer: asyncio.StreamWriter, patience: float) -> None:
+    """Have the system probe an idle connection, and end one whose other end is silent for so long, or SILENCE."""
+    here, seconds = writer.get_extra_info("socket"), int(max(patience, SILENCE))
+    here.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 1000 * seconds}
+    for name, value in options.items():
+        if hasattr(socket, name):  # not in every system
+            here.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 async def _proven(
@@ -143,11 +157,12 @@ async def _proven(
     dialer, listener = (hmac.digest(key, role + both, "sha256") for role in (b"dialer", b"listener"))
     if dials:
         writer.write(dialer)
-    try:
-        proof = await _exactly(reader, TAG, peer)
-    except LinkError as error:
-        raise NotProven(f"{peer} does not accept this site's secret: give all sites the same one") from error
+    proof = await _exactly(reader, TAG, peer)
+    if dials and proof == REFUSED:
+        raise NotProven(f"{peer} does not accept this site's secret: give all sites the same one")
     if not hmac.compare_digest(proof, listener if dials else dialer):
+        if not dials:
+            writer.write(REFUSED)
         raise NotProven(f"{peer} has another secret: give all sites the same one")
     if not dials:
         writer.write(listener)
@@ -157,11 +172,14 @@ async def _proven(
 
 
 class Listener:
-    """Accept connections, and hand those that prove the secret to `serve`, which owns them from then on."""
+    """Accept connections, and hand those that prove the secret to `serve`, which owns them from then on.
 
-    def __init__(self, key: bytes, serve: Callable[[Link], Awaitable[None]]) -> None:
-        self._key, self._serve, self._members = key, serve, 0
-        self._strangers: OrderedDict[asyncio.StreamWriter, None] = OrderedDict()
+    `patience`: seconds for which a member may take no bytes.
+    """
+
+    def __init__(self, key: bytes, serve: Callable[[Link], Awaitable[None]], patience: float = SILENCE) -> None:
+        self._key, self._serve, self._patience, self._members = key, serve, patience, 0
+        self._strangers: dict[asyncio.StreamWriter, str] = {}  # to their addresses
         self._server: asyncio.Server | None = None
 
     async def open(self, host: str, port: int) -> int:
@@ -176,15 +194,22 @@ class Listener:
         for writer in self._strangers:
             writer.transport.abort()
 
+    def _make_room(self) -> None:
+        """Close any of the unproven connections from the address that has the most: strangers do not choose which."""
+        ((busiest, _),) = Counter(self._strangers.values()).most_common(1)
+        writer = secrets.choice([each for each, address in self._strangers.items() if address == busiest])
+        del self._strangers[writer]
+        writer.transport.abort()
+
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._strangers[writer] = None
-        if len(self._strangers) > STRANGERS:
-            next(iter(self._strangers)).transport.abort()
-            self._strangers.popitem(last=False)
+        if len(self._strangers) >= STRANGERS:
+            self._make_room()
+        self._strangers[writer] = str((writer.get_extra_info("peername") or [""])[0])
         peer = f"the peer at {writer.get_extra_info('peername')}"
         try:
+            _keep_alive(writer, self._patience)
             link = await asyncio.wait_for(_proven(reader, writer, self._key, peer, dials=False), HANDSHAKE)
-        except (LinkError, asyncio.TimeoutError) as error:
+        except (LinkError, OSError, asyncio.TimeoutError) as error:
             logger.debug("a connection was refused: %s", error)
             writer.transport.abort()
             return

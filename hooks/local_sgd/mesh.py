@@ -38,9 +38,13 @@ class Peer:
 
 
 class Parking:
-    """Connections from sites of a meeting, which may come before this site has heard of the meeting."""
+    """Connections from sites of a meeting, which may come before this site has heard of the meeting.
 
-    def __init__(self) -> None:
+    `own`: this site's identity. A relay may bring connections that are meant for another site.
+    """
+
+    def __init__(self, own: str) -> None:
+        self._own = own
         self._places: OrderedDict[tuple[str, str], asyncio.Future[Link]] = OrderedDict()
 
     async def park(self, link: Link) -> None:
@@ -49,7 +53,9 @@ class Parking:
             record = read(await asyncio.wait_for(link.receive(BYTES), INTRODUCTION), "the introduction of a site")
         except asyncio.TimeoutError as error:
             raise LinkError(f"{link.peer} does not say who it is") from error
-        token, site = (field(record, key, str, "the introduction of a site") for key in ("token", "id"))
+        token, site, to = (field(record, key, str, "the introduction of a site") for key in ("token", "id", "to"))
+        if to != self._own:
+            raise LinkError(f"{link.peer} wants to reach site {to}, and this is {self._own}")
         place = self.place(token, site)
         if place.done():
             return link.close()
@@ -95,7 +101,7 @@ async def connected(
             parking.claimed(token, peer.id)
         else:
             link = await dial(peer.host, peer.port, key, peer.name, seconds)
-            await link.send(written({"token": token, "id": peers[rank].id}))
+            await link.send(written({"token": token, "id": peers[rank].id, "to": peer.id}))
         link.peer = peer.name
         return link
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import os
 import time
@@ -27,12 +28,12 @@ from .standing import Claim, is_identity
 
 logger = logging.getLogger(__name__)
 ATTEMPTS = 5  # to connect
-PROOFS = 3  # attempts to prove a secret: a rendezvous under attack may close a connection early
 PHASES = 3  # of a round's limit: waiting for others, the round itself, meeting again without those that it lost
 SEARCH = 20.0  # seconds in which a rendezvous may still come up, or come back
 PAUSE = 0.5  # seconds between two attempts to reach it
 SPARE = 60.0  # seconds beyond the limits of a wait
 SECRET = "GRADWIRE_SECRET"
+PATHS = ("/", "~", "./", "../")  # what a secret does not begin with
 NOBODY = Claim()
 
 
@@ -53,10 +54,12 @@ class Rendezvous:
         address: the server's "host:port".
         sites: the number of sites to wait for at the very start.
         name: this site's name in messages.
-        limit: limit of a round. A slower site is left out, and returns with the others' current model.
+        limit: time limit of a round, the same at all sites. A site that is later than a third of it is left out, and
+            returns with the others' current model.
         start: limit of the wait at the start.
         prefix: separates trainings that share a server.
-        secret: a text, or the path of a file that holds it; by default the environment's GRADWIRE_SECRET.
+        secret: a text, or the `pathlib.Path` of a file that holds it; by default the text in the environment's
+            GRADWIRE_SECRET.
         listen: the "host:port" at which other sites reach this one; by default a free port at the address that reaches
             the server.
 
@@ -105,7 +108,7 @@ class Rendezvous:
 
     def _open(self) -> None:
         """Begin to listen; `close` ends it."""
-        self._closed, self._background, self._parking = False, Background(), Parking()
+        self._closed, self._background, self._parking = False, Background(), Parking(self._id)
         self._listener: Listener | None = None
         weakref.finalize(self, self._background.close)
 
@@ -117,7 +120,8 @@ class Rendezvous:
         self._expected = frozenset()
         requested = ", ".join(requested_backends()) if operations else ""
         kernels = f", kernels on {requested}" if requested else ""
-        self._setup, self._met = f"{setup}, gradwire {_release()}{kernels}", 0
+        limit = PHASES * self._phase.total_seconds()
+        self._setup, self._met = f"{setup}, limit={limit:g} s, gradwire {_release()}{kernels}", 0
         self._kernels = kernel_offer(operations, CPU)
         if self._closed:  # by a training before this one
             self._open()
@@ -174,7 +178,7 @@ class Rendezvous:
     def _listening(self) -> int:
         """Return the port at which other sites reach this one."""
         if self._listener is None:
-            self._listener = Listener(key_of(self._secret), self._parking.park)
+            self._listener = Listener(key_of(self._secret), self._parking.park, self._phase.total_seconds())
             try:
                 port = self._background.run(self._listener.open(*self._bind), SPARE)
             except OSError as error:
@@ -225,6 +229,7 @@ class Rendezvous:
             offers = meeting.exchange(written(self._kernels))
             follow_kernels([read(each, "the kernels of a site") for each in offers], rank, CPU)
         meeting.training, meeting.round = record["training"], record["round"]
+        meeting.lineage = int.from_bytes(hashlib.sha256(record["token"].encode()).digest()[:7], "big")
         return meeting
 
     def break_up(self, error: Exception) -> None:
@@ -269,16 +274,16 @@ class Rendezvous:
 
     async def _answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Ask until there is an answer: a connection may be lost while the site waits, and the server may start anew."""
-        lost_at, refused = 0.0, 0
+        lost_at = 0.0
         while True:
             began = time.monotonic()
             try:
                 link = await dial(self._host, self._port, key_of(self._secret), f"the rendezvous at {self._address}")
                 return await self._answer_over(link, message)
-            except LinkError as error:
-                now, refused = time.monotonic(), refused + isinstance(error, NotProven)
-                if refused >= PROOFS:
-                    raise RuntimeError(str(error)) from error
+            except NotProven:
+                raise
+            except LinkError as error:  # of a rendezvous under attack, too: it closes some connections early
+                now = time.monotonic()
                 if not lost_at or now - began > SEARCH:  # the first loss, or one after a long wait
                     lost_at, told = now, "no rendezvous answers at %s yet, tried for %.0f s: %s"
                     logger.warning(told, self._address, SEARCH, error)
@@ -321,13 +326,22 @@ def _check(record: Mapping[str, Any], own: str, address: str) -> None:
 
 
 def secret_of(secret: str | Path | None) -> str:
-    """Return a secret: as given, or from a file, or from the environment. Raises ValueError for an empty file."""
+    """Return a secret: as given, or from a file, or from the environment.
+
+    Raises ValueError for an empty file, and for a text that looks like a path: it can be guessed.
+    """
     if isinstance(secret, Path):
         text = secret.read_text("utf-8").strip()
         if not text:
             raise ValueError(f"the file {secret} holds no secret")
         return text
-    return os.environ.get(SECRET, "") if secret is None else secret
+    text = os.environ.get(SECRET, "") if secret is None else secret
+    if text.startswith(PATHS):
+        raise ValueError(
+            f"a secret is a text that begins with none of {' '.join(PATHS)}, as paths do: for a file give "
+            f"secret=pathlib.Path(...) to Rendezvous, or --secret-file to gradwire rendezvous; got {text[:2]!r}..."
+        )
+    return text
 
 
 def _release() -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
+import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -36,7 +38,7 @@ from .standing import NEW, Claim, Verdict, judge
 
 logger = logging.getLogger(__name__)
 Sites: TypeAlias = FixedSites | Rendezvous  # how those that take part find each other
-FLAGS = 5  # place of the flags behind a site's other numbers
+FLAGS = 6  # place of the flags behind a site's other numbers
 ATTEMPTS = 5  # of a round, among whoever is left
 DIGEST = 1 << 62  # digests and identities are below it, so that they fit a tensor's numbers
 
@@ -65,6 +67,7 @@ class Rounds:
 
     `buffers`: flat, of a model that has any, averaged with the last fragment. `round`: finished ones; it tells whose turn it
     is among the fragments. A site that missed one takes the anchors of those that did not. One round runs at a time.
+    A round may succeed at some sites alone, which others do again: `lineage` tells their models apart.
     `training`: its identity, which all sites share, empty before the first round.
     A parameter that any site has unfrozen before a round is averaged at all sites after it.
     """
@@ -82,10 +85,13 @@ class Rounds:
         self.sites, self.fragments, self.buffers = sites, list(fragments), buffers
         self.round = NEW
         self.training = ""
+        self.lineage = 0  # alike at sites whose models are: which meeting's average was the last, or a digest
         self.memories: dict[int, BucketMemory] = {}  # by fragment
         self._outer, self.compressor, self._decorate = outer, compressor, decorate
-        self._outliers = outliers
+        self._outliers, self._replaced = outliers, False  # True: another model was taken over in this round
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gradwire-local-steps")
+        # the interpreter's end waits for that thread; what the standard library registers for this runs after it
+        threading._register_atexit(_abandon, weakref.ref(self))  # type: ignore[attr-defined]
 
     @property
     def operations(self) -> set[str]:
@@ -111,10 +117,12 @@ class Rounds:
     def _until_done(
         self, difference: Tensor | None, buffers: Tensor | None, unfrozen: Mapping[str, Tensor] | None = None
     ) -> RoundStats:
-        began, failures, stood_at = time.perf_counter(), 0, self.round
+        began, failures, stood_at, self._replaced = time.perf_counter(), 0, self.round, False
         while True:
             meeting = self.sites.meet(self.claim)
-            if self.round != stood_at:  # another model was taken over before a failure: this is no difference from it
+            if (
+                self.round != stood_at or self._replaced
+            ):  # another model was taken over before a failure: this is no difference from it
                 difference = buffers = None
             try:
                 return self._take_part(meeting, difference, buffers, unfrozen or {}, began)
@@ -136,11 +144,18 @@ class Rounds:
         began: float,
     ) -> RoundStats:
         able = difference is not None and bool(difference.isfinite().all())
-        mine = [self.round, able, _number(self.claim.training), secrets.randbelow(DIGEST), _norm(difference)]
+        mine = [
+            self.round,
+            able,
+            _number(self.claim.training),
+            secrets.randbelow(DIGEST),
+            _norm(difference),
+            self.lineage,
+        ]
         standing = meeting.tell([*mine, *flags(self.fragments, unfrozen)])
         verdict = self._verdict(meeting, standing)
         current = [number == verdict.round for number, *_ in standing]
-        if verdict.round == NEW or not all(current):
+        if verdict.round == NEW or not all(current) or len({each[FLAGS - 1] for each in standing}) > 1:
             current = self._catch_up(meeting, current, [each[FLAGS:] for each in standing], verdict.round)
         self.training, self.round = verdict.training, max(verdict.round, 0)
         counted = [alike and bool(able) for alike, (_, able, *_) in zip(current, standing, strict=True)]
@@ -160,6 +175,7 @@ class Rounds:
         while task.advance(transport, 0, meeting.timeout):
             pass
         self._apply(task.result, meeting.ranks.world_size / sum(counted))
+        self.lineage = meeting.lineage
         if joining:
             self.join(self.joined | joining.keys(), joining)
         return done(task)
@@ -217,6 +233,8 @@ class Rounds:
             others = ", ".join(meeting.names[site] for site in holders if digests[site] != digest)
             logger.warning("the model of %s differs from the majority's, which all take over", others)
         self._take_over(meeting, source, digest, joined(self.fragments, reported[source]))
+        self._replaced = self._replaced or digests[meeting.ranks.rank] != digest
+        self.lineage = digest
         return [alike and (number == NEW or each == digest) for alike, each in zip(current, digests, strict=True)]
 
     def digest(self) -> int:
@@ -314,6 +332,12 @@ class Rounds:
         """End without waiting; a round that waits for other sites fails."""
         self.sites.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _abandon(rounds: weakref.ref[Rounds]) -> None:
+    """End what still waits for other sites."""
+    if (here := rounds()) is not None:
+        here.abandon()
 
 
 def _digest(tensors: Sequence[Tensor]) -> int:

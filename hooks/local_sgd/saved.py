@@ -93,6 +93,7 @@ def load(state: Mapping[str, Any] | Sequence[Mapping[str, Any]], setup: str, rou
         part.unfrozen = {name: value.clone() for name, value in found.items() if name in part.frozen}
     rounds.round, rounds.training = int(first["round"]), str(first["training"])
     rounds.buffers.copy_(first["buffers"])
+    rounds.lineage = rounds.digest()
     rounds.memories = {index: memory for index, memory in enumerate(memories) if memory is not None}
     return int(first["steps"]), bool(first.get("replaced"))
 

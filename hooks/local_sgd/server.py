@@ -146,11 +146,17 @@ def refuse_open(host: str, secret: str) -> None:
     except OSError as error:
         raise ValueError(f"{host} is no address of this host: {error}") from error
     addresses = [ipaddress.ip_address(str(each).partition("%")[0]) for each in found]
-    if any(each.is_global or each.is_unspecified for each in addresses):
+    if not all(_is_near(each) for each in addresses):
         raise ValueError(
             f"without a secret sites listen at loopback and private addresses alone; got {host}: give all sites and the "
             "rendezvous the same secret= or GRADWIRE_SECRET"
         )
+
+
+def _is_near(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Return True for an address of this host or of a private network; a provider's NAT is shared by strangers."""
+    plain = getattr(address, "ipv4_mapped", None) or address
+    return not plain.is_unspecified and bool(plain.is_loopback or plain.is_private or plain.is_link_local)
 
 
 def keep(port: int = 0, host: str = "127.0.0.1", secret: str = "") -> Server:

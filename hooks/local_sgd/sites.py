@@ -26,10 +26,11 @@ class Meeting(Transport):
     """The participants in a round, and the transport between them. Its tensors are on the CPU.
 
     `names`: the sites, in rank order. `timeout`: of each wait. `training` and `round`: as the rendezvous found them, None
-    where the participants find them.
+    where the participants find them. `lineage`: a number of this meeting, alike at all its sites.
     """
 
     training = ""
+    lineage = 0
     round: int | None = None
 
     def __init__(self, group: dist.ProcessGroup, names: Sequence[str], timeout: timedelta) -> None:

@@ -1,5 +1,6 @@
 """Strangers and faulty members at the loopback address: they change nothing, read nothing and stop nobody."""
 
+import asyncio
 import json
 import random
 import socket
@@ -14,9 +15,10 @@ import pytest
 import torch
 
 from gradwire import Rendezvous
-from gradwire.hooks.local_sgd import link
+from gradwire.hooks.local_sgd import link, rendezvous
 from gradwire.hooks.local_sgd.background import Background
 from gradwire.hooks.local_sgd.link import FRAME, MAGIC, Link, LinkError, Listener, dial, key_of
+from gradwire.hooks.local_sgd.mesh import Parking, Peer, connected
 from gradwire.hooks.local_sgd.server import keep
 
 from .sites import BUSY, LIMIT, together
@@ -156,7 +158,7 @@ def test_a_recorded_conversation_that_is_sent_again_changes_nothing(server):
         assert bytes(said).startswith(MAGIC)
         answer = sent_and_read(server.port, bytes(said))
         assert answer[: len(MAGIC)] in (b"", MAGIC)
-        assert len(answer) <= len(MAGIC) + link.NONCE
+        assert answer[len(MAGIC) + link.NONCE :] in (b"", link.REFUSED)
     assert (known.number, known.ended) == before
 
 
@@ -280,7 +282,9 @@ def test_a_record_that_cannot_be_is_refused_by_a_clear_error_and_the_server_goes
     member(server, 1, "site 0").close()
 
 
-@pytest.mark.parametrize("text", [b"?", b"[]", b'{"token": 3}', b'{"token": "guessed", "id": "x"}', bytes(1000)])
+@pytest.mark.parametrize(
+    "text", [b"?", b"[]", b'{"token": 3}', b'{"token": "guessed", "id": "x", "to": "y"}', bytes(1000)]
+)
 def test_a_forged_introduction_to_a_site_changes_nothing(server, background, text):
     made = [member(server, 2, f"site {site}") for site in range(2)]
     for each in made:
@@ -403,3 +407,84 @@ def test_a_model_that_is_changed_on_its_way_is_not_taken(server):
     errors = together(2, copy)
     assert any(isinstance(error, RuntimeError) and "forged, changed or repeated" in str(error) for error in errors)
     assert torch.equal(tensors[1], torch.ones(3))
+
+
+def test_a_relay_that_crosses_the_connections_of_two_sites_connects_nobody(background):
+    key, ids = key_of(SECRET), "abc"
+    parked = [Parking(each) for each in ids]
+    listeners = [Listener(key, each.park) for each in parked]
+    ports = [background.run(each.open(HERE, 0), BUSY) for each in listeners]
+    right, crossed = ports, [ports[1], ports[0], ports[2]]
+
+    def connect(rank):
+        seen = [Peer(each, each, HERE, port) for each, port in zip(ids, crossed if rank == 2 else right, strict=True)]
+        return background.run(connected(seen, rank, "token", key, parked[rank], 2.0), BUSY)
+
+    first, second, third = together(3, connect)
+    assert isinstance(first, LinkError)
+    assert isinstance(second, LinkError)
+    for each in third[:2]:
+        with pytest.raises(LinkError, match="closed the connection"):
+            background.run(each.receive(), BUSY)
+    for each in listeners:
+        background._loop.call_soon_threadsafe(each.close)
+
+
+def test_strangers_take_no_place_from_another_address(background):
+    async def serve(other):
+        await other.receive()
+
+    listener = Listener(key_of(SECRET), serve)
+    port = background.run(listener.open(HERE, 0), BUSY)
+    with socket.create_connection((HERE, port), timeout=BUSY, source_address=("127.0.0.2", 0)) as slow:
+        strangers = [socket.create_connection((HERE, port), timeout=BUSY) for _ in range(3 * link.STRANGERS)]
+        slow.sendall(MAGIC + bytes(link.NONCE))
+        assert slow.recv(len(MAGIC)) == MAGIC
+    for each in strangers:
+        each.close()
+    background._loop.call_soon_threadsafe(listener.close)
+
+
+class ClosesEarly(Recorder):
+    """The same, whose first connections are closed in the midst of the proof."""
+
+    def _run(self):
+        for _ in range(4):
+            here, _ = self._server.accept()
+            here.recv(len(MAGIC) + link.NONCE)
+            here.sendall(MAGIC + bytes(link.NONCE))
+            here.recv(link.TAG)
+            here.close()
+        super()._run()
+
+
+def test_a_connection_that_is_closed_early_is_no_refusal(server, monkeypatch):
+    monkeypatch.setattr(rendezvous, "PAUSE", 0.01)
+    proxy = ClosesEarly(server.port)
+    Rendezvous(f"{HERE}:{proxy.port}", 1, secret=SECRET).close()
+    proxy.close()
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system has no such option")
+@pytest.mark.parametrize(("patience", "seconds"), [(1.0, 60), (200.0, 200)])
+def test_both_ends_of_a_connection_find_out_that_the_other_host_has_vanished(background, patience, seconds):
+    accepted = background.run(queue_of_links(), BUSY)
+    listener = Listener(key_of(SECRET), accepted.put, patience)
+    port = background.run(listener.open(HERE, 0), BUSY)
+    ends = [
+        background.run(dial(HERE, port, key_of(SECRET), "it", patience), BUSY),
+        background.run(accepted.get(), BUSY),
+    ]
+    for each in ends:
+        here = each._writer.get_extra_info("socket")
+        assert here.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert here.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000 * seconds
+        names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
+        idle, apart, count = (here.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names)
+        assert idle + apart * count == 60
+        background._loop.call_soon_threadsafe(each.close)
+    background._loop.call_soon_threadsafe(listener.close)
+
+
+async def queue_of_links():
+    return asyncio.Queue()

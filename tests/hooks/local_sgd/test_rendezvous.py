@@ -10,7 +10,7 @@ import torch
 
 from gradwire import LocalSteps, Rendezvous
 from gradwire.hooks.local_sgd import rendezvous
-from gradwire.hooks.local_sgd.server import keep
+from gradwire.hooks.local_sgd.server import keep, refuse_open
 from gradwire.hooks.local_sgd.standing import Claim
 
 from .sites import LIMIT, Net, Town, descend, together
@@ -293,7 +293,16 @@ def test_the_environment_s_secret_is_used(monkeypatch):
     server.close()
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "8.8.8.8", "::"])
+@pytest.mark.parametrize("path", ["/run/secrets/sites", "~/sites.txt", "./sites.txt", "../sites.txt"])
+def test_a_path_is_no_text_of_a_secret(monkeypatch, path):
+    with pytest.raises(ValueError, match=r"secret=pathlib\.Path\(\.\.\.\)"):
+        Rendezvous("127.0.0.1:29400", 1, secret=path)
+    monkeypatch.setenv("GRADWIRE_SECRET", path)
+    with pytest.raises(ValueError, match="--secret-file"):
+        rendezvous.secret_of(None)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "8.8.8.8", "::", "100.64.0.1", "::ffff:8.8.8.8"])
 def test_without_a_secret_an_address_that_strangers_reach_is_refused(host):
     with pytest.raises(ValueError, match="without a secret sites listen at loopback and private addresses alone"):
         keep(host=host)
@@ -316,4 +325,19 @@ def test_sites_of_another_release_are_refused(places, monkeypatch):
         each.join("alike")
     results = together(2, lambda site: made[site].meet())
     (error,) = [each for each in results if isinstance(each, ValueError)]
-    assert "set up differently: the others have alike, gradwire 9." in str(error)
+    assert "set up differently: the others have alike, limit=6 s, gradwire 9." in str(error)
+
+
+def test_sites_with_different_limits_of_a_round_are_refused(places):
+    made = [places(2, limit=timedelta(seconds=seconds)) for seconds in (6, 9)]
+    for each in made:
+        each.join("alike")
+    results = together(2, lambda site: made[site].meet())
+    (error,) = [each for each in results if isinstance(each, ValueError)]
+    assert "set up differently: the others have alike, limit=" in str(error)
+    assert "here alike, limit=" in str(error)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "10.0.0.1", "192.168.1.1", "169.254.0.1", "::1", "fd00::1", "fe80::1"])
+def test_without_a_secret_a_private_address_is_allowed(host):
+    refuse_open(host, "")

@@ -1,0 +1,47 @@
+"""When a meeting is closed, and who is in it: by arrivals at times that are written down."""
+
+import pytest
+
+from gradwire.hooks.local_sgd.gathering import Arrival, Gathering
+from gradwire.hooks.local_sgd.standing import NEW, Claim
+
+PHASE, START, SITES = 10.0, 1000.0, 3
+
+
+def arrive(gathering, site, now, met=0, claim=None):
+    gathering.add(Arrival(site, site, "alike", "", "", 1, met, SITES, PHASE, START, claim or Claim("", NEW), now))
+
+
+def begun(members):
+    """A training of which three sites have met, and then these alone."""
+    gathering = Gathering()
+    for site in "abc":
+        arrive(gathering, site, 0.0)
+    assert len(gathering.review(0.0)) == SITES
+    for site in members:
+        arrive(gathering, site, 20.0, met=1, claim=Claim(gathering.training, 1))
+    assert set(gathering.review(20.0 + PHASE)) == set(members)
+    return gathering
+
+
+@pytest.mark.parametrize(
+    ("members", "later", "met"),
+    [("b", "ac", ["a", "c"]), ("bc", "a", []), ("c", "b", [])],  # of few the others may be on their way
+)
+def test_more_sites_with_the_model_than_were_in_the_last_meeting_wait_no_longer_than_for_late_ones(members, later, met):
+    gathering = begun(members)
+    for site in later:
+        arrive(gathering, site, 50.0, met=1, claim=Claim(gathering.training, 2))
+    assert gathering.review(49.9 + PHASE) == {}
+    answers = gathering.review(50.0 + PHASE)
+    assert sorted(answers) == met
+    assert {answer["kind"] for answer in answers.values()} <= {"record"}
+
+
+@pytest.mark.parametrize("claim", [Claim("", NEW), Claim("3" * 16, 9)])
+def test_sites_without_the_model_wait_for_all_sites_of_a_training_whose_others_are_gone(claim):
+    gathering = begun("b")
+    for site in "de":
+        arrive(gathering, site, 50.0, claim=claim)
+    assert gathering.review(50.0 + PHASE) == {}
+    assert {answer["error"] for answer in gathering.review(50.0 + START).values()} == {"alone"}
