@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ...compress import AllReduce
+from ..transport.backends import takes_time_limits
 from ..transport.collectives import telling
 from ..transport.process_group import started
 
@@ -28,7 +29,8 @@ class Usage:
         self._stream = _side_stream(device) if device.type == "cuda" else None
         with self._on_stream():
             told = torch.tensor(list(mine), dtype=torch.int32, device="cpu", pin_memory=self._stream is not None)
-            self._pending = started(AllReduce(told.to(device, non_blocking=True), "sum"), group)
+            timed = self._stream is not None or takes_time_limits(group, device)
+            self._pending = started(AllReduce(told.to(device, non_blocking=True), "sum"), group, timed=timed)
 
     def by_any(self) -> Sequence[int]:
         """By index, above 0 for the parameters that any rank used. Waits, unless this rank used all."""

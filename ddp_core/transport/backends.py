@@ -43,11 +43,8 @@ def takes_time_limits(group: dist.ProcessGroup, device: torch.device) -> bool:
     return type(group._get_backend(device)).__name__ in TIMED
 
 
-def wait_for(work: dist.Work, seconds: float, *, timed: bool) -> None:
-    """Wait for a work on the CPU, of a group that `takes_time_limits` or not. Raises RuntimeError at the limit."""
-    if timed:
-        work.wait(timedelta(seconds=seconds))
-        return
+def polled(work: dist.Work, seconds: float) -> None:
+    """Wait for a work on the CPU that takes no time limit. Raises RuntimeError at the limit."""
     deadline, pause = time.monotonic() + seconds, SHORTEST
     while not work.is_completed():
         if time.monotonic() >= deadline:

@@ -18,7 +18,7 @@ from ...compress.protocol.ranks import Ranks, Scope
 from ...compress.protocol.requests import AllGather, AllReduce, AllToAll, ReduceScatter, Request
 from ...kernels import temporary
 from .agreement import CHECK_EVERY, Check, nothing
-from .backends import future_of, orders_streams, takes_time_limits, wait_for
+from .backends import future_of, orders_streams, polled
 from .direct import GLOO, PINNED, Collectives, best_ways
 from .direct.exchange import Exchange, is_large
 from .private_group import meeting_place, new_name, private_group
@@ -78,7 +78,10 @@ class GroupPending(Reply):
             began = time.monotonic()
             part = max(min(deadline - began, CHECK_EVERY.total_seconds()), 0.001)
             try:
-                wait_for(work, part, timed=self._timed)
+                if self._timed:
+                    work.wait(timedelta(seconds=part))
+                else:
+                    polled(work, part)
                 return
             except RuntimeError as error:
                 failed = time.monotonic() - began < part / 2
@@ -90,7 +93,7 @@ class GroupPending(Reply):
                         f"it did not come within {timeout}: a rank hangs, or has died. {error}"
                     ) from error
                 if work.is_completed():  # while this one looked
-                    wait_for(work, CHECK_EVERY.total_seconds(), timed=self._timed)
+                    _ = work.wait(CHECK_EVERY) if self._timed else work.wait()
                     return
 
     def arrived_at(self) -> float | None:
@@ -233,14 +236,18 @@ def lengthened(tensor: Tensor, size: int) -> Tensor:
 
 
 def started(
-    request: Request, group: dist.ProcessGroup, check: Check = nothing, *, by_streams: bool = False
+    request: Request,
+    group: dist.ProcessGroup,
+    check: Check = nothing,
+    *,
+    by_streams: bool = False,
+    timed: bool = True,
 ) -> GroupPending:
-    """A request as a collective of a process group.
+    """A request as a collective of a process group. `timed`: True for groups that gradwire makes, see `takes_time_limits`.
 
     With NCCL, rows that are equal but for the last ones travel as equal ones; others, and with Gloo all, in all-reduces.
     """
     tensor = request.tensor
-    timed = tensor.is_cuda or takes_time_limits(group, tensor.device)
     pending = partial(GroupPending, check=check, by_streams=by_streams, timed=timed)
     if isinstance(request, AllReduce | ReduceScatter) and request.op == "mean" and group.size() > 1:
         tensor.mul_(1 / group.size())  # as torch: bit for bit what its DDP gives

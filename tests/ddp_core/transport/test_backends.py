@@ -12,7 +12,7 @@ from torch import nn
 
 import gradwire
 from gradwire.compress import AllReduce
-from gradwire.ddp_core.transport.backends import future_of, takes_time_limits, wait_for
+from gradwire.ddp_core.transport.backends import future_of, polled, takes_time_limits
 from gradwire.ddp_core.transport.process_group import started
 
 from ...torch_versions import backends_in_python
@@ -136,18 +136,20 @@ def waits(rank, world_size):
         refused.append(str(caught.value))
     work.wait()
     no_future = future_of(work)
-    answer = started(AllReduce(torch.full((3,), rank + 1.0), "sum"), group).wait(timedelta(seconds=20)).tolist()
+    answer = (
+        started(AllReduce(torch.full((3,), rank + 1.0), "sum"), group, timed=False).wait(timedelta(seconds=20)).tolist()
+    )
     message = ""
     if rank == 0:
         late = group.allreduce([torch.ones(2)])
         began = time.monotonic()
         with pytest.raises(RuntimeError) as caught:
-            wait_for(late, 0.05, timed=False)
+            polled(late, 0.05)
         message = str(caught.value) if time.monotonic() - began >= 0.05 else "too soon"
     dist.barrier()
     if rank == 1:
         late = group.allreduce([torch.ones(2)])
-    wait_for(late, 20, timed=False)
+    polled(late, 20)
     return refused, no_future, answer, message, takes_time_limits(group, CPU), takes_time_limits(dist.group.WORLD, CPU)
 
 
