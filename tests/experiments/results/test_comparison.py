@@ -156,7 +156,7 @@ def test_the_picture_of_accuracy_and_speed_names_every_run_and_a_loss_that_is_no
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: figures.append(figure))
     draw(results_of(run_of(loss=(3.0, math.nan), accuracy=math.nan), run_of("topk", sent=400.0)), tmp_path)
     _, tradeoff = figures
-    assert [text.get_text() for text in tradeoff.legends[0].get_texts()] == ["none (1x)", "topk (10x)"]
+    assert [text.get_text() for text in tradeoff.legends[0].get_texts()] == ["uncompressed (1x)", "top-k 1 % (10x)"]
 
 
 def test_each_network_has_its_section_in_the_report(page):
