@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import numpy
 import pytest
 import torch
-import torch._dynamo.device_interface  # keeps torch.cuda.is_available as it is at this import, not the stand-in's
 
 from gradwire.kernels.cuda import module
 
