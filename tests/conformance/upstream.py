@@ -28,7 +28,7 @@ if os.environ.get("GRADWIRE_CONFORMANCE") != "torch":
     torch.nn.parallel.DistributedDataParallel = gradwire.DistributedDataParallel
     home.DistributedDataParallel = gradwire.DistributedDataParallel
 if MOVED:
-    importlib.import_module("torch._dynamo.device_interface")  # keeps torch.cuda as it is, before the stand-in
+    importlib.import_module("torch.testing._internal.common_device_type")  # asks for GPUs, before the stand-in
     cpu_device.on_the_cpu(home.DistributedDataParallel)
     cpu_device.stand_in(int(WORLD_SIZE))
     cpu_device.count_no_gpus(common_distributed)
