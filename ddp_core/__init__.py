@@ -2,8 +2,8 @@
 
 from .buckets.assignment import assigned, caps_in_bytes
 from .buckets.layout import layout_of, plain
-from .engine.driver import FuturePending
 from .engine.engine import DEFAULT_TIMEOUT, Engine
+from .engine.task import FuturePending
 from .handle import Handle, Observed
 from .measure.stats import Stats
 from .measure.step import BucketStats

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -143,7 +143,6 @@ class Handle(Observed):
     """
 
     averager: CompressedAverager
-    before_bucket: Callable[[dist.GradBucket], None] | None = None  # what looks at a bucket before it is averaged
 
     def __init__(
         self,
@@ -196,12 +195,6 @@ class Handle(Observed):
     def name(self, parameters: Mapping[Tensor, str]) -> None:
         """Key the state by these names, too, of tensors that are no model's own parameters, such as shards."""
         self.averager.names, self._bound = {**self.averager.names, **parameters}, True
-
-    def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """Average a bucket over ranks; DDP's hook. The future holds the bucket's buffer, averaged in place."""
-        if self.before_bucket is not None:
-            self.before_bucket(bucket)
-        return self.torch_steps.average(bucket)
 
     @property
     def compressor(self) -> Compressor:

@@ -150,7 +150,8 @@ class DistributedDataParallel(TorchAttributes):
         )
         averages: Averager = averager if self._hook is None else HookAverager(*self._hook)
         self.reducer = TorchReducer(parameters, names, assignment, rules, self.process_group, averages, timeout)
-        self.reducer.at_end.append(self._buffers_sync.wait)
+        if self._buffer_hook is not None:
+            self.reducer.at_end.append(self._buffers_sync.wait)
         self._strays = Strays(named, self.reducer.hooks.nodes, self.module, REFRESH)
         self._forks = ForkGuard(self.reducer.hooks.nodes, weak_call(self.reducer.fills_buckets))
         self.timeline = self.reducer.timeline

@@ -61,7 +61,7 @@ class CommHook:
         handle = state if isinstance(state, Handle) else handle_with(bucket.parameters()[0])
         if handle is None:
             raise RuntimeError(NOT_REGISTERED)
-        return handle.reduce(bucket)
+        return handle.torch_steps.average(bucket)
 
     def __getattr__(self, name: str) -> Any:
         """Return the signature that torch checks when it registers a hook; that is when the model gets its handle."""

@@ -44,7 +44,7 @@ PYTHON_REDUCER = (
 @torch._disable_dynamo  # where a compiled function calls backward
 def compress_bucket(state: Handle, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """The communication hook itself, for `DistributedDataParallel.register_comm_hook(handle, compress_bucket)`."""
-    return state.reduce(bucket)
+    return state.torch_steps.average(bucket)
 
 
 def is_sharded(model: nn.Module) -> bool:

@@ -43,7 +43,7 @@ class Guard:
         self._places = {id(parameter): place for place, parameter in enumerate(named.values())}
         self._hooks = [node.register_prehook(partial(_note, self._came, place)) for place, node in enumerate(nodes)]
         self._handle = handle
-        handle.before_bucket = self._refuse_taken
+        handle.torch_steps.before_bucket = self._refuse_taken
 
     def __call__(self, ddp: DistributedDataParallel, _: Any) -> None:
         """Look at the model before a forward."""
@@ -71,7 +71,7 @@ class Guard:
         for hook in self._hooks:
             hook.remove()
         if self._handle is not None:
-            self._handle.before_bucket = None
+            self._handle.torch_steps.before_bucket = None
         self._handle = None
 
     def __getstate__(self) -> dict[str, Any]:

@@ -86,6 +86,8 @@ class Late(Decorated):
 class OnStream:
     """A reply that a stream delivers: whoever waits orders his own behind it."""
 
+    arrived = None
+
     def __init__(self, reply, delivered):
         self.reply, self._delivered = reply, delivered
 
@@ -99,15 +101,14 @@ class OnStream:
     def expect_late_wait(self, now):
         """Nobody notes when it is there."""
 
-    def arrived_at(self):
-        """Not known."""
-
     def abandon(self):
         """It comes anyway."""
 
 
 class OnThread:
     """A reply that a thread delivers."""
+
+    arrived = None
 
     def __init__(self, request):
         self.request, self.reply, self.there = request, None, Event()
@@ -119,9 +120,6 @@ class OnThread:
 
     def expect_late_wait(self, now):
         """Nobody notes when it is there."""
-
-    def arrived_at(self):
-        """Not known."""
 
     def abandon(self):
         """It comes anyway."""

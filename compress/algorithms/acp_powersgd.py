@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,12 +12,11 @@ from ... import kernels
 from ...kernels import Factors, Matrix, Residual
 from ..protocol.layout import Layout
 from ..protocol.registry import register
-from ..protocol.requests import Program, all_reduce
-from ..protocol.together import together
+from ..protocol.requests import Program
 from ..protocol.traits import Traits
 from ..state.tensors import Counter, PerParameter
 from .pieces import Place
-from .powersgd import PowerSGD, average_whole, draw_normal, finish, zeros_kept
+from .powersgd import PowerSGD, draw_normal, finish, means, put_whole, taken_whole, zeros_kept
 from .zero_rows import ZeroRows
 
 
@@ -78,34 +76,38 @@ class ACPPowerSGD:
         """The average of this step's factor, as matrices; what does not compress rides along."""
         now_q = sends_q(state.step.value) and bool(state.factors.matrices)
         state.step.value += 1
-        program = self._average(_average_q if now_q else _average_p, grad, state, residual)
-        return (yield from zeros_kept(program, grad, state, residual) if now_q else program)
-
-    def _average(
-        self, low_rank: Callable[..., Program[None]], grad: Tensor, state: ACPPowerSGDState, residual: Residual | None
-    ) -> Program[Tensor]:
-        yield from together(low_rank(grad, state, residual), average_whole(grad, state.whole, residual))
-        return grad
+        if not now_q:
+            return (yield from _average_p(grad, state, residual))
+        return (yield from zeros_kept(_average_q(grad, state, residual), grad, state, residual))
 
 
-def _average_p(grad: Tensor, state: ACPPowerSGDState, residual: Residual | None) -> Program[None]:
+def _average_p(grad: Tensor, state: ACPPowerSGDState, residual: Residual | None) -> Program[Tensor]:
     q = state.q.flat.clone()
     kernels.orthogonalize(q, state.transposed)
     p = torch.empty_like(state.p.flat)
     kernels.low_rank_left(grad, residual, state.factors, q, p)
-    mean = yield from all_reduce(p.clone())
+    mean = yield from _mean(p.clone(), grad, state, residual)
     finish(grad, None if residual is None else residual.after, state.factors, (mean, q), (p, q))
     _remember(state.p, state.transposed, mean)
+    return grad
 
 
-def _average_q(grad: Tensor, state: ACPPowerSGDState, residual: Residual | None) -> Program[None]:
+def _average_q(grad: Tensor, state: ACPPowerSGDState, residual: Residual | None) -> Program[Tensor]:
     p = state.p.flat.clone()
     kernels.orthogonalize(p, state.factors)
     q = torch.empty_like(state.q.flat)
     kernels.low_rank_right(_given(grad, residual, state.factors), state.factors, p, q)
-    mean = yield from all_reduce(q.clone())
+    mean = yield from _mean(q.clone(), grad, state, residual)
     finish(grad, None if residual is None else residual.after, state.factors, (p, mean), (p, q))
     _remember(state.q, state.factors, mean)
+    return grad
+
+
+def _mean(factor: Tensor, grad: Tensor, state: ACPPowerSGDState, residual: Residual | None) -> Program[Tensor]:
+    """The mean of a factor; what is sent whole rides along, and is put back."""
+    (mean, _), (whole, _) = yield from means(factor, taken_whole(grad, state.whole, residual))
+    put_whole(whole, None, grad, state.whole, residual)
+    return mean
 
 
 def _given(grad: Tensor, residual: Residual | None, factors: Factors) -> Tensor:

@@ -26,4 +26,4 @@ class Dense:
         if residual is not None:
             grad.add_(residual.before)
             residual.after.zero_()
-        return (yield from all_reduce(grad, exact=True))
+        return all_reduce(grad, exact=True)

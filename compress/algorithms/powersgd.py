@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -15,9 +14,8 @@ from torch import Tensor
 from ... import kernels
 from ...kernels import Factors, Matrix, Residual
 from ..protocol.layout import Layout, working_dtype
-from ..protocol.ranks import Ranks
 from ..protocol.registry import register
-from ..protocol.requests import Program, all_reduce
+from ..protocol.requests import AllReduce, Program
 from ..protocol.together import together
 from ..protocol.traits import Traits
 from ..state.tensors import Counter, PerParameter
@@ -114,12 +112,6 @@ class PowerSGD:
 
     def reduce(self, grad: Tensor, state: PowerSGDState, residual: Residual | None = None) -> Program[Tensor]:
         """The low-rank average; what does not compress rides in the same round as P."""
-        coded = partial(coded_whole, self.payload, state.layout.ranks, state.rows[2])
-        average = coded if self.payload in CODECS else average_whole
-        yield from together(self._low_rank(grad, state, residual), average(grad, state.whole, residual))
-        return grad
-
-    def _low_rank(self, grad: Tensor, state: PowerSGDState, residual: Residual | None) -> Program[None]:
         first, following = self._begin(state)
         factors, q = state.factors, first.clone()
         matrices = grad if residual is None else residual.after
@@ -127,23 +119,29 @@ class PowerSGD:
             p = q.new_empty(factors.left_offsets[-1])
             if iteration == 0:
                 kernels.low_rank_left(grad, residual, factors, q, p)
+                whole = taken_whole(grad, state.whole, residual)
+                (p, _), (mean, own) = yield from self._means(p, whole, state, state.rows[0])
+                put_whole(mean, None if own is mean else whole.sub_(own), grad, state.whole, residual)
             else:
                 kernels.normalize(q, factors, first)
                 kernels.low_rank_left(matrices, None, factors, q, p)
-            p, _ = yield from self._mean(p, state, state.rows[0])
+                (p, _), _ = yield from self._means(p, q[:0], state, state.rows[0])
             kernels.orthogonalize(p, factors)
             kernels.low_rank_right(matrices, factors, p, q)
-            q, sent = yield from self._mean(q, state, state.rows[1])
+            (q, sent), _ = yield from self._means(q, q[:0], state, state.rows[1])
         finish(grad, None if residual is None else residual.after, factors, (p, q), (p, sent))
         kernels.normalize(q, factors, first)  # a Q of zeros would find nothing ever again
         following.copy_(q)
+        return grad
 
-    def _mean(self, factor: Tensor, state: PowerSGDState, rows: ZeroRows | None) -> Program[tuple[Tensor, Tensor]]:
-        """The mean of a factor, and what this rank holds back nothing of: its own part of that, or the mean itself."""
-        if self.payload in CODECS:
-            return (yield from coded_mean(self.payload, factor, state.layout.ranks, rows))
-        mean = yield from all_reduce(factor)
-        return mean, mean
+    def _means(
+        self, factor: Tensor, whole: Tensor, state: PowerSGDState, rows: ZeroRows | None
+    ) -> Program[Sequence[tuple[Tensor, Tensor]]]:
+        """The mean of a factor, and of what rides along; and of each what is in it of this rank, or the mean once more."""
+        if self.payload not in CODECS:
+            return means(factor, whole)
+        given, ranks = ((factor, rows), (whole, state.rows[2])), state.layout.ranks
+        return together(*(coded_mean(self.payload, values, ranks, zeros) for values, zeros in given))
 
     def _begin(self, state: PowerSGDState) -> Residual:
         """The Q that this step begins with, and where the next one's goes; the step is counted."""
@@ -180,43 +178,41 @@ def draw_normal(layout: Layout, flat: Tensor, seed: int, step: int) -> None:
     flat.copy_(drawn, non_blocking=True)  # torch keeps pinned memory for the copy until that is done
 
 
-def average_whole(grad: Tensor, places: tuple[Place, ...], residual: Residual | None) -> Program[None]:
-    """The exact mean of scattered parts of a bucket."""
+def means(factor: Tensor, whole: Tensor) -> Program[Sequence[tuple[Tensor, Tensor]]]:
+    """The means of a factor and of numbers that nobody may cut, in one round, each twice: see `PowerSGD`."""
+    sizes = [factor.numel(), whole.numel()]
+    payload, exact = (torch.cat([factor, whole]), ((sizes[0], sum(sizes)),)) if whole.numel() else (factor, ())
+    if payload.numel():
+        payload = yield AllReduce(payload, exact=exact)
+    return [(mean, mean) for mean in payload.split(sizes)]
+
+
+def taken_whole(grad: Tensor, places: tuple[Place, ...], residual: Residual | None) -> Tensor:
+    """Scattered parts of a bucket, with what is held back of them."""
+    if not places:
+        return grad.new_empty(0, dtype=working_dtype(grad.dtype))
+    values = torch.cat(pieces(grad, places)).to(working_dtype(grad.dtype))
+    return values if residual is None else values.add_(torch.cat(pieces(residual.before, places)))
+
+
+def put_whole(
+    mean: Tensor, left: Tensor | None, grad: Tensor, places: tuple[Place, ...], residual: Residual | None
+) -> None:
+    """Put the mean of such parts back, and hold back what was `left` of this rank's; None where all of it was sent."""
     if not places:
         return
     parts = pieces(grad, places)
-    payload = torch.cat(parts).to(working_dtype(grad.dtype))
-    if residual is not None:
-        payload.add_(torch.cat(pieces(residual.before, places)))
-        torch._foreach_zero_(pieces(residual.after, places))
-    mean = yield from all_reduce(payload, exact=True)
     put_back(mean, parts)
-    if residual is not None and mean.dtype != grad.dtype:
-        put_back(mean - torch.cat(parts), pieces(residual.after, places))  # what 16 bits cannot hold
-
-
-def coded_whole(
-    codec: str,
-    ranks: Ranks,
-    rows: ZeroRows | None,
-    grad: Tensor,
-    places: tuple[Place, ...],
-    residual: Residual | None,
-) -> Program[None]:
-    """The mean of scattered parts of a bucket in few bits an element."""
-    if not places:
+    if residual is None:
         return
-    parts = pieces(grad, places)
-    values = torch.cat(parts).to(working_dtype(grad.dtype))
-    if residual is not None:
-        values.add_(torch.cat(pieces(residual.before, places)))
-    mean, sent = yield from coded_mean(codec, values, ranks, rows)
-    put_back(mean, parts)
-    if residual is not None:
-        values.sub_(sent)
-        if mean.dtype != grad.dtype:
-            values.add_(mean - torch.cat(parts))  # what 16 bits cannot hold
-        put_back(values, pieces(residual.after, places))
+    after = pieces(residual.after, places)
+    if mean.dtype != grad.dtype:
+        lost = mean - torch.cat(parts)  # what 16 bits cannot hold
+        left = lost if left is None else left.add_(lost)
+    if left is None:
+        torch._foreach_zero_(after)
+    else:
+        put_back(left, after)
 
 
 @register("batched-powersgd", traits=lambda each: dataclasses.replace(_traits(each), ignores_shapes=True))

@@ -31,8 +31,11 @@ class Float32Arithmetic:
 
     def reduce(self, grad: Tensor, state: Any, residual: Residual | None = None) -> Program[Tensor]:
         """The inner average, taken in float32 or wider."""
-        if grad.dtype == working_dtype(grad.dtype) or _takes_16_bits(self.inner, state, residual):
-            return (yield from self.inner.reduce(grad, state, residual))
+        if grad.dtype.itemsize >= 4 or _takes_16_bits(self.inner, state, residual):
+            return self.inner.reduce(grad, state, residual)
+        return self._reduce_wide(grad, state, residual)
+
+    def _reduce_wide(self, grad: Tensor, state: Any, residual: Residual | None) -> Program[Tensor]:
         wide = yield from self.inner.reduce(grad.to(working_dtype(grad.dtype)), state, residual)
         kernels.cast_scaled(wide, grad, 1.0, None if residual is None else residual.after)
         return grad

@@ -110,6 +110,11 @@ def _refuse(kind: str, scope: str, op: str = "mean") -> None:
             raise ValueError(f"the {name} of {kind} is {' or '.join(map(repr, allowed))}, got {value!r}")
 
 
+def one_round(request: Request) -> Program[Tensor]:
+    """Yield one request, and return the reply to it."""
+    return (yield request)
+
+
 def all_reduce(tensor: Tensor, op: Op = "mean", scope: Scope = "all", *, exact: bool = False) -> Program[Tensor]:
     """Yield one all-reduce round. Nothing is sent for an empty tensor.
 

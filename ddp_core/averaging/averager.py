@@ -16,15 +16,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...compress import AllReduce, Compressor, Layout, warm_up
+from ...compress.protocol.requests import one_round
 from ...compress.simulate import operations_of
+from ...compress.state.gauge import EVERY
 from ..buckets.assignment import Allocate
 from ..buckets.checksum import checksum
 from ..buckets.layout import as_real, layout_of
 from ..buckets.slices import Sendable
 from ..buckets.sparse import SPARSE_ROUNDS, SparseBucket
-from ..engine.driver import FuturePending
 from ..engine.engine import FORKED, Engine
-from ..engine.task import Task
+from ..engine.task import FuturePending, Task
 from ..measure.metrics import Measured
 from ..measure.stats import Stats, Totals
 from ..measure.step import BucketStats, Step
@@ -36,7 +37,6 @@ from .bucket_plan import (
     all_done,
     labelled,
     names_by_index,
-    one_round,
     prepared,
     segments_of,
     setup,
@@ -44,7 +44,7 @@ from .bucket_plan import (
 from .compiling import compile_kernels
 from .engines import Engines
 from .same_kernels import agree_on_kernels
-from .step_checks import StepChecks
+from .step_checks import DiscardedGradientCheck, DivergenceCheck
 from .step_lock import StepLock
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class CompressedAverager:
         self._plans: dict[int, BucketPlan] = {}
         self._known = object()  # made anew when what is known of buckets is forgotten
         self.step = Step()  # the last one; its number is 0 until one has begun, and after a swap or a load
-        self._checks = StepChecks()
+        self._discarded, self._diverges = DiscardedGradientCheck(), DivergenceCheck()
         self.totals, self._process = Totals(), os.getpid()
         self._loaded_order: list[str] = []
         self.before_step: Callable[[], None] | None = None  # what the handle does before a step begins
@@ -110,17 +110,22 @@ class CompressedAverager:
 
     def begin_step(self, step: Step) -> None:
         """The first bucket of a synchronized step comes next: give the step its number."""
-        self.totals.begin(step, self.memory.step)
+        memory = self.memory
+        self.totals.begin(step, memory.step)
         with self.step_lock.lock:
             if self.before_step is not None:
                 self.before_step()
             if self.step_lock.waiting:
                 self.step_lock.make_changes()
-            self._checks.end_step(self.memory)
+            if self._discarded.parameters:
+                self._discarded.check(lambda: memory.counts)
+            memory.end_step()  # the one before
+            if memory.step % EVERY == 0:
+                self._diverges.check(memory.live)
             self.totals.count(self.step)
             self.step = step
-            self.memory.step += 1
-            step.number, self.memory.committed = self.memory.step, False
+            memory.step += 1
+            step.number, memory.committed = memory.step, False
             self.engines.agreement.step += 1
             self.step_lock.thread = threading.get_ident()
 
@@ -149,11 +154,11 @@ class CompressedAverager:
 
     def average(self, bucket: Sendable) -> Pending:
         """Begin to average a bucket of our own DDP, after those before; its average is what waiting for it gives."""
-        plan = bucket.plan
-        if not isinstance(plan, BucketPlan) or plan.known is not self._known:
+        plan: BucketPlan | None = bucket.plan
+        if plan is None or plan.known is not self._known:
             plan = bucket.plan = self._bind_own(bucket)
         if bucket.scale == 1.0:
-            return self._averages(plan, bucket)
+            return self._averages(plan, bucket.flat)
         total, names = plan.total, plan.names
         if bucket.flat is not plan.buffer:  # segments of it are not sent, or lie elsewhere
             total, names = AllReduce(as_real(bucket.flat), "sum"), tuple(map(self._name, bucket.parameters()))
@@ -176,20 +181,20 @@ class CompressedAverager:
         plan = self._plans.get(bucket.index())
         if plan is None or list(map(id, plan.parameters)) != list(map(id, parameters)):
             plan = self._bind(bucket, parameters)
-        pending = self._averages(plan, bucket, future=True)
+        pending = self._averages(plan, bucket.buffer(), future=True)
         assert isinstance(pending, FuturePending)
         return pending.future
 
-    def _averages(self, plan: BucketPlan, bucket: dist.GradBucket | Sendable, *, future: bool = False) -> Pending:
+    def _averages(self, plan: BucketPlan, buffer: Tensor, *, future: bool = False) -> Pending:
         """The average of a bucket, by a program for each of ours in it, beside backward. `future`: it must be one."""
-        buffer, step, watched = bucket.buffer(), self.step, self.memory.watched
-        if isinstance(bucket, SparseBucket):
+        step, watched = self.step, self.memory.watched
+        if not plan.segments:  # it is sparse
             program = self.memory.reduce_sparse(buffer, self.engines.group.size(), watched)
             task = Task(program, plan.label, needs_future=future, now=step.now)
             size = buffer.element_size()
             step.programs.append(BucketStats(plan.names, buffer.numel(), task.record, element_bytes=size))
             return plan.engine.submit(task)
-        flat, pendings = as_real(buffer), list[Pending]()
+        flat, pendings = as_real(buffer) if buffer.is_complex() else buffer, list[Pending]()
         for segment in plan.segments:
             layout, number = segment.memory.layout, self.memory.step - 1
             if segment.places is None and segment.room is None and flat is buffer:
@@ -214,7 +219,7 @@ class CompressedAverager:
             engine.prepare(SPARSE_ROUNDS)
             return BucketPlan(self._known, parameters, engine, label, names)
         if index == 0 and self.memory.remembers:
-            self._checks.watch(parameters)
+            self._discarded.watch(parameters)
         flat = as_real(buffer)
         layout = self._met(named, flat, engine)
         with self.step_lock.lock:
@@ -305,7 +310,7 @@ class CompressedAverager:
         self.step = Step()
         self._plans, self._known = {}, object()
         self.engines.agreement.due = True
-        self._checks.watch(())
+        self._discarded.watch(())
 
     def close(self) -> None:
         """End the threads and process groups that were made; training with it is over."""

@@ -14,12 +14,11 @@ from torch import Tensor
 
 from ...compress import AllReduce, Compressor, Dense, Layout, Program, specification
 from ...compress.protocol.ranks import Scope
-from ...compress.protocol.requests import Request
 from ...compress.simulate import scopes_by_round
 from ..buckets.layout import layout_of
 from ..buckets.slices import BucketSlice, Sendable
-from ..engine.driver import FuturePending
 from ..engine.engine import Engine
+from ..engine.task import FuturePending
 from ..memory.bucket_memory import BucketMemory
 from ..memory.model_memory import ModelMemory
 from ..transport.protocol import Pending
@@ -70,11 +69,6 @@ class BucketPlan:
     buffer: Tensor | None = None
     total: AllReduce | None = None
     on_wait: bool = False
-
-
-def one_round(request: Request) -> Program[Tensor]:
-    """A program of one request, whose reply it returns."""
-    return (yield request)
 
 
 def scopes_of_rounds(compressor: Compressor, layout: Layout, *, partial: bool) -> list[set[Scope]]:

@@ -1,43 +1,145 @@
-"""Checks between two steps: gradients that were discarded, error feedback that diverges."""
+"""Checks between two steps: thrown-away gradients, a part of which error feedback keeps; error feedback that diverges."""
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ...compress.state.gauge import EVERY
-from ..memory.model_memory import ModelMemory
-from .discarded_gradients import DiscardedGradientCheck
+from ..memory.bucket_memory import BucketMemory
 
+FEW, NUMBERS = 3, 64  # parameters that are watched, and how many numbers of each
+MESSAGE = (
+    "gradients were averaged and then cleared, with no optimizer step between: what compression holds back of them comes "
+    "back with later ones. Run a backward whose gradients you throw away inside no_sync(), or call discard_step() of the "
+    "handle after it"
+)
 ADVICE = (
     "steps come late, and training may diverge. Damp what is held back (feedback=0.9, or less), begin with dense steps "
     "(start_iter=), lower the learning rate, or let guard=true do it when it is needed"
 )
 
 
-class StepChecks:
-    """The checks of one model's steps with a compressor."""
+@dataclass(frozen=True)
+class Seen:
+    """A parameter at the beginning of a step."""
+
+    version: int
+    gradient: weakref.ref[Tensor] | None
+    numbers: Tensor
+
+    def cleared(self, then: Seen) -> bool:
+        """Return True if the gradient was cleared since `then` and the parameter's version has not changed."""
+        before = then.gradient and then.gradient()
+        kept = before is not None and self.gradient is not None and before is self.gradient()
+        return then.gradient is not None and not kept and self.version == then.version
+
+
+class DiscardedGradientCheck:
+    """Warns once, and watches the smallest `parameters` of the first bucket until then.
+
+    A parameter that has kept its numbers proves nothing: its gradient or the learning rate may be 0, and fused optimizers
+    do not change its version. So it warns only where an optimizer of torch.optim holds a parameter, and did not step.
+    """
 
     def __init__(self) -> None:
-        self._thrown_away, self._warned = DiscardedGradientCheck(), False  # of feedback that runs away
+        self.parameters: Sequence[Tensor] = ()
+        self._seen: list[Seen] = []
+        self._warned = False
+        self._suspected = False  # gradients were cleared, as far as is known without a step
+        self._stepped = False  # an optimizer has, since the last look
+        self._optimizer: weakref.ref[Optimizer] | None = None  # the last one that has
+        self._step: object = (
+            None  # its class's method; torch.compile of torch 2.8 replaces it by one that calls no hooks
+        )
 
     def watch(self, parameters: Sequence[Tensor]) -> None:
-        """The gradients of these tell whether a step's were thrown away; of none: do not look."""
-        self._thrown_away.watch(parameters)
+        """Look at some of these from the next step on, unless it has warned already."""
+        self.parameters, self._seen = () if self._warned else sorted(parameters, key=Tensor.numel)[:FEW], []
+        self._suspected = False
+        if (known := self._known()) is None or not _holds(known, self.parameters):
+            self._optimizer = None
+        if self.parameters:
+            _watching().add(self)
 
-    def end_step(self, memory: ModelMemory) -> None:
-        """Another step begins, so the last one stands or is undone."""
-        if self._thrown_away.parameters:
-            self._thrown_away.check(counts=memory.counts)
-        memory.end_step()
-        if memory.step % EVERY == 0:
-            self._look_at_feedback(memory)
+    def check(self, counts: Callable[[], bool]) -> None:
+        """Compare at the beginning of a step, when the first bucket has its gradients. `counts`: the step before does."""
+        if self._suspected:
+            return
+        before, self._seen = (
+            self._seen,
+            [
+                Seen(
+                    p._version, None if p.grad is None else weakref.ref(p.grad), p.detach().flatten()[:NUMBERS].clone()
+                )
+                for p in self.parameters
+            ],
+        )
+        stepped, self._stepped = self._stepped, False
+        pairs = list(zip(self._seen, before, strict=False))
+        if stepped or not (before and all(now.cleared(then) for now, then in pairs) and counts()):
+            return
+        if all(torch.equal(now.numbers, then.numbers) for now, then in pairs):
+            self._suspected = True
+            self._warn()
+        else:  # written through .data; comparing numbers again would hold up a GPU
+            self.watch(())
 
-    def _look_at_feedback(self, memory: ModelMemory) -> None:
-        """Warn once, of the first bucket of which ever more is held back."""
-        for names, bucket in () if self._warned else memory.live:
+    def note_step(self, optimizer: Optimizer) -> None:
+        """Note that an optimizer has stepped, if it holds a watched parameter."""
+        if self.parameters and (optimizer is self._known() or _holds(optimizer, self.parameters)):
+            self._optimizer, self._step, self._stepped = weakref.ref(optimizer), type(optimizer).step, True
+            self._warn()
+
+    def _known(self) -> Optimizer | None:
+        """The optimizer that has stepped, if its next step will be noted, too."""
+        optimizer = None if self._optimizer is None else self._optimizer()
+        return optimizer if optimizer is not None and type(optimizer).step is self._step else None
+
+    def _warn(self) -> None:
+        """Warn if gradients were cleared without a step, and there is an optimizer whose steps are noted."""
+        if self._suspected and self._known() is not None:
+            self._warned = True
+            warnings.warn(MESSAGE, stacklevel=3)
+            self.watch(())
+
+
+def _holds(optimizer: Optimizer, parameters: Sequence[Tensor]) -> bool:
+    """Return True if any of the parameters is the optimizer's."""
+    wanted = set(map(id, parameters))
+    return any(not wanted.isdisjoint(map(id, group["params"])) for group in optimizer.param_groups)
+
+
+@functools.cache
+def _watching() -> weakref.WeakSet[DiscardedGradientCheck]:
+    """Return the checks that hear of the steps of optimizers, from the first call on."""
+    watching: weakref.WeakSet[DiscardedGradientCheck] = weakref.WeakSet()
+
+    @torch._disable_dynamo  # a compiled function may step
+    def stepped(optimizer: Optimizer, *_: Any) -> None:
+        for each in list(watching):
+            each.note_step(optimizer)
+
+    register_optimizer_step_post_hook(stepped)
+    return watching
+
+
+class DivergenceCheck:
+    """Warns once of the first bucket of which ever more is held back."""
+
+    _warned = False
+
+    def check(self, live: Iterable[tuple[tuple[str, ...], BucketMemory]]) -> None:
+        """Look at the gauges of all buckets. `live`: see `ModelMemory`."""
+        for names, bucket in () if self._warned else live:
             gauge = bucket.gauge
             if gauge is not None and gauge.guard is None and gauge.runs_away:
                 self._warned = True

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..buckets.slices import Sendable
-from ..engine.driver import FuturePending
+from ..engine.task import FuturePending
 from ..measure.step import Step
 from .averager import CompressedAverager
 
@@ -42,6 +42,7 @@ class HookAverager:
         return FuturePending(future)
 
     def end_step(self) -> None:
-        """Nothing, where the hook is not gradwire's."""
+        """End the step, and the own compression's, where the hook is gradwire's."""
+        self._step.finished = True
         if self.own is not None:
             self.own.end_step()

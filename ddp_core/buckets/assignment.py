@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Real
 from typing import Any, TypeAlias
@@ -84,8 +85,7 @@ class BucketAssignment:
         allocate: Allocate = allocate_own,
     ) -> None:
         self._parameters, self._sparse, self.caps, self.alias = parameters, sparse, caps, alias
-        self._traced: list[int] = []
-        self._traced_before: list[int] | None = None
+        self.traces: deque[list[int]] = deque(maxlen=2)  # in which order the gradients of the last steps got ready
         self.builds = 0  # how often buckets were made
         self.cut: int | None = None  # bytes of a slice of larger buckets; None where they are sent as they are
         self.shared = False  # whether any lies in memory that was given
@@ -134,18 +134,15 @@ class BucketAssignment:
         by_index = {each.index(): each for each in self.sending}
         self.sending = [by_index[index] for index in order]
 
-    def trace(self, order: list[int]) -> None:
-        """Note the order in which a step's gradients got ready; parameters without one are missing from it."""
-        self._traced_before, self._traced = self._traced if self._traced else None, order
-
     def proposal(self) -> list[int]:
         """The order for the next buckets: that of the first step, later a new one where it has changed for good.
 
         For good: the last two steps agree, and the buckets do not get complete in the order in which they are sent.
         """
-        seen = set(self._traced)
-        order = self._traced + [index for index in self.order if index not in seen]
+        before, last = [[], [], *self.traces][-2:]  # parameters without a gradient are missing
+        seen = set(last)
+        order = last + [index for index in self.order if index not in seen]
         place = {index: position for position, index in enumerate(order)}
         complete = [max(place[index] for index in bucket.members) for bucket in self.buckets]
-        changed = self._traced == self._traced_before and complete != sorted(complete)
-        return order if changed or self._traced_before is None else self.order
+        changed = last == before and complete != sorted(complete)
+        return order if changed or not before else self.order

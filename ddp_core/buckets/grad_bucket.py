@@ -59,10 +59,11 @@ class GradBucket:
         self.flat = self._memory
         self._views = [view.data for view in _views(self._memory, self.all_parameters)]  # each counts its own changes
         self._places = {member: place for place, member in enumerate(self.members)}
-        self._large = [not p.is_cuda and grad_bytes(p) >= LARGE for p in self.all_parameters]
+        parameters_of = zip(self.members, self.all_parameters, strict=True)
+        self.large = {member for member, each in parameters_of if not each.is_cuda and grad_bytes(each) >= LARGE}
         self._starts = list(accumulate(self._sizes, initial=0))[:-1]
         self._gathers = [view.is_cuda or view.is_contiguous() for view in self._views]  # together with others
-        self.plan: object = None
+        self.plan: Any = None
         self.open(1.0)
 
     def index(self) -> int:
@@ -101,17 +102,9 @@ class GradBucket:
         self._filled = bytearray(len(self.members))
         self._sent: list[int] | None = None  # places of the members that are sent, where these are not all
 
-    def bring(self, index: int) -> None:
-        """Take the gradient of a member.
-
-        A large one is copied at once, while it is in the cache, and its memory is free again. Not the last one: those that
-        are left are copied together.
-        """
-        self.waiting -= 1
-        if self.waiting and self._large[place := self._places[index]]:
-            undifferentiated(self._copy, place)
-
-    def _copy(self, place: int) -> None:
+    def copy(self, index: int) -> None:
+        """Copy the gradient of a member alone, while it is in the cache; then its memory is free again."""
+        place = self._places[index]
         parameter, view = self.all_parameters[place], self._views[place]
         grad = parameter.grad
         if grad is None or grad.is_sparse:  # a sparse one is refused with the bucket

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
@@ -62,7 +62,7 @@ class BucketSlice:
         self.bucket, self.flat, self.start = bucket, flat, start
         self.members, self.number, self.place = bucket.members, bucket.number, 0
         self.all_parameters = bucket.all_parameters
-        self.plan: object = None
+        self.plan: Any = None
         self.pending: Pending | None = None
         self.fill, self.sparse_members = bucket.fill, bucket.sparse_members
 

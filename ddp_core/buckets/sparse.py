@@ -21,17 +21,13 @@ class SparseBucket(GradBucket):
         self.number = self.place = index
         self._last = last
         self.all_parameters = list(parameters)
-        self._sent = None
+        self._sent, self.large = None, set()
         self.plan = None
         self.open(1.0)
 
     def open(self, scale: float) -> None:
         """Make ready for a step's gradient, which is not scaled on its way in."""
         self.scale, self.waiting, self.pending, self.absent = 1.0, 1, None, []
-
-    def bring(self, index: int) -> None:
-        """The gradient is ready."""
-        self.waiting = 0
 
     def fill(self, used: Sequence[int]) -> None:
         """Take the gradient; without one, a tensor of no rows."""

@@ -20,11 +20,9 @@ from ...kernels import pool
 from ..transport.collectives import agree
 from ..transport.processes import explained
 from ..transport.protocol import Pending, Transport
-from .driver import Driver
 from .lanes import Lanes
-from .on_wait import OnWait
 from .side_stream import SideStream
-from .task import HookError, ProgramError, Task
+from .task import Driver, HookError, ProgramError, Task, WaitedTask
 
 logger = logging.getLogger(__name__)
 DEFAULT_TIMEOUT = timedelta(minutes=30)
@@ -55,11 +53,10 @@ class Engine:
         self._failure: str | None = None  # why it reduces no more gradients
         self._closed = False
         self._process = os.getpid()
-        on_cuda = device.type == "cuda"
+        self._on_cuda = device.type == "cuda"
         self._beside: Driver = (
-            SideStream(transport, device, self._ended) if on_cuda else Lanes(transport, timeout, self._ended)
+            SideStream(transport, device, self._ended) if self._on_cuda else Lanes(transport, timeout, self._ended)
         )
-        self._on_wait: Driver = self._beside if on_cuda else OnWait(transport, timeout, self._ended)
 
     def prepare(self, rounds: int, scopes: Sequence[Collection[Scope]] = ()) -> None:
         """Make ready for tasks of `rounds` rounds, each among the ranks of some scopes, or all of them.
@@ -78,15 +75,23 @@ class Engine:
     def submit(self, task: Task, *, on_wait: bool = False) -> Pending:
         """Run a bucket's task after those submitted before; returns at once.
 
-        `on_wait`: whoever waits for it runs it, which is for tasks that have next to nothing to compute. Until all tasks so
-        far have ended, the next ones go the same way. Waiting gives the program's result, or raises RuntimeError with the
-        task's label and the cause.
+        `on_wait`: on the CPU whoever waits for it runs it, once its first request was started here: with nothing to compute
+        beside backward, no other thread need wake up. Until all tasks so far have ended, the next ones go the same way, and
+        are waited for in this order: otherwise ranks would differ in the order of later rounds, where there are any. Waiting
+        gives the program's result, or raises RuntimeError with the task's label and the cause.
         """
         if self._failure is not None or self._closed:
             self._refuse_if_failed()
         with self._lock:
             self._live[task] = None
-        return (self._on_wait if on_wait else self._beside).submit(task)
+        if not on_wait or self._on_cuda:
+            return self._beside.submit(task)
+        waited = WaitedTask(task, self.transport, self._ended)
+        try:
+            waited.runs = task.advance(self.transport, 0, self._timeout, late=True)
+        except Exception as error:  # raised where it is waited for
+            waited.error = error
+        return waited
 
     def send_all(self) -> None:
         """Have all that was submitted come to its end, whoever waits for what, and in whatever order."""

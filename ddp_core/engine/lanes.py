@@ -23,8 +23,7 @@ from queue import SimpleQueue
 import torch
 
 from ..transport.protocol import Pending, Transport
-from .driver import Driver, FuturePending, OnEnd, ResultPending
-from .task import Task
+from .task import Driver, FuturePending, OnEnd, ResultPending, Task
 
 FEWEST, MOST_BYTES = 3, 64 << 20  # tasks that may be on their way whatever their size; bytes of gradients of more
 
@@ -76,18 +75,19 @@ class Lanes(Driver):
         task.future = pending.future
         if task.closed:  # while it had no future that could tell
             raise RuntimeError(f"{task.label} was given up, since another one has failed")
-        self._put(task, 0)
+        if not self._lanes:
+            self._add_lane()
+        self._lanes[0][0].put(task)
         return pending
 
-    def _put(self, task: Task, number: int) -> None:
-        """Queue a task for a lane; the first one makes it, on the only thread that feeds it."""
-        if number == len(self._lanes):
-            queue: SimpleQueue[Task | None] = SimpleQueue()
-            serving = queue, partial(self._advance, lane=number)
-            thread = threading.Thread(target=_serve, args=serving, name=f"gradwire-lane-{number}", daemon=True)
-            thread.start()
-            self._lanes.append((queue, thread))
-        self._lanes[number][0].put(task)
+    def _add_lane(self) -> None:
+        """Make the next lane, on the only thread that feeds it."""
+        queue: SimpleQueue[Task | None] = SimpleQueue()
+        number = len(self._lanes)
+        serving = queue, partial(self._advance, lane=number)
+        thread = threading.Thread(target=_serve, args=serving, name=f"gradwire-lane-{number}", daemon=True)
+        thread.start()
+        self._lanes.append((queue, thread))
 
     def close(self, deadline: float) -> None:
         """End the threads once they have done what is queued; wait until `deadline` at most."""
@@ -104,7 +104,9 @@ class Lanes(Driver):
             if task.closed:
                 task.close()
             elif task.advance(self._transport, lane, self._timeout):
-                self._put(task, lane + 1)
+                if lane + 1 == len(self._lanes):
+                    self._add_lane()
+                self._lanes[lane + 1][0].put(task)
                 return
             else:
                 self._on_end(task, None)

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from ..transport.protocol import Pending, Transport
-from .driver import Driver, FuturePending, OnEnd
-from .task import Task
+from .task import Driver, FuturePending, OnEnd, Task
 
 NO_LIMIT = timedelta()  # the group's own watchdog keeps it
 
@@ -78,9 +77,8 @@ class SideStream(Driver):
 
     def _advance(self, queued: QueuedTask) -> None:
         try:
-            queued.runs = queued.task.advance(self._transport, 0, NO_LIMIT)
-            if queued.task.now is not time.perf_counter:
-                queued.task.expect_late_wait()
+            late = queued.task.now is not time.perf_counter
+            queued.runs = queued.task.advance(self._transport, 0, NO_LIMIT, late=late)
         except Exception as error:
             failure = self._on_end(queued.task, error)
             for each in self._running:

@@ -1,4 +1,4 @@
-"""A task: a program on its way from request to request."""
+"""Tasks, which are programs on their way from request to request; what carries them, and what they return."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from ...compress.protocol.requests import Program
-from ...compress.protocol.together import next_request
 from ..measure.record import Record
-from ..transport.protocol import Reply, Transport
+from ..transport.protocol import Pending, Reply, Transport
 
 
 class ProgramError(RuntimeError):
@@ -54,35 +54,37 @@ class Task:
     _pending: Reply | None = None
     _since: float = 0.0
 
-    def advance(self, transport: Transport, channel: int, timeout: timedelta) -> bool:
+    def advance(self, transport: Transport, channel: int, timeout: timedelta, *, late: bool = False) -> bool:
         """Wait for the reply, if one is on its way, and run on to the next request, which goes to a channel.
 
-        Whether there is a next one; if not, the result is there.
+        `late`: have it noted when the reply is there, since nobody waits for it meanwhile. Return True if there is a next
+        request; if not, the result is there.
         """
         if self.closed:
             raise RuntimeError("it was given up")
-        reply, record, now = None, self.record, self.now
+        reply, request, record, now = None, None, self.record, self.now
         if (pending := self._pending) is not None:
             reply = pending.wait(timeout)
             self._pending = None
         began = now()
         if pending is not None:
-            record.spans.append(("wait", self._since, pending.arrived_at() or began))
-        request, self.result = next_request(self.program, reply)
+            record.spans.append(("wait", self._since, pending.arrived or began))
+        try:
+            request = self.program.send(reply)  # type: ignore[arg-type]  # None begins it
+        except StopIteration as end:
+            self.result = end.value
         if reply is None or self.result is not reply:  # else there was nothing to compute
             record.spans.append(("encode" if reply is None else "decode", began, now()))
-        if request is not None:
-            ranks, scope = transport.ranks, request.scope
-            sent = request.sent_bytes(ranks.world_size if scope == "all" else len(ranks.members(scope)))
-            record.requests.append((scope, request.tensor.nbytes, sent))
-            self._since = now()
-            self._pending = transport.start(request, channel)
-        return request is not None
-
-    def expect_late_wait(self) -> None:
-        """Have it noted when the reply is there, since nobody waits for it meanwhile."""
-        if self._pending is not None:
-            self._pending.expect_late_wait(self.now)
+        if request is None:
+            return False
+        ranks, scope = transport.ranks, request.scope
+        sent = request.sent_bytes(ranks.world_size if scope == "all" else len(ranks.members(scope)))
+        record.requests.append((scope, request.tensor.nbytes, sent))
+        self._since = now()
+        self._pending = transport.start(request, channel)
+        if late:
+            self._pending.expect_late_wait(now)
+        return True
 
     def drop(self, deadline: float) -> None:
         """Let what is in flight arrive until `deadline`, by time.monotonic, then close."""
@@ -102,3 +104,69 @@ class Task:
             pending.abandon()
         if inspect.getgeneratorstate(self.program) != inspect.GEN_RUNNING:
             self.program.close()
+
+
+OnEnd: TypeAlias = Callable[[Task, BaseException | None], BaseException | None]  # told once of each task; what to raise
+
+
+class Driver(Protocol):
+    """Carries tasks from round to round, in the order in which they are submitted."""
+
+    def submit(self, task: Task) -> Pending:
+        """Take a task behind those before; returns at once."""
+
+    def send_all(self) -> None:
+        """Let no request of what was submitted depend on anybody's waiting, where any does."""
+        return None
+
+    def close(self, deadline: float) -> None:
+        """End what runs between calls, if anything does, once what is queued is done."""
+        return None
+
+
+@dataclass(frozen=True)
+class ResultPending:
+    """The result of a Python future. Ctrl-C ends a wait for it, which it does not for a future of torch's."""
+
+    future: Future[Tensor]
+
+    def wait(self, timeout: timedelta) -> Tensor:
+        """Its value, when it is there. Whoever fills it keeps the time limit of each round, also of the tasks before."""
+        return self.future.result()
+
+
+@dataclass(frozen=True)
+class FuturePending:
+    """The result of a future. Whoever fills it keeps the time limit."""
+
+    future: torch.futures.Future[Tensor]
+
+    def wait(self, timeout: timedelta) -> Tensor:
+        """Its value, when it is there."""
+        return self.future.wait()
+
+
+@dataclass(eq=False)
+class WaitedTask:
+    """A task that has begun, and that whoever waits for it runs. `runs`: it has not come to its end."""
+
+    task: Task
+    transport: Transport
+    on_end: OnEnd
+    runs: bool = False
+    error: Exception | None = None
+
+    def wait(self, timeout: timedelta) -> Tensor:
+        """Run the task to its end; raises what `on_end` makes of an error."""
+        channel = 1
+        try:
+            if self.error is not None:
+                raise self.error
+            while self.runs:
+                self.runs = self.task.advance(self.transport, channel, timeout)
+                channel += 1
+        except Exception as error:
+            raise self.on_end(self.task, error) or error from error
+        self.on_end(self.task, None)
+        assert self.task.result is not None
+        return self.task.result

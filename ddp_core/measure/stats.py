@@ -64,13 +64,9 @@ class Totals:
 
     def add(self, programs: Iterable[BucketStats]) -> None:
         """Count programs that belong to no step; their cost may still be noted."""
-        if len(self._earlier) > MANY:
-            self._add_up()
+        if len(self._earlier) > MANY:  # not at every step; nor all records of a training when somebody asks
+            self._total, self._earlier = total(self._earlier[:-LATEST], self._total), self._earlier[-LATEST:]
         self._earlier += programs
-
-    def _add_up(self) -> None:
-        """Now and then: at every step it would take time of each, and of all records of a training time of whoever asks."""
-        self._total, self._earlier = total(self._earlier[:-LATEST], self._total), self._earlier[-LATEST:]
 
     def stats(self, step: Step, number: int) -> Stats:
         """Return all statistics. `step`: the last one, which has not been counted; `number`: of steps so far."""

@@ -71,8 +71,3 @@ class Step:
 
         if isinstance(average, torch.futures.Future):
             average.add_done_callback(end)
-
-    def end(self) -> None:
-        """End the step: all averages were handed out. The end is now, unless an end without forward in between was noted."""
-        self.finished = True
-        self.ended = self.ended or time.perf_counter()

@@ -167,7 +167,7 @@ class Overlap:
             return "sparse gradients"
         if self._joins or self._reducer.share != 1.0:
             return "join()"
-        if len(self._reducer.at_end) > 1:
+        if self._reducer.optimizers:
             return "an optimizer that steps in backward"
         return "create_graph=True" if torch.is_grad_enabled() else ""
 

@@ -58,11 +58,6 @@ def keep_from_compiler(function: Function) -> Function:
     return function
 
 
-def in_compiled_backward() -> bool:
-    """Return True inside a backward that compiled autograd runs."""
-    return bool(getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "in_compiled_autograd_region", False))
-
-
 def scripted(module: nn.Module) -> bool:
     """Return True if any part of a model is TorchScript."""
     return any(isinstance(each, torch.jit.ScriptModule) for each in module.modules())

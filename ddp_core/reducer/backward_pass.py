@@ -37,7 +37,7 @@ class Backward:
     started: bool  # what it will reach is known, or does not matter
     asks: bool  # ranks tell each other which parameters they used
     skips: bool  # what no rank used is not sent
-    zero_unused_gradients: bool  # zeros stand for old gradients of what no rank used
+    leaves_out: bool  # that, or zeros stand for old gradients of what no rank used
     static_usage: Sequence[int] | None  # as `used_by_any`, in a static graph that is known
     step: Step = field(default_factory=Step)  # the record of it
     order: list[int] = field(default_factory=list)
@@ -57,12 +57,9 @@ class Backward:
         """The parameters without gradient, by index; `names`: of all."""
         return {index: name for index, name in enumerate(names) if self.missing[index] > 0}
 
-    def __enter__(self) -> None:
-        """In the body averages arrive; why it fails is kept for the next iteration."""
-
-    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        if error is not None:
-            self.broken = str(error) or type(error).__name__
+    def fails(self, error: BaseException) -> None:
+        """Keep for the next iteration why averages did not come."""
+        self.broken = str(error) or type(error).__name__
 
     def used_by_any(self) -> Sequence[int] | None:
         """By index, not 0 for the parameters that any rank used; None where it is not asked, or not asked yet."""
@@ -70,7 +67,7 @@ class Backward:
 
     def needs(self, bucket: Sendable) -> bool:
         """Return True if a bucket is sent; parts of it that no rank used are taken out (section 6.2.2)."""
-        if not (self.skips or self.zero_unused_gradients) or (used := self.used_by_any()) is None:
+        if (used := self.used_by_any()) is None:
             return True
         absent = [index for index in bucket.members if not used[index]]
         if self.skips and len(absent) == len(bucket.members):

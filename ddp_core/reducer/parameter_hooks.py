@@ -14,18 +14,18 @@ from .autograd import gradient_node, keep_from_compiler
 
 
 class ParameterHooks:
-    """Calls `fired(index, inputs, outputs)` after each of `parameters` has got a gradient, until `detach()` is called.
+    """Calls `fired(owner, index, inputs, outputs)` after each of `parameters` has got a gradient, until `detach()`.
 
-    `nodes`: they accumulate the gradients. `lock`: held by `fired` where parameters lie on several devices, since autograd
-    has a thread for each GPU.
+    `owner`: a weak reference. `nodes`: they accumulate the gradients. `lock`: held by `fired` where parameters lie on
+    several devices, since autograd has a thread for each GPU.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], fired: Callable[..., Any]) -> None:
+    def __init__(self, parameters: Sequence[Tensor], fired: Callable[..., Any], owner: weakref.ref[Any]) -> None:
         self.nodes = list(map(gradient_node, parameters))
         self.lock = threading.RLock()
         several_devices = len({parameter.device for parameter in parameters}) > 1
         fired = keep_from_compiler(_one_at_a_time(fired, self.lock) if several_devices else fired)
-        handles = [node.register_hook(partial(fired, index)) for index, node in enumerate(self.nodes)]
+        handles = [node.register_hook(partial(fired, owner, index)) for index, node in enumerate(self.nodes)]
         self.detach = weakref.finalize(self, _remove, handles)  # takes the hooks off the parameters
         self.detach.atexit = False
 

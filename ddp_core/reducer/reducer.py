@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -20,11 +22,13 @@ from ..buckets.slices import Sendable
 from ..measure.step import Step
 from ..measure.timeline import Timeline
 from . import messages
-from .autograd import arriving, gradient_node, in_compiled_backward
+from .autograd import arriving, gradient_node
 from .backward_pass import Backward, DeferredDelivery, Rules
 from .other_wrappers import Bypass, living, shared
-from .parameter_hooks import ParameterHooks, weak_call
+from .parameter_hooks import ParameterHooks
 from .unused_parameters import Usage
+
+COMPILED = "torch._dynamo.compiled_autograd"  # what runs a backward without Python, where it is in use
 
 
 class Reducer:
@@ -44,7 +48,7 @@ class Reducer:
         timeout: timedelta,
     ) -> None:
         self.parameters, self.names = list(parameters), list(names)
-        self.hooks = ParameterHooks(self.parameters, weak_call(self.fired))
+        self.hooks = ParameterHooks(self.parameters, self.fired, weakref.ref(self))
         self._warned: set[str] = set()
         self.averager, self.group = averager, group
         self.rules, self._timeout = rules, timeout
@@ -64,6 +68,7 @@ class Reducer:
         self.share = 1.0  # of the ranks that have inputs, where the average is to be over these
         self.before_sending: Callable[[Sendable], None] | None = None
         self.at_end: list[Callable[[], None]] = []
+        self.optimizers: list[Callable[[], None]] = []  # their steps, at the end of backward
         self.deferred: DeferredDelivery | None = None  # who hands averages out after the end of backward
         self.timeline = Timeline(names)
         self.assignment = assignment
@@ -101,7 +106,7 @@ class Reducer:
         self._backward = self._opened(Step(forward=self.timeline.forward, now=self.timeline.now))
         for index, firings in enumerate(self._firings or ()):
             if not firings:
-                self._mark_ready(self._backward, index, brought=False)
+                self._pass_over(self._backward, index)
 
     def _opened(self, step: Step) -> Backward:
         scale = self.averager.scale
@@ -114,7 +119,7 @@ class Reducer:
             started=not (counts or self.rules.dynamic),
             asks=self.rules.dynamic or (self.rules.static_graph and self._static_usage is None),
             skips=self.rules.skip_all_reduce_unused_params,
-            zero_unused_gradients=self.averager.zero_unused_gradients,
+            leaves_out=self.leaves_out,
             static_usage=self._static_usage,
             step=step,
         )
@@ -128,6 +133,12 @@ class Reducer:
     def counts(self) -> bool:
         """True if this step waits for the end of backward: the first one of a static graph, which it counts."""
         return self.rules.static_graph and self._firings is None
+
+    @property
+    def leaves_out(self) -> bool:
+        """True if a step is to know, where it can, what no rank used: that is not sent, or sent as zeros."""
+        known = self.rules.dynamic or self._static_usage is not None
+        return known and (self.rules.skip_all_reduce_unused_params or self.averager.zero_unused_gradients)
 
     @property
     def watches(self) -> bool:
@@ -149,8 +160,8 @@ class Reducer:
                 return
             for index in range(len(comes)):
                 if not comes[index]:
-                    self._mark_ready(backward, index, brought=False)
-            if backward.skips or backward.zero_unused_gradients:
+                    self._pass_over(backward, index)
+            if backward.leaves_out:
                 backward.usage = self._ask([a or b for a, b in zip(comes, self._used, strict=True)])
             else:
                 self._launch(backward)
@@ -170,8 +181,12 @@ class Reducer:
         static, watched, rank = self._firings is not None, self.rules.find_unused_parameters, self.group.rank()
         raise self._failure(messages.unfinished(backward.absent(self.names), rank, static=static, watched=watched))
 
-    def fired(self, index: int, _: Any, gradients: tuple[Tensor | None, ...]) -> None:
+    @staticmethod
+    def fired(owner: weakref.ref[Reducer], index: int, _: Any, gradients: tuple[Tensor | None, ...]) -> None:
         """A parameter's hook: its gradient is there, or undefined, where the loss did not depend on it."""
+        self = owner()
+        if self is None:
+            return
         if defined := gradients[0] is not None:
             self._used[index] = 1
         backward = self._backward
@@ -179,7 +194,7 @@ class Reducer:
             if defined:
                 self._apart(index)
             return
-        if not backward.order and in_compiled_backward():
+        if not backward.order and getattr(sys.modules.get(COMPILED), "in_compiled_autograd_region", False):
             raise self._failure(messages.COMPILED_AUTOGRAD)
         if not defined:
             backward.undefined.add(index)
@@ -190,8 +205,13 @@ class Reducer:
             self._await_others(backward, index)
             return
         backward.order.append(index)
-        if self._mark_ready(backward, index, brought=defined):
+        bucket = self.assignment.bucket_of[index]
+        bucket.waiting -= 1
+        if not bucket.waiting:
+            backward.step.ready[bucket.number] = backward.step.now()
             self._launch(backward)
+        elif defined and index in bucket.large:  # now it is in the cache; the others are copied together
+            undifferentiated(bucket.copy, index)
 
     def _apart(self, index: int) -> None:
         """A gradient came outside of a synchronized backward."""
@@ -219,18 +239,13 @@ class Reducer:
             backward.order.append(index)  # it is under way, and will not come to its end
             raise self._failure(messages.twice(self.names[index], static=static, passed_over=passed_over))
 
-    def _mark_ready(self, backward: Backward, index: int, *, brought: bool) -> bool:
-        """Count a parameter as ready: its gradient is there, or none will come. Whether its bucket is now complete."""
+    def _pass_over(self, backward: Backward, index: int) -> None:
+        """Count a parameter as ready: its hook will fire no more."""
         backward.missing[index] = 0
         bucket = self.assignment.bucket_of[index]
-        if brought:
-            bucket.bring(index)
-        else:
-            bucket.waiting -= 1
-        if bucket.waiting:
-            return False
-        backward.step.ready[bucket.number] = backward.step.now()
-        return True
+        bucket.waiting -= 1
+        if not bucket.waiting:
+            backward.step.ready[bucket.number] = backward.step.now()
 
     def _launch(self, backward: Backward) -> None:
         """Send the buckets that are complete, in order; with the last one, ask for the end of backward."""
@@ -246,27 +261,24 @@ class Reducer:
                 if not backward.ending:
                     Variable._execution_engine.queue_callback(self._finish)
 
-    def _send(self, backward: Backward, bucket: Sendable) -> None:
-        """Give a bucket to the averager."""
-        if (backward.skips or backward.zero_unused_gradients) and not backward.needs(bucket):
+    def _send(self, backward: Backward, bucket: Sendable, *, zeros: bool = False) -> None:
+        """Give the averager a bucket of gradients; or of `zeros`, on a rank without inputs."""
+        if backward.leaves_out and not backward.needs(bucket):
             return
-        if torch.is_grad_enabled():
-            self._warn("create_graph", messages.CREATE_GRAPH)
-        used: Sequence[int] = self._used
-        if backward.usage is not None or backward.static_usage is not None:
-            used = backward.used_by_any() or used
-        try:
-            if torch.is_grad_enabled():
-                undifferentiated(bucket.fill, used)
-            else:
-                bucket.fill(used)
-        except RuntimeError as error:
-            if sparse := bucket.sparse_members():
-                raise self._failure(messages.sparse(self.names_of(sparse))) from error
-            raise
-        self._average(backward, bucket)
-
-    def _average(self, backward: Backward, bucket: Sendable) -> None:
+        if zeros:
+            bucket.clear()
+        else:
+            if create_graph := torch.is_grad_enabled():
+                self._warn("create_graph", messages.CREATE_GRAPH)
+            used: Sequence[int] = self._used
+            if backward.usage is not None or backward.static_usage is not None:
+                used = backward.used_by_any() or used
+            try:
+                undifferentiated(bucket.fill, used) if create_graph else bucket.fill(used)
+            except RuntimeError as error:
+                if sparse := bucket.sparse_members():
+                    raise self._failure(messages.sparse(self.names_of(sparse))) from error
+                raise
         if self.before_sending is not None:
             self.before_sending(bucket)
         if bucket.absent:
@@ -295,7 +307,7 @@ class Reducer:
         backward.ending = True
         for index in range(len(backward.missing)):
             if backward.missing[index] > 0:
-                self._mark_ready(backward, index, brought=bool(self._used[index]))
+                self._pass_over(backward, index)
         self._launch(backward)
         backward.ending = False
         if backward.launched == len(self.assignment.sending):
@@ -309,11 +321,14 @@ class Reducer:
             return
         backward.over = True
         backward.step.computed = time.perf_counter()
-        self.assignment.trace(backward.order)
-        with backward:
+        self.assignment.traces.append(backward.order)
+        try:
             later = self.deferred if self.deferred is not None and self.deferred.takes(backward) else None
             if later is None:
-                undifferentiated(self._hand_out, backward)
+                self._hand_out(backward)
+        except BaseException as error:
+            backward.fails(error)
+            raise
         self._backward = None
         self._over = True
         self._end_step(backward)
@@ -321,13 +336,15 @@ class Reducer:
             self.delivered(backward)
         else:
             later.hold(backward)
-        for end in self.at_end:
+        for end in (*self.at_end, *self.optimizers):
             end()
 
     def _hand_out(self, backward: Backward) -> None:
-        for bucket in self.assignment.buckets:
-            if (average := self.average_of(bucket, backward)) is not None:
-                bucket.deliver(average if self.share == 1.0 else average.div_(self.share), backward.used_by_any())
+        with torch.no_grad():
+            for bucket in self.assignment.buckets:
+                if (average := self.average_of(bucket, backward)) is not None:
+                    average = average if self.share == 1.0 else average.div_(self.share)
+                    bucket.deliver(average, backward.used_by_any())
 
     def average_of(self, bucket: GradBucket, backward: Backward) -> Tensor | None:
         """Wait for a bucket's average; None where it was not sent."""
@@ -356,7 +373,7 @@ class Reducer:
 
     def delivered(self, backward: Backward) -> None:
         """End a step: all of its averages have been handed out."""
-        backward.step.end()
+        backward.step.ended = backward.step.ended or time.perf_counter()
         self.averager.end_step()
         self.timeline.step_ends(backward.step, [bucket.members for bucket in self.assignment.buckets])
 

@@ -148,7 +148,7 @@ class TorchAttributes(TorchDDP):
         if not callable(hook):
             raise TypeError(f"a buffer hook is called with (state, buffers), got {type(hook).__name__}")
         self._buffer_hook = (state, hook, comm_hook_location == _BufferCommHookLocation.POST_FORWARD)
-        self._buffers_sync.hook = self._buffer_hook
+        self._buffers_sync.hook, self.reducer.at_end = self._buffer_hook, [self._buffers_sync.wait]
 
     def _check_comm_hook(self, hook: Any) -> None:
         """Raise TypeError or ValueError unless torch's DDP would take the hook, too; bf16 needs no GPU here."""
@@ -213,7 +213,7 @@ class TorchAttributes(TorchDDP):
                         optimizer.step()
                     parameter.grad = None
 
-        self.reducer.at_end.append(step)
+        self.reducer.optimizers.append(step)
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
         if sample_rate < 1:

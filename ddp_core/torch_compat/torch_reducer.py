@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
@@ -28,7 +29,7 @@ class TorchReducer(Reducer):
         """Another one averages from now on, also in the backward of a forward that has run."""
         self.averager = averager
         if (backward := self._backward) is not None and not backward.under_way:
-            backward.zero_unused_gradients = averager.zero_unused_gradients
+            backward.leaves_out = self.leaves_out
             for bucket in self.assignment.buckets:
                 bucket.scale = averager.scale
 
@@ -49,23 +50,24 @@ class TorchReducer(Reducer):
         self.require_finished()
         self._backward = backward = self._opened(Step())
         backward.over = True
-        with backward:
+        try:
             self._send_nothing(backward)
             for bucket in self.assignment.buckets:
                 self.average_of(bucket, backward)
+        except BaseException as error:
+            backward.fails(error)
+            raise
         self._backward = None
         self._end_step(backward)
-        backward.step.end()
+        backward.step.ended = time.perf_counter()
         self.averager.end_step()
 
     def _send_nothing(self, backward: Backward) -> None:
         nothing = bytearray(len(self.parameters))
-        if self.rules.dynamic and (backward.skips or backward.zero_unused_gradients):
+        if self.rules.dynamic and backward.leaves_out:
             backward.usage = self._ask(nothing)
         for bucket in self.assignment.sending:
-            if backward.needs(bucket):
-                bucket.clear()
-                self._average(backward, bucket)
+            self._send(backward, bucket, zeros=True)
         if backward.usage is None and backward.asks:
             backward.usage = self._ask(nothing)
 

@@ -1,9 +1,12 @@
-"""Buckets in memory that the ranks of a machine have mapped: arithmetic there needs no sockets."""
+"""Buckets in memory that the ranks of a machine have mapped: whoever waits for numbers adds them up, without sockets."""
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 
 import torch
@@ -12,9 +15,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...compress.protocol.requests import AllGather, AllReduce, ReduceScatter, Request
 from .agreement import Check, nothing
-from .host_segment import Segment
+from .host_segment import Segment, SharedBuffer
+from .processes import CHECK_SECONDS
 from .protocol import Decorated, Reply, Transport
-from .shared_buffer import Share, SharedBuffer, SharedReply
 
 ADDED = (torch.float32, torch.float64)  # what the extension can add up
 
@@ -65,15 +68,18 @@ class HostMemory(Decorated):
         """Tell the others that numbers are there, each rank as soon as it likes; or what else it is, as the inner one."""
         tensor = request.tensor
         if isinstance(request, AllReduce) and request.op == "sum" and (buffer := self._buffers[1].get(tensor)):
-            buffer.fill(tensor)
-            return SharedReply(buffer, buffer.place, partial(buffer.filled, tensor), self._check)
+            copied(tensor, buffer.memory)
+            buffer.sums.arrive(buffer.place)
+            return SharedReply(buffer, buffer.place, partial(copied, buffer.memory, tensor), self._check)
         hosts = self._buffers[self.ranks.per_host]
         if isinstance(request, ReduceScatter) and request.scope == "host" and (buffer := hosts.get(tensor)):
             return self._sum_share(buffer, request)
         if isinstance(request, AllGather) and (share := self._shares.pop(id(tensor), None)):
-            share.write()
-            finish = partial(share.buffer.filled, share.flat)
-            return SharedReply(share.buffer, 2 * share.buffer.place + 1, finish, self._check)
+            buffer = share.buffer
+            buffer.sums.share(buffer.place, share.first, share.numbers.numel())
+            buffer.sums.arrive(2 * buffer.place + 1)
+            finish = partial(copied, buffer.memory, share.flat)
+            return SharedReply(buffer, 2 * buffer.place + 1, finish, self._check)
         return self.inner.start(request, channel)
 
     def _sum_share(self, buffer: SharedBuffer, request: ReduceScatter) -> Reply:
@@ -81,7 +87,8 @@ class HostMemory(Decorated):
         first = sum(request.sizes[:place])
         share = Share(buffer, request.tensor, first, buffer.memory[first : first + request.sizes[place]])
         self._shares[id(share.numbers)] = share
-        buffer.fill(share.flat)
+        copied(share.flat, buffer.memory)
+        buffer.sums.arrive(2 * buffer.place)
         return SharedReply(buffer, 2 * buffer.place, partial(share.sum, scale), self._check)
 
     def abort(self) -> None:
@@ -93,6 +100,73 @@ class HostMemory(Decorated):
                     buffer.sums.give_up()
         finally:
             self.inner.abort()
+
+
+@dataclass(frozen=True)
+class Share:
+    """This rank's part of a bucket that lies at `flat`: `numbers`, from its element `first` on."""
+
+    buffer: SharedBuffer
+    flat: Tensor
+    first: int
+    numbers: Tensor
+
+    def sum(self, scale: float) -> Tensor:
+        """Add up the share of all ranks, each times `scale`."""
+        self.buffer.sums.sum(self.buffer.place, self.first, self.numbers.numel(), scale)
+        return self.numbers
+
+
+@dataclass(eq=False)
+class SharedReply(Reply):
+    """The contributions of all ranks to a `place` of a bucket's counters. Only the ranks that wait spend time.
+
+    `finish`: what these then do, for the reply. `check`: what a wait that takes long does now and then; it may raise.
+    """
+
+    buffer: SharedBuffer
+    place: int
+    finish: Callable[[], Tensor]
+    check: Check
+
+    def wait(self, timeout: timedelta) -> Tensor:
+        """The reply when all is there; RuntimeError where a rank has ended or gives up, or after the time limit."""
+        sums = self.buffer.sums
+        if not sums.wait(self.place, CHECK_SECONDS):
+            self._wait_and_check(timeout)
+        self.arrived = float(sums.since(self.place))  # of the last rank: the monotonic clock is time.perf_counter here
+        return self.finish()
+
+    def _wait_and_check(self, timeout: timedelta) -> None:
+        sums, first = self.buffer.sums, self.buffer.first
+        deadline = time.monotonic() + timeout.total_seconds()
+        ended: list[int] = []
+        while not sums.wait(self.place, CHECK_SECONDS):
+            self.check()  # first: those that differ give up
+            if (rank := sums.given_up()) >= 0:
+                raise RuntimeError(f"rank {first + rank} has given up or was closed; see what it raised")
+            if ended:
+                raise RuntimeError(f"rank {ended[0]} has ended before the sum was there")
+            if time.monotonic() > deadline:
+                missing = [first + rank for rank in sums.missing(self.place)]
+                late = (
+                    f"of ranks {missing} gradients are missing"
+                    if missing
+                    else "a rank has not done its part of the sum"
+                )
+                raise RuntimeError(f"timed out after {timeout}: {late}")
+            ended = self.buffer.processes.ended()  # what they have left undone may be under way: one more look
+
+    def abandon(self) -> None:
+        """Have all ranks of the host give it up."""
+        self.buffer.sums.give_up()
+
+
+def copied(source: Tensor, target: Tensor) -> Tensor:
+    """Return `target` with the numbers of `source`; they may be one memory."""
+    if target.data_ptr() != source.data_ptr():
+        target.copy_(source)
+    return target
 
 
 def fits(bucket: Sequence[Tensor]) -> bool:

@@ -9,6 +9,7 @@ import os
 import secrets
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
@@ -18,7 +19,6 @@ from torch import Tensor
 
 from .collectives import exchange
 from .processes import Processes, close_files, extension, machine
-from .shared_buffer import SharedBuffer
 
 logger = logging.getLogger(__name__)
 SWITCH = "GRADWIRE_SHARED_MEMORY"  # 0 in the environment of any rank: over the process group after all
@@ -26,6 +26,23 @@ PAGE = mmap.PAGESIZE
 MARK_BYTES = 16  # behind what a file holds, not to take another one for it
 UNABLE = "not able: "
 MEMORY = "where their buckets lie in memory"
+
+
+@dataclass(frozen=True, eq=False)
+class SharedBuffer:
+    """The `memory` of a bucket that all ranks can reach.
+
+    Nobody else has this tensor: who has one that was given, or a view of it, may make torch move that elsewhere
+    (`share_memory_`). `sums`: the counters of all buckets that were made together (native/shared_sums.hpp and, with two
+    places for each bucket, native/shared_shares.hpp). `place`: the bucket's number among these. `first`: of the ranks that
+    have it.
+    """
+
+    memory: Tensor
+    sums: Any
+    processes: Processes
+    place: int
+    first: int
 
 
 class Segment:

@@ -54,17 +54,15 @@ class PacedPending(Reply):
 
     def wait(self, timeout: timedelta) -> Tensor:
         """Wait for both; the time limit is that of the real one."""
-        reply = self._real.wait(timeout)
+        reply, real = self._real.wait(timeout), self._real.arrived
         time.sleep(max(0.0, self.due - time.monotonic()))
+        self.arrived = (
+            None if real is None else max(real, self.due)
+        )  # time.perf_counter is the monotonic clock on Linux
         return reply
 
     def expect_late_wait(self, now: Callable[[], float]) -> None:
         self._real.expect_late_wait(now)
-
-    def arrived_at(self) -> float | None:
-        """Not before `due`, by the host's clock alone: time.perf_counter is the monotonic one on Linux."""
-        real = self._real.arrived_at()
-        return None if real is None else max(real, self.due)
 
     def abandon(self) -> None:
         self._real.abandon()

@@ -47,7 +47,6 @@ class GroupPending(Reply):
             raise RuntimeError("this rank is not a member of the process group that it reduces on")
         self._work: dist.Work | None = work
         self._reply, self._check, self._by_streams, self._timed = reply, check, by_streams, timed
-        self._arrived: float | None = None
 
     def expect_late_wait(self, now: Callable[[], float]) -> None:
         """Have the process group's thread note when it is there, or a stream behind it; not with Gloo on CUDA."""
@@ -58,23 +57,19 @@ class GroupPending(Reply):
 
     def _arrives(self, now: Callable[[], float], _: torch.futures.Future[list[Tensor]]) -> None:
         """On a thread of the process group, which must not wait, or with the stream as the current one: note when."""
-        self._arrived = now()
+        self.arrived = now()
 
     def wait(self, timeout: timedelta) -> Tensor:
-        """The result; on CUDA the current stream waits for it, and the group's watchdog keeps the time limit."""
-        if self._work is None:
+        """Return the result; on CUDA the current stream waits for it, and the group's watchdog keeps the time limit.
+
+        The host waits in parts, and looks around between them; and where a connection was lost, for the reason.
+        """
+        if (work := self._work) is None:
             raise RuntimeError("it was given up")
         if self._reply.is_cuda:
-            self._work.wait()
-        else:
-            self._wait(self._work, timeout)
-        self._work = None  # whoever keeps this, as a traceback may, keeps no connection open
-        return self._reply
-
-    def _wait(self, work: dist.Work, timeout: timedelta) -> None:
-        """Wait in parts, and look around between them; and where a connection was lost, for the reason."""
-        deadline = time.monotonic() + timeout.total_seconds()
-        while True:
+            work.wait()
+        deadline, waits = time.monotonic() + timeout.total_seconds(), not self._reply.is_cuda
+        while waits:
             began = time.monotonic()
             part = max(min(deadline - began, CHECK_EVERY.total_seconds()), 0.001)
             try:
@@ -82,7 +77,7 @@ class GroupPending(Reply):
                     work.wait(timedelta(seconds=part))
                 else:
                     polled(work, part)
-                return
+                waits = False
             except RuntimeError as error:
                 failed = time.monotonic() - began < part / 2
                 self._check()
@@ -94,11 +89,9 @@ class GroupPending(Reply):
                     ) from error
                 if work.is_completed():  # while this one looked
                     _ = work.wait(CHECK_EVERY) if self._timed else work.wait()
-                    return
-
-    def arrived_at(self) -> float | None:
-        """Return the time at which the reply was there, if it was noted."""
-        return self._arrived
+                    waits = False
+        self._work = None  # whoever keeps this, as a traceback may, keeps no connection open
+        return self._reply
 
     def abandon(self) -> None:
         """Let go of the work, and so of its connection."""
@@ -174,8 +167,6 @@ class ProcessGroup(Transport):
 
     def _direct(self, request: Request, channel: int, group: dist.ProcessGroup) -> Reply | None:
         """Start a large request on connections of its own. Return None if the request goes over the group."""
-        if self._device.type == "cuda" or not is_large(request, group.size()):
-            return None
         key = channel, request.scope
         if key not in self._exchanges:
             self._exchanges[key] = self._exchange(f"{self._name(*key)}/direct", group)
@@ -205,7 +196,10 @@ class ProcessGroup(Transport):
                     "the number of rounds must not depend on the gradient's values"
                 )
             group = self._groups[channel, request.scope] = self._private(channel, request.scope)
-        return self._direct(request, channel, group) or started(request, group, self.check, by_streams=self._by_streams)
+        direct = None
+        if self._device.type == "cpu" and is_large(request, group.size()):
+            direct = self._direct(request, channel, group)
+        return direct or started(request, group, self.check, by_streams=self._by_streams)
 
     @cached_property
     def _by_streams(self) -> bool:

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 
 BOOT, SPACES = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns")
+CHECK_SECONDS = 0.2  # between two checks that the other ranks still live
 SOON = 0.5  # seconds within which a process has ended whose connections were lost, on a busy machine too
 
 

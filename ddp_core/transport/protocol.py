@@ -21,14 +21,15 @@ class Pending(Protocol):
 
 
 class Reply(Pending, Protocol):
-    """The reply to a request. What is not overridden stands for one that nobody notes, and that has nothing to let go of."""
+    """The reply to a request. What is not overridden stands for one that nobody notes, and that has nothing to let go of.
+
+    `arrived`: the time of arrival, by the clock of `expect_late_wait` or else time.perf_counter, if it is known already.
+    """
+
+    arrived: float | None = None
 
     def expect_late_wait(self, now: Callable[[], float]) -> None:
         """Note by `now` when it is there, maybe long before somebody waits for it; that costs a thread's attention."""
-        return None
-
-    def arrived_at(self) -> float | None:
-        """Return the time of arrival, by the clock of `expect_late_wait` or else time.perf_counter, if known already."""
         return None
 
     def abandon(self) -> None:

@@ -25,7 +25,7 @@ class DelayedBuckets:
         """Start them all, in the order in which they got ready."""
         waiting, self.waiting = self.waiting, []
         for bucket, promised in waiting:
-            self.handle.reduce(bucket).add_done_callback(partial(_pass_on, promised))
+            self.handle.torch_steps.average(bucket).add_done_callback(partial(_pass_on, promised))
 
 
 def delay_bucket(state: DelayedBuckets, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -150,7 +150,7 @@ def reply_behind_work(rank, world_size):
         torch.cuda._sleep(SLEEP)
         pending = transport.start(AllReduce(numbers), 0)
         pending.expect_late_wait(clock.now)
-    noted, beside = pending.arrived_at(), clock.now()
+    noted, beside = pending.arrived, clock.now()
     torch.cuda.set_sync_debug_mode("default")
     pending.wait(LIMIT)
     return clock.took(noted), clock.seconds(before, noted), clock.seconds(before, beside)

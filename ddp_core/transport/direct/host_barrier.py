@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..processes import Processes, extension
-from ..shared_buffer import CHECK_SECONDS
+from ..processes import CHECK_SECONDS, Processes, extension
 from .wire import Wire
 
 NOTHING = (0, 0, 1)  # a bucket without numbers

@@ -65,7 +65,7 @@ def record_of_a_sum(rank, world_size):
     engine.submit(tasks[0], on_wait=True).wait(LIMIT)
     between = time.perf_counter() - begin
     late = engine.submit(tasks[1], on_wait=True)
-    while tasks[1]._pending.arrived_at() is None:
+    while tasks[1]._pending.arrived is None:
         time.sleep(0.001)
     there = time.perf_counter()
     time.sleep(0.01)

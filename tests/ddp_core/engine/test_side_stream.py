@@ -60,7 +60,7 @@ class Wire:
 
     def start(self, request, channel):
         self.streams.log.append(f"{self.streams.current.name} sends {request.tensor.tolist()}")
-        return SimpleNamespace(wait=lambda timeout: request.tensor, arrived_at=lambda: None, abandon=lambda: None)
+        return SimpleNamespace(wait=lambda timeout: request.tensor, arrived=None, abandon=lambda: None)
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_replies_of_a_measured_step_are_noted_when_they_come_and_requests_when_t
     def start(wire, request, channel):
         pending, name = began(wire, request, channel), f"reply to {request.tensor.tolist()}"
         pending.expect_late_wait = lambda now: streams.log.append(f"{name} will be noted") or notes.append(now)
-        pending.arrived_at = lambda: 7.0
+        pending.arrived = 7.0
         return pending
 
     def now():

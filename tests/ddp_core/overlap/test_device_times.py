@@ -77,7 +77,7 @@ class Wire(Transport):
 
 class Replied(Reply):
     def __init__(self, streams, tensor, at):
-        self.streams, self.tensor, self.at, self.noted = streams, tensor, at, None
+        self.streams, self.tensor, self.at = streams, tensor, at
 
     def wait(self, timeout):
         self.streams.current.done = max(self.streams.current.done, self.at)
@@ -85,10 +85,7 @@ class Replied(Reply):
 
     def expect_late_wait(self, now):
         with self.streams.stream(Stream(self.at)):
-            self.noted = now()
-
-    def arrived_at(self):
-        return self.noted
+            self.arrived = now()
 
 
 @pytest.fixture

@@ -83,12 +83,12 @@ def noted(rank, world_size):
     transport = ProcessGroup(dist.group.WORLD, CPU, LIMIT)
     transport.open(1)
     pending = transport.start(AllReduce(torch.ones(3)), 0)
-    before = pending.arrived_at()
+    before = pending.arrived
     pending.expect_late_wait(lambda: 42.0)
-    while pending.arrived_at() is None:  # nobody waits for it
+    while pending.arrived is None:  # nobody waits for it
         time.sleep(0.001)
     transport.abort()
-    return before, pending.arrived_at()
+    return before, pending.arrived
 
 
 def test_a_reply_is_noted_by_the_clock_that_is_given(ranks):
@@ -100,7 +100,7 @@ def test_on_cuda_a_reply_is_noted_where_its_work_tells_a_stream_behind_it(by_str
     work = SimpleNamespace(get_future=lambda: SimpleNamespace(add_done_callback=lambda told: told(None)))
     pending = process_group.GroupPending(work, SimpleNamespace(is_cuda=True), by_streams=by_streams)
     pending.expect_late_wait(lambda: 42.0)
-    assert pending.arrived_at() == (42.0 if by_streams else None)
+    assert pending.arrived == (42.0 if by_streams else None)
 
 
 def of_backend(name):
