@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.dispatch import recorded_operations
+from ..kernels.temporary import counted_temporaries
 from .feedback.switch import Switch
 from .protocol.compressor import Compressor, children
 from .protocol.layout import Layout
@@ -157,16 +158,25 @@ def rehearse(compressor: Compressor, layout: Layout, step: int, method: int | No
 
 def requests_of(compressor: Compressor, layout: Layout, step: int, method: int | None = None) -> Iterator[Request]:
     """Yield the requests of a step on a bucket of zeros where all ranks do as this one."""
-    state = compressor.init(layout)
-    Leaves(state).set_step(step)
-    for choice in choices(state):
-        choice.fixed = method
-    grad = torch.zeros(layout.numel, dtype=layout.dtype, device=layout.device)
-    program = compressor.reduce(grad, state)
+    program = _begun(compressor, layout, _zeros(layout), step, method)
     request, _ = next_request(program, None)
     while request is not None:
         yield request
         request, _ = next_request(program, alike(request, layout.ranks))
+
+
+def _zeros(layout: Layout) -> Tensor:
+    return torch.zeros(layout.numel, dtype=layout.dtype, device=layout.device)
+
+
+def _begun(
+    compressor: Compressor, layout: Layout, grad: Tensor, step: int, method: int | None = None
+) -> Program[Tensor]:
+    state = compressor.init(layout)
+    Leaves(state).set_step(step)
+    for choice in choices(state):
+        choice.fixed = method
+    return compressor.reduce(grad, state)
 
 
 def steady_traffic(compressor: Compressor, layouts: Sequence[Layout]) -> Traffic:
@@ -176,26 +186,40 @@ def steady_traffic(compressor: Compressor, layouts: Sequence[Layout]) -> Traffic
     return Traffic(total.rounds // 2, total.payload_bytes // 2, total.sent_bytes / 2, total.host_bytes / 2)
 
 
-def payload_memory(compressor: Compressor, layout: Layout) -> int:
-    """Return the most bytes that a payload and its reply take at once in a step, beside gradients and state.
+@dataclass(frozen=True)
+class WorkMemory:
+    """Bytes that a bucket takes in a step beside gradients and state.
 
-    A reduction that travels in place of the gradients takes none.
+    `waiting`: while it waits for a reply, with that. `most`: while it computes between two of them.
+    """
+
+    waiting: int = 0
+    most: int = 0
+
+
+def work_memory(compressor: Compressor, layout: Layout) -> WorkMemory:
+    """Return the memory of a step's payloads, replies and temporary tensors, by a dry run.
+
+    A reduction of the gradients in their place takes none.
     """
     ranks = placed_on_hosts(compressor, layout.ranks)
     layout = dataclasses.replace(layout, ranks=ranks, device=torch.device("meta"))
-    gradients = layout.numel * layout.dtype.itemsize
-    most = 0
+    waiting = most = 0
     for step in (STEADY, STEADY + 1):
-        for request in requests_of(compressor, layout, step):
-            sent, members = request.tensor.nbytes, len(ranks.members(request.scope))
-            match request:
-                case AllReduce():
-                    most = max(most, 0 if sent == gradients else sent)
-                case AllGather():
-                    most = max(most, sent * (1 + members))
-                case _:
-                    most = max(most, 2 * sent)
-    return most
+        with counted_temporaries() as count:
+            grad = _zeros(layout)
+            program = _begun(compressor, layout, grad, step)
+            request, _ = next_request(program, None)
+            most = max(most, count.most)
+            while request is not None:
+                payload = 0 if request.tensor is grad else max(count.now, request.tensor.nbytes)
+                reply = torch.empty_like(alike(request, ranks))
+                replied = 0 if isinstance(request, AllReduce) else reply.nbytes
+                waiting, count.most = max(waiting, payload + replied), count.now
+                del request  # its payload goes as soon as the program lets it go
+                request, _ = next_request(program, reply)
+                most = max(most, count.most + replied)
+    return WorkMemory(waiting, max(waiting, most))
 
 
 def alike(request: Request, ranks: Ranks) -> Tensor:

@@ -109,6 +109,7 @@ def _row(each: Plan) -> dict[str, object]:
         "compression_ratio": each.compression_ratio,
         "state_bytes": each.state_bytes,
         "work_bytes": each.work_bytes,
+        "bytes_per_parameter": each.bytes_per_parameter,
     }
 
 
@@ -116,11 +117,15 @@ def _table(config: PlanConfig, elements: int, plans: list[Plan]) -> Table:
     local = f" of {config.local_every} local ones" if config.local_every else ""
     table = Table(title=f"{config.model.name}: {elements:,} parameters on {config.workers} ranks, a step{local}")
     table.add_column("compressor")
-    memory = () if config.local_every else ("state", "work")  # local SGD has state of its own
+    memory = () if config.local_every else ("state", "work", "per parameter")  # local SGD has state of its own
     for heading in ("payload of a rank", "sent by a rank", "ratio", *memory):
         table.add_column(heading, justify="right")
     for each in plans:
         payload, sent = decimal(each.payload_bytes_per_step), decimal(round(each.sent_bytes_per_step))
-        kept = [decimal(each.state_bytes), decimal(each.work_bytes)] if memory else []
+        kept = (
+            [decimal(each.state_bytes), decimal(each.work_bytes), f"{each.bytes_per_parameter:.2f} bytes"]
+            if memory
+            else []
+        )
         table.add_row(each.compressor, payload, sent, f"{each.compression_ratio:.2f}", *kept)
     return table

@@ -110,6 +110,7 @@ def attach(
     transport: Decorator | None = None,
     optimizer: Optimizers | None = None,
     scaler: Scaler | None = None,
+    undo: bool | None = None,
 ) -> "ShardHandle": ...
 
 
@@ -148,7 +149,7 @@ def attach(
         scaler: a torch.amp.GradScaler. Residuals follow its loss scale: see `Handle.follow`.
         undo: keep a second copy of residuals, which doubles their memory. A step that GradScaler skips or that you
             discard is then undone exactly; without the copy, such a step sets residuals to zero. True keeps it from
-            the start, None from the first such step on, False never. FSDP2 always keeps it: leave the argument out.
+            the start, None from the first such step on, False never.
 
     Returns:
         A `Handle`; for an FSDP2 model a `ShardHandle`.
@@ -163,9 +164,7 @@ def attach(
     if isinstance(model, nn.Module) and is_sharded(model) and not is_replicated(model):
         from .fsdp import Sharding, attach_sharded
 
-        if undo is not None:
-            raise TypeError("what FSDP2's gradients hold back always has a second copy: leave undo out")
-        asked = Sharding(gather, reduce, replicas, spec, process_group, optimizer)
+        asked = Sharding(gather, reduce, replicas, spec, process_group, optimizer, undo)
         handle = attach_sharded(model, asked, timeout, transport)
     else:
         options: dict[str, Any] = {"process_group": process_group, "timeout": timeout, "transport": transport}

@@ -49,8 +49,9 @@ def drawn(state: Draws | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _traits(adapter: Gathered | TwoShot) -> Traits:
-    takes_16_bits = own_traits(adapter.codec).takes_16_bits
-    return Traits(takes_16_bits=takes_16_bits, ignores_shapes=True, packs_bytes=True)
+    codec = own_traits(adapter.codec)
+    residual_first = codec.keeps_zeros or isinstance(adapter, Gathered)
+    return Traits(codec.takes_16_bits, ignores_shapes=True, packs_bytes=True, residual_first=residual_first)
 
 
 @with_traits(_traits)
@@ -138,6 +139,8 @@ class TwoShot:
         held = None if residual is None or state.server_residual is None else state.server_residual.open()
         self.codec.encode(served, held, payload[:, :size], state.length, *second)
         del votes, served
+        if held is not None and state.server_residual is not None:
+            state.server_residual.close(held)
         averages = (yield from all_gather(payload)).view(1, state.world_size, size + bits)
         del payload
         _decode(self.codec, averages[..., :size], grad, state.length, residual)
@@ -146,10 +149,10 @@ class TwoShot:
             rows.clear(used, grad)
             if residual is not None:
                 rows.clear(used, residual.after)
-            if held is not None:
+            if held is not None and state.server_residual is not None:
+                held = state.server_residual.open()
                 rows.clear(used, held.after, start)
-        if held is not None and state.server_residual is not None:
-            state.server_residual.close(held)
+                state.server_residual.close(held)
         return grad
 
 

@@ -13,7 +13,7 @@ from ..protocol.requests import Program, all_reduce
 from ..protocol.traits import Traits
 
 
-@register("none", lossy=False, traits=Traits(averages=True, ignores_shapes=True))
+@register("none", lossy=False, traits=Traits(averages=True, ignores_shapes=True, residual_first=True))
 @dataclass(frozen=True)
 class Dense:
     """No compression: one all-reduce of the mean in the gradient's own dtype, as DDP does by itself."""

@@ -168,7 +168,8 @@ def _written(built: Any) -> str | None:
     options |= {"error_feedback": kept > 0} if method.lossy and (kept > 0) != (method.feedback > 0) else {}
     if kept == (method.feedback or 1):
         wrapping.pop("feedback", None)
-    listed = ",".join(f"{key}={_plainly(value)}" for key, value in {**options, **wrapping, **stages}.items())
+    given = {**options, **wrapping, **stages}.items()
+    listed = ",".join(f"{key}={str(value).lower() if value in (None, True, False) else value}" for key, value in given)
     text = f"{method.name}:{listed}" if listed else method.name
     return text if inner is None else f"{text}+{_written(inner)}"
 
@@ -191,10 +192,6 @@ def _unwrapped(built: Any) -> tuple[Any, dict[str, Any]]:
                 options |= {"residual_bits": value} if value != WIDTHS[0] else {}
         built = built.inner
     return built, options
-
-
-def _plainly(value: Any) -> str:
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def _build(mapping: Mapping[str, Any]) -> Compressor:
@@ -324,8 +321,7 @@ def _load_quietly(entry: EntryPoint) -> None:
 
 def _value(method: Registration, key: str, value: Any) -> Any:
     """An option's value in the option's type."""
-    options = method.options
-    if key not in options:
+    if key not in (options := method.options):
         hint = did_you_mean(key, options)
         raise ValueError(f"{method.name!r} has no option {key!r}{hint}; it has: {', '.join(options) or 'none'}")
     expected = options[key][0]

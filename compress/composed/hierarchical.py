@@ -20,8 +20,9 @@ from ..protocol.requests import AllGather, AllReduce, Program, ReduceScatter
 from ..protocol.together import next_request
 from ..protocol.traits import Traits, traits_of
 from ..simulate import most_rounds
+from ..state.leaf import FlatLeaf
 from ..state.shares import Share, placed_on_hosts, ranks_given, share_of
-from ..state.tensors import Chunk, FlatLeaf, PerParameter
+from ..state.tensors import Chunk, PerParameter
 from ..state.tree import Leaves, leaves
 
 

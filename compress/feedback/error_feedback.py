@@ -9,12 +9,16 @@ import torch
 from torch import Tensor
 
 from ...kernels import Residual
-from ..protocol.compressor import Compressor
-from ..protocol.layout import Layout
+from ..protocol.compressor import Compressor, children
+from ..protocol.layout import Layout, working_dtype
 from ..protocol.requests import Program
+from ..protocol.together import after_first
+from ..protocol.traits import own_traits
 from ..state.gauge import Gauge
 from ..state.narrow import WIDTHS
 from ..state.tensors import PerParameter
+from .float32_arithmetic import Float32Arithmetic
+from .switch import Switch
 
 
 @dataclass
@@ -25,12 +29,18 @@ class ErrorFeedbackState:
     inner: Any
     gauge: Gauge
 
+    def close(self, held: Residual) -> None:
+        """Take a sample of the residual that a step has written, and keep it."""
+        self.gauge.end(held)
+        self.residual.close(held)
+
 
 @dataclass(frozen=True)
 class ErrorFeedback:
     """Error feedback adds what compression loses to the next gradient (Seide et al. 2014; Karimireddy et al. 2019).
 
-    `residual_bits`: of each element of the residual between steps, see `Narrow`; 32 stands for float32 or wider.
+    `residual_bits`: of each element of the residual between steps, see `Narrow`; 32 stands for float32 or wider. Copies in
+    these are gone before a bucket leaves, where the inner compressor can do without them.
     """
 
     inner: Compressor
@@ -49,7 +59,17 @@ class ErrorFeedback:
             residual.after.zero_()
             held = Residual(held.after, held.after)
         state.gauge.begin(grad, held)
-        average = yield from self.inner.reduce(grad, state.inner, held)
-        state.gauge.end(held)
-        state.residual.close(held)
+        averaging = self.inner.reduce(grad, state.inner, held)
+        if state.residual.store is not None and grad.dtype == working_dtype(grad.dtype) and _residual_first(self.inner):
+            average: Tensor = yield from after_first(averaging, lambda: state.close(held))
+        else:
+            average = yield from averaging
+            state.close(held)
         return average
+
+
+def _residual_first(compressor: Compressor) -> bool:
+    """Return True if a compressor has done with the residual of a wide gradient before its first request."""
+    if isinstance(compressor, Float32Arithmetic | Switch):
+        return all(map(_residual_first, children(compressor)))
+    return own_traits(compressor).residual_first

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import prod
 from typing import Any
@@ -31,6 +31,18 @@ def next_request(program: Program[Any], reply: Tensor | None) -> tuple[Request |
             f"{asked!r}"
         )
     return asked, None
+
+
+def after_first(program: Program[Any], act: Callable[[], None]) -> Program[Any]:
+    """Run a program, and call `act` once it has made its first request, or has ended without one."""
+    try:
+        request, result = next_request(program, None)
+        act()
+        while request is not None:
+            request, result = next_request(program, (yield request))
+    finally:
+        program.close()
+    return result
 
 
 def together(*programs: Program[Any]) -> Program[list[Any]]:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ...kernels import Residual
+from ..state.leaf import Entries, FlatLeaf
 from ..state.narrow import WIDTHS, Narrow
-from ..state.tensors import Entries, FlatLeaf, zeros
+from ..state.tensors import zeros
 from .layout import ShardLayout
 
 

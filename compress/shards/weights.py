@@ -17,8 +17,8 @@ from ..protocol.compressor import Codec
 from ..protocol.layout import working_dtype
 from ..protocol.requests import Program, all_gather
 from ..protocol.traits import own_traits
+from ..state.leaf import Entries, FlatLeaf
 from ..state.narrow import WIDTHS
-from ..state.tensors import Entries, FlatLeaf
 from .codec import codec_of, needed
 from .layout import ShardLayout
 

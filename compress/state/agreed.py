@@ -11,7 +11,7 @@ from torch import Tensor
 from ..protocol.compressor import Compressor
 from ..protocol.layout import Layout
 from .gauge import Arriving
-from .tensors import Entries, FlatLeaf
+from .leaf import Entries, FlatLeaf
 from .tree import parts
 
 EVERY, FIRST, EARLY = 32, 24, (2, 8)  # steps in which a choice is made anew: 2, 8, 24, 56, 88, ...

@@ -16,7 +16,8 @@ from torch import Tensor
 from ..protocol.layout import Layout
 from ..protocol.ranks import Ranks
 from ..protocol.traits import traits_of
-from .tensors import PART, FlatLeaf
+from .leaf import FlatLeaf
+from .tensors import PART
 
 LINE = 16  # elements: shares that are cut begin where a line of a processor's cache does
 

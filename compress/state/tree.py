@@ -15,8 +15,9 @@ from typing import Any
 from torch import Tensor
 
 from ..protocol.layout import Layout
+from .leaf import Entries, FlatLeaf, Leaf
 from .shares import Share
-from .tensors import Chunk, Counter, Entries, FlatLeaf, Leaf, PerParameter
+from .tensors import Chunk, Counter, PerParameter
 
 __all__ = [
     "Chunk",
@@ -74,6 +75,7 @@ class Leaves:
 
     def __init__(self, state: Any, *, versioned: bool = False) -> None:
         walked = list(_walked(state, "", None))
+        self.blank = True  # no step was kept yet, and nothing was loaded
         self._by_path = {path: leaf for path, leaf, _ in walked}
         self._shares = {path: share for path, _, share in walked if share is not None}
         self.counters = tuple(leaf for leaf in self._by_path.values() if isinstance(leaf, Counter))
@@ -87,15 +89,26 @@ class Leaves:
         for leaf in self.flat:
             leaf.versioned = not (leaf.holds_back or leaf.of_gradients)
 
-    def make_room(self) -> None:
-        """Version all of it from now on. Between two steps."""
+    def make_room(self) -> int:
+        """Version all of it from now on, between two steps. Return the bytes that this takes."""
         for leaf in self.flat:
             leaf.make_room()
+        return self.nbytes
+
+    def drop_room(self) -> None:
+        """Free the second copies, between two steps; the next step makes them anew."""
+        for leaf in self.flat:
+            leaf.drop_room()
 
     @property
-    def overwritten(self) -> bool:
+    def overwrites(self) -> bool:
         """True if the step that is under way has written over anything from before it."""
-        return any(leaf.overwritten for leaf in self.flat)
+        return not self.blank and any(leaf.overwritten for leaf in self.flat)
+
+    @property
+    def in_place(self) -> bool:
+        """True if steps write over anything."""
+        return any(not leaf.versioned for leaf in self.flat)
 
     @property
     def nbytes(self) -> int:
@@ -109,6 +122,7 @@ class Leaves:
 
     def keep(self) -> None:
         """Let the step stand that is under way."""
+        self.blank = False
         for leaf in self.flat:
             leaf.keep()
 
@@ -129,6 +143,7 @@ class Leaves:
 
     def load(self, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Fill in saved entries; returns what the next gradients must make up for, flat, by parameter name."""
+        self.blank = self.blank and not entries
         return summed(self._loaded(path, leaf, entries) for path, leaf in self._by_path.items())
 
     def _loaded(self, path: str, leaf: Leaf, entries: Mapping[str, Mapping[str, Tensor]]) -> Mapping[str, Tensor]:

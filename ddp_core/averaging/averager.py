@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -48,6 +48,7 @@ from .step_checks import DiscardedGradientCheck, DivergenceCheck
 from .step_lock import StepLock
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class CompressedAverager:
@@ -264,21 +265,18 @@ class CompressedAverager:
         Where the step that is under way on another thread overwrites residuals, the memory after that step.
         """
         self.drain()
-        with self.step_lock.lock:
-            elsewhere = self.step_lock.thread != threading.get_ident() and not self.engines.failed
-            if not (self.under_way and elsewhere and self.memory.in_place):
-                return self.memory.snapshot(under_way=self.under_way)
-        found = self.step_lock.after_step(self.memory.snapshot, lambda: not self.under_way, self._signs)
-        return found or self._snapshot_within()
+        return self.take(lambda under_way: self.memory.snapshot(under_way=under_way))
 
-    def _signs(self) -> object:
+    def take(self, snapshot: Callable[[bool], T]) -> T:
+        """Return what `snapshot` gives after the last step that ended: see `StepLock.take`."""
+        return self.step_lock.take(
+            snapshot, lambda: self.under_way, lambda: self.memory.in_place and not self.engines.failed, self.signs
+        )
+
+    def signs(self) -> object:
         """Return what changes while a step goes on: its buckets, and those that are on their way unless one has failed."""
         quiet = self.engines.idle or self.engines.failed
         return self.step, len(self.step.programs), None if quiet else time.monotonic()
-
-    def _snapshot_within(self) -> Snapshot:
-        with self.step_lock.lock:
-            return self.memory.snapshot(under_way=self.under_way)
 
     def load(self, saved: Mapping[str, Any], *, follow: bool = True) -> None:
         """Go on from a saved state; `follow`: with its order of buckets, if that is not the first step's."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,7 +22,7 @@ from ..measure.metrics import Measured
 from ..measure.record import Record
 from ..measure.stats import Stats, Totals
 from ..measure.step import BucketStats, Step
-from ..memory.shard_memory import ShardMemory, ShardSnapshot
+from ..memory.shard_memory import ShardMemory
 from ..memory.weight_memory import WeightMemory
 from ..transport.protocol import Decorator, Pending
 from .averager import CompressedAverager
@@ -30,12 +31,14 @@ from .engines import Engines
 from .same_kernels import agree_on_kernels
 from .step_lock import StepLock
 
+T = TypeVar("T")
+
 
 class ShardAverager:
     """The communication of a model's shards on this rank, its cost and its memory.
 
     `group`: the ranks that share the parameters. `replicas`: averages over replicas, if anything of gradwire's does; a step
-    of both ends when theirs does. All ranks make the same calls in the same order.
+    of both ends when theirs does. `undo`: see `StepMemory`. All ranks make the same calls in the same order.
     """
 
     def __init__(
@@ -47,8 +50,9 @@ class ShardAverager:
         timeout: timedelta,
         decorate: Decorator | None = None,
         replicas: CompressedAverager | None = None,
+        undo: bool | None = None,
     ) -> None:
-        self.memory, self.weights, self._replicas = ShardMemory(reduction), weights, replicas
+        self.memory, self.weights, self._replicas = ShardMemory(reduction, undo), weights, replicas
         self.in_use = WeightMemory()
         self.engines, self.device = Engines([group], timeout, decorate), device
         self.decorated = decorate is not None
@@ -150,10 +154,19 @@ class ShardAverager:
         """Return the cost of modules in the last step and in total."""
         return self.totals.stats(self._step, self.memory.step)
 
-    def snapshot(self) -> ShardSnapshot:
-        """The memory after the last step that came to its end; on any thread, at any time."""
-        with self.step_lock.lock:
-            return self.memory.snapshot()
+    def take(self, snapshot: Callable[[bool], T]) -> T:
+        """Return what `snapshot` gives after the last step that ended, also among replicas: see `StepLock.take`."""
+        return self.step_lock.take(snapshot, lambda: self.memory.under_way, self._in_place, self.signs)
+
+    def _in_place(self) -> bool:
+        both: list[ShardAverager | CompressedAverager] = [self, *filter(None, [self._replicas])]
+        return any(each.memory.in_place for each in both) and not any(each.engines.failed for each in both)
+
+    def signs(self) -> object:
+        """Return what changes while a step goes on: its modules, and those that are on their way."""
+        quiet, replicas = self.engines.idle or self.engines.failed, self._replicas
+        here = self._step, len(self._step.programs), None if quiet else time.monotonic()
+        return here if replicas is None else (here, replicas.signs())
 
     def measured(self) -> Measured:
         """Return the records of the last steps. They are not timed in full: backward is torch's."""

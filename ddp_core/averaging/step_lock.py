@@ -33,6 +33,28 @@ class StepLock:
         else:
             change()
 
+    def take(
+        self,
+        snapshot: Callable[[bool], T],
+        under_way: Callable[[], bool],
+        in_place: Callable[[], bool],
+        signs: Callable[[], object],
+    ) -> T:
+        """Return the `snapshot` after the last step that ended, on any thread; its argument: a step is under way.
+
+        Where that step overwrites numbers, `in_place`, and runs on another thread, the snapshot is of its end. `signs`: as
+        for `after_step`.
+        """
+        with self.lock:
+            elsewhere = self.thread != threading.get_ident()
+            if not (under_way() and elsewhere and in_place()):
+                return snapshot(under_way())
+        found = self.after_step(lambda: snapshot(False), lambda: not under_way(), signs)
+        if found is not None:
+            return found
+        with self.lock:  # the step broke off
+            return snapshot(under_way())
+
     def after_step(self, take: Callable[[], T], ends: Callable[[], bool], signs: Callable[[], object]) -> T | None:
         """Return what `take` gives once the step is over that is under way on another thread; None if that broke off.
 

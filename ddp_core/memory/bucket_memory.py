@@ -21,10 +21,6 @@ from ...kernels import Residual, all_finite
 from .device_flag import DeviceFlag, refuse_capture
 from .out_of_memory import allocated
 
-NOT_TO_DISCARD = (
-    "there is no step to discard: call discard_step() after a synced backward, and before swap(), rescale() or "
-    "load_state_dict()"
-)
 CARRIED_OVER = "carried_over"  # the field under which a state dict keeps gradient that has lost its place
 
 
@@ -52,13 +48,12 @@ class BucketMemory:
         self._compressor = compressor
         self.state = allocated(lambda: compressor.init(layout), compressor, layout)
         self.gauge = next(gauges(self.state), None)
-        self._leaves = Leaves(self.state, versioned=undo)
+        self.leaves = Leaves(self.state, versioned=undo)
         if not undo:
-            self._leaves.version_what_ranks_share()
-        self._blank = True  # no step has been kept yet, and nothing was loaded
-        self._leaves.set_step(step)
-        self._counts_on_cuda = layout.device.type == "cuda" and bool(self._leaves.counters)
-        self._carrying, self._remembers = carrying, bool(self._leaves.flat)
+            self.leaves.version_what_ranks_share()
+        self.leaves.set_step(step)
+        self._counts_on_cuda = layout.device.type == "cuda" and bool(self.leaves.counters)
+        self._carrying, self._remembers = carrying, bool(self.leaves.flat)
         self._carried: PerParameter | None = None  # gradient outside the compressor's state
         self._asks = partial and (self._remembers or carrying)  # which parameters any rank has used
         if self._asks:
@@ -76,8 +71,8 @@ class BucketMemory:
         """Average the bucket over ranks, in place of `flat`. `watched`: it has a say in whether the step counts."""
         if self._counts_on_cuda:
             refuse_capture()
-        if self._leaves.counters:
-            self._leaves.set_step(step)
+        if self.leaves.counters:
+            self.leaves.set_step(step)
         used = self._used(flat) if self._asks else None
         rest = None if self._carried is None else self._bring_out(flat, self._carried)
         if used is not None:
@@ -104,8 +99,8 @@ class BucketMemory:
         if exact is flat:
             return None
         rest = exact.sub_(flat)
-        self._leaves.hold(self.layout, rest)
-        return Residual(rest, rest) if self._leaves.residuals and ranks_given(self._compressor) is not None else None
+        self.leaves.hold(self.layout, rest)
+        return Residual(rest, rest) if self.leaves.residuals and ranks_given(self._compressor) is not None else None
 
     def _used(self, flat: Tensor) -> Tensor:
         """1 for each parameter with a gradient on this rank, 0 for those whose gradient is all zeros."""
@@ -130,7 +125,7 @@ class BucketMemory:
             return {}
         zeros = torch.zeros(self.layout.numel, dtype=self.layout.dtype, device=self.layout.device)
         nothing = dict(zip(self.layout.names, zeros.split(self.layout.sizes), strict=True))
-        return states.summed([nothing, self._leaves.held_back(), self._carried_by_name()])
+        return states.summed([nothing, self.leaves.held_back(), self._carried_by_name()])
 
     def _carried_by_name(self) -> dict[str, Tensor]:
         views = {} if self._carried is None else self.layout.views(self._carried.flat)
@@ -145,21 +140,6 @@ class BucketMemory:
         """True if the last step, if it counts, has carried nothing over; the same on all ranks."""
         return self._finite is not None and not self._left
 
-    @property
-    def overwrites(self) -> bool:
-        """True if the step that is under way has overwritten what was there before it."""
-        return self._leaves.overwritten and not self._blank
-
-    @property
-    def in_place(self) -> bool:
-        """True if steps overwrite anything."""
-        return any(not leaf.versioned for leaf in self._leaves.flat)
-
-    def make_room(self) -> int:
-        """Have steps be undone exactly from now on. Return the bytes that this takes."""
-        self._leaves.make_room()
-        return self._leaves.nbytes
-
     def end_step(self, keep: bool, carrying: bool) -> bool:
         """End the step: keep what it changed, or undo it. `carrying`: whether any rank may still owe something.
 
@@ -167,13 +147,12 @@ class BucketMemory:
         """
         ended = self._finite is not None
         self._finite = None
-        lost = not (ended and keep) and self.overwrites
-        for leaves in (self._leaves, self._carried):
+        lost = not (ended and keep) and self.leaves.overwrites
+        for leaves in (self.leaves, self._carried):
             if leaves is not None:
                 leaves.keep() if ended and keep else leaves.undo()
         if not ended:
             return lost
-        self._blank = self._blank and not keep
         self._carrying, self._asks = carrying, self._asks and (carrying or self._remembers)
         if keep and not self._asks:
             self._carried = None
@@ -185,30 +164,29 @@ class BucketMemory:
         `carrying`: as for `end_step`, which neither this nor a save does.
         """
         snapshot, newest = copy.copy(self), keep and self._finite is not None
-        snapshot._leaves, snapshot._carrying = self._leaves.snapshot(newest=newest), carrying
+        snapshot.leaves, snapshot._carrying = self.leaves.snapshot(newest=newest), carrying
         snapshot._carried = None if self._carried is None else self._carried.snapshot(newest=newest)
         return snapshot
 
     def save(self) -> Entries:
         """Copies of all numbers of the state, by parameter name and field."""
-        entries = self._leaves.save()
+        entries = self.leaves.save()
         for name, numbers in self._carried_by_name().items():
             entries.setdefault(name, {})[CARRIED_OVER] = numbers.clone()
         return entries
 
     def averaged(self) -> Entries:
         """Return what is made of this rank's gradients and not held back, by parameter name and field."""
-        return self._leaves.averaged()
+        return self.leaves.averaged()
 
     def load(self, entries: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Take saved numbers; those that lost their place are carried to the next average."""
-        self._blank = self._blank and not entries
-        self.carry_over(self._leaves.load(entries))
+        self.carry_over(self.leaves.load(entries))
         self.carry_over({name: fields[CARRIED_OVER] for name, fields in entries.items() if CARRIED_OVER in fields})
 
     def rescale(self, factor: float) -> None:
         """Multiply what is held back."""
-        self._leaves.rescale(factor)
+        self.leaves.rescale(factor)
         if self._carried is not None:
             self._carried.multiply(factor)
 

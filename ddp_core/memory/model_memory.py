@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ...compress import specification
@@ -17,28 +15,14 @@ from ...compress.protocol.layout import Layout
 from ...compress.protocol.requests import Program
 from ...compress.protocol.traits import traits_of
 from ...compress.state.shares import ranks_given
-from ...compress.state.tree import Entries
+from ...compress.state.tree import Entries, Leaves
 from ...kernels import all_finite
 from ..buckets.layout import as_real
 from ..buckets.sparse import sparse_mean
-from .bucket_memory import CARRIED_OVER, NOT_TO_DISCARD, BucketMemory
+from .bucket_memory import CARRIED_OVER, BucketMemory
 from .device_flag import DeviceFlag
 from .sliced_memory import SlicedMemory, may_be_cut
-
-logger = logging.getLogger(__name__)
-LOST = (
-    "gradwire: the last step does not count (its average was not finite, it was discarded, or its backward broke off). The "
-    "residuals that it has overwritten are zero now"
-)
-UNDONE = (
-    "From now on a second copy of the residuals undoes such steps exactly: {:.1f} MB on this rank. Pass undo=True to keep "
-    "that copy from the start, or undo=False to do without it"
-)
-SAVED_WITHIN = (
-    "gradwire: a state was saved in the middle of a step, by the thread that runs it, or after a backward that broke off or "
-    "gave no sign of life for 10 s. The residuals that the step has overwritten are saved as zeros; undo=True saves those "
-    "from before the step"
-)
+from .step_memory import StepMemory
 
 
 def _check_partial(compressor: Compressor, partial: bool) -> None:
@@ -77,21 +61,14 @@ class Snapshot:
         return {"step": self.step, "buckets": list(map(list, self.buckets)), "parameters": entries, **hosts}
 
 
-class ModelMemory:
-    """The memory of all buckets of a model. It follows parameters by name when buckets change.
-
-    `undo`: steps that do not count are undone exactly, by a second copy of residuals; None: from the first such step on that
-    finds residuals, which it sets to zero; False: never.
-    """
+class ModelMemory(StepMemory):
+    """The memory of all buckets of a model. It follows parameters by name when buckets change. `undo`: see `StepMemory`."""
 
     def __init__(self, compressor: Compressor, *, partial: bool = False, undo: bool | None = True) -> None:
         _check_partial(compressor, partial)
-        self.undo = undo
+        super().__init__(undo)
         self._choose(compressor)
-        self.partial, self.step = partial, 0
-        self.committed = True  # whether the last step can be taken back no more
-        self._discarded = False  # whether it was
-        self._warned = False  # of a save within a step
+        self.partial = partial
         self._unclaimed_buckets: list[tuple[str, ...]] = []  # buckets of a loaded state that have not been met yet
         self._live: dict[tuple[str, ...], SlicedMemory] = {}
         self.carrying = False  # whether any rank may owe something outside a compressor's state; the same on all ranks
@@ -109,6 +86,10 @@ class ModelMemory:
     def live(self) -> list[tuple[tuple[str, ...], BucketMemory]]:
         """The memory of each slice of each bucket, and the names in the bucket."""
         return [(names, each) for names, bucket in self._live.items() for each in bucket.slices]
+
+    def states(self) -> list[Leaves]:
+        """Return the leaves of each slice of each bucket."""
+        return [each.leaves for _, each in self.live]
 
     @property
     def averages(self) -> bool:
@@ -237,12 +218,6 @@ class ModelMemory:
         """True if the last step is remembered, and can still be undone."""
         return self.watched and not self.committed and self._finite()
 
-    def discard_step(self) -> None:
-        """Have the last step undone. Raises RuntimeError where there is none, or none that still can be."""
-        if self.committed:
-            raise RuntimeError(NOT_TO_DISCARD)
-        self._discarded = True
-
     def end_step(self) -> None:
         """Commit the step before: undo it everywhere if its average was not finite anywhere, or it was discarded."""
         self.committed = True
@@ -253,30 +228,9 @@ class ModelMemory:
         self._sparse_finite = []
         self._names_before = [*self._live, *self._unclaimed_buckets]
         lost = [each.end_step(keep, self.carrying) for _, each in self.live]
-        if any(lost) and self.undo is None:
-            self._undo_from_now_on()
+        if any(lost):
+            self.note_loss()
         self._stateful = any(each.stateful for _, each in self.live) if self._live else None
-
-    def _undo_from_now_on(self) -> None:
-        """Have the next steps that do not count be undone exactly: one of them has cost residuals."""
-        try:
-            held = sum(each.make_room() for _, each in self.live)
-        except torch.OutOfMemoryError:
-            self.undo = False
-            logger.warning("%s, and will be after each such step: there is no memory for a copy of them", LOST)
-        else:
-            self.undo = True
-            logger.warning("%s. %s", LOST, UNDONE.format(held / 1e6))
-
-    @property
-    def overwrites(self) -> bool:
-        """True if the step that is under way has overwritten any residuals from before it."""
-        return any(each.overwrites for _, each in self.live)
-
-    @property
-    def in_place(self) -> bool:
-        """True if steps overwrite residuals."""
-        return not self.undo and any(each.in_place for _, each in self.live)
 
     def replace(self, compressor: Compressor) -> None:
         """Go on with another compressor; what was held back is carried to the next average."""
@@ -321,9 +275,8 @@ class ModelMemory:
             raise RuntimeError(
                 "a state that was loaded, then swapped, can be saved after the next backward, not before it"
             )
-        if under_way and self.overwrites and not self._warned:
-            self._warned = True
-            logger.warning(SAVED_WITHIN)
+        if under_way:
+            self.note_save_within()
         carrying, keep = (self.carrying, False) if under_way else (self._still_carrying(), self._finite())
         buckets = self._names_before if under_way else [*self._live, *self._unclaimed_buckets]
         loaded = {name: dict(fields) for name, fields in self._unclaimed.items()}

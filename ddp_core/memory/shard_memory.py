@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -10,9 +10,9 @@ from torch import Tensor
 from ...compress.shards.layout import ShardLayout
 from ...compress.shards.reduction import Finite, ShardState, ShardSum
 from ...compress.shards.residual import ShardResidual
-from ...compress.state.tree import Entries, Leaves, summed
-from .bucket_memory import NOT_TO_DISCARD
+from ...compress.state.tree import Entries, Leaves
 from .device_flag import DeviceFlag
+from .step_memory import StepMemory
 
 
 @dataclass(frozen=True)
@@ -31,21 +31,23 @@ class ShardSnapshot:
         return entries
 
 
-class ShardMemory:
-    """The states of all modules whose parameters are sharded, with every step a transaction.
+class ShardMemory(StepMemory):
+    """The states of all modules whose parameters are sharded. `undo`: see `StepMemory`.
 
     A step that met a gradient which is not finite, on any rank, is one that GradScaler skips: what it held back is undone.
     """
 
-    def __init__(self, reduction: ShardSum) -> None:
+    def __init__(self, reduction: ShardSum, undo: bool | None = None) -> None:
+        super().__init__(undo)
         self.reduction = reduction
-        self.step = 0
         self._states: dict[int, ShardState] = {}  # by the number of the module
         self._leaves: dict[int, Leaves] = {}
         self._finite = Finite()
         self.under_way = False  # a step has begun, and not come to its end
-        self._committed = True  # the last step can be taken back no more
-        self._discarded = False
+
+    def states(self) -> Iterable[Leaves]:
+        """Return the leaves of each module."""
+        return self._leaves.values()
 
     def get(self, index: int, layout: ShardLayout) -> ShardState:
         """The state of a module; where its parameters have changed, what is held back of those that stay goes with them."""
@@ -56,17 +58,22 @@ class ShardMemory:
             self._leaves[index].load(saved)
         return state
 
-    def _put(self, index: int, state: ShardState) -> ShardState:
+    def _put(self, index: int, state: ShardState, *, blank: bool = True) -> ShardState:
+        """Take a state. Where no codec holds anything back, its residual comes out in the next step, which may be undone."""
         state.finite = self._finite
-        self._states[index], self._leaves[index] = state, Leaves(state, versioned=True)
-        self._leaves[index].set_step(max(self.step - 1, 0))
+        if state.residual is not None:
+            state.residual.versioned = bool(self.undo) or not self.reduction.feedback
+        leaves = Leaves(state)
+        leaves.blank = blank
+        leaves.set_step(max(self.step - 1, 0))
+        self._states[index], self._leaves[index] = state, leaves
         return state
 
     def begin_step(self) -> None:
         """The first gradients of a step come next."""
         self.commit()
         self.step += 1
-        self.under_way, self._committed, self._finite = True, False, Finite()
+        self.under_way, self.committed, self._finite = True, False, Finite()
         for index, state in self._states.items():
             state.finite = self._finite
             self._leaves[index].set_step(self.step - 1)
@@ -83,12 +90,15 @@ class ShardMemory:
 
     def commit(self) -> None:
         """Keep what the last step held back, or undo it."""
-        if self._committed:
+        if self.committed:
             return
         keep = self._keeps()
+        lost = not keep and self.overwrites
         for leaves in self._leaves.values():
             leaves.keep() if keep else leaves.undo()
-        self.under_way, self._committed, self._discarded = False, True, False
+        self.under_way, self.committed, self._discarded = False, True, False
+        if lost:
+            self.note_loss()
         self._drop_released()
 
     def _drop_released(self) -> None:
@@ -96,13 +106,7 @@ class ShardMemory:
         for index, state in self._states.items():
             if state.residual is not None and state.residual.cleared and not self.reduction.feedback:
                 state.residual = None
-                self._leaves[index] = Leaves(state, versioned=True)
-
-    def discard_step(self) -> None:
-        """Have the last step undone. Raises RuntimeError where there is none that can be."""
-        if self._committed:
-            raise RuntimeError(NOT_TO_DISCARD)
-        self._discarded = True
+                self._put(index, state)
 
     def rescale(self, factor: float) -> None:
         """Multiply what is held back."""
@@ -113,16 +117,17 @@ class ShardMemory:
     def replace(self, reduction: ShardSum) -> None:
         """Go on with another way to sum; what is held back goes into the next gradients."""
         self.commit()
-        held = {index: state.residual for index, state in self._states.items()}
         self.reduction = reduction
         for index, state in list(self._states.items()):
             fresh = reduction.init(state.layout)
-            fresh.residual = _moved(held[index], fresh.residual)
-            self._put(index, fresh)
+            fresh.residual = _moved(state.residual, fresh.residual)
+            self._put(index, fresh, blank=self._leaves[index].blank)
 
     def snapshot(self) -> ShardSnapshot:
         """The memory after the last step that came to its end; copies pointers only."""
-        newest = self._committed or self._keeps()
+        if self.under_way:
+            self.note_save_within()
+        newest = self.committed or self._keeps()
         leaves = [each.snapshot(newest=newest) for each in self._leaves.values()]
         return ShardSnapshot(self.reduction, self.step - self.under_way, leaves)
 
@@ -138,17 +143,12 @@ class ShardMemory:
         self.commit()
         self.step = step
         for index, state in states.items():
-            self._put(index, state)
+            self._put(index, state, blank=False)
 
     def names(self) -> set[str]:
         """The parameters of which something is or may be held back."""
         held = (state for state in self._states.values() if state.residual is not None)
         return {name for state in held for name in state.layout.whole.names}
-
-    def held_back(self) -> dict[str, Tensor]:
-        """Return the gradient that this rank has not given to a sum yet, flat, by parameter name."""
-        self.commit()
-        return summed(leaves.held_back() for leaves in self._leaves.values())
 
 
 def _moved(held: ShardResidual | None, fresh: ShardResidual | None) -> ShardResidual | None:

@@ -9,7 +9,8 @@ every 8 steps). Each case runs in two fresh processes over Gloo, without shared 
 WIDTH x WIDTH in float32. Under fsdp each rank keeps half of the parameters and gradients.
 
 `live` counts the tensors between two steps: exact, the same in every run. `peak` is the most resident memory within steady
-steps; it varies by about a byte. Both are the mean over ranks.
+steps; it varies by about a byte. Both are the mean over ranks. `beyond torch` is the peak minus that of torch:none, and
+`plan` what gradwire.plan says of both.
 """
 
 import argparse
@@ -160,6 +161,17 @@ def per_parameter(case: str, width: int) -> dict[str, float]:
     }
 
 
+def planned(case: str, width: int) -> dict[str, float]:
+    """What `gradwire.plan` says of a case, beyond what torch's DDP takes; nothing of other ways to train."""
+    how, spec = case.split(":", 1)
+    if how not in ("own", "views"):
+        return {}
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(LAYERS)))
+    plan = gradwire.plan(model, spec, world_size=RANKS)
+    return {"plan live": round(plan.state_bytes / plan.parameters, 2), "plan peak": round(plan.bytes_per_parameter, 2)}
+
+
 def main() -> None:
     """Measure all cases, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -168,10 +180,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for the results")
     given = parser.parse_args()
     os.environ["GRADWIRE_SHARED_MEMORY"] = "0"
-    found = {case: per_parameter(case, given.width) for case in given.cases}
-    table = Table("case", "live", "peak", title="bytes per parameter beyond parameters and gradients")
+    found = {case: per_parameter(case, given.width) | planned(case, given.width) for case in given.cases}
+    columns, torchs = ["live", "peak", "beyond torch", "plan live", "plan peak"], found.get("torch:none")
+    for numbers in found.values() if torchs else ():
+        numbers["beyond torch"] = round(numbers["peak"] - torchs["peak"], 2)
+    table = Table("case", *columns, title="bytes per parameter beyond parameters and gradients")
     for case, numbers in found.items():
-        table.add_row(case, *(f"{numbers[name]:.2f}" for name in ("live", "peak")))
+        table.add_row(case, *(f"{numbers[name]:.2f}" if name in numbers else "" for name in columns))
     Console().print(table)
     if given.json:
         result = {"ranks": RANKS, "parameters": LAYERS * given.width**2, "torch": torch.__version__, "cases": found}

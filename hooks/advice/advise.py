@@ -24,15 +24,15 @@ from ...ddp_core.averaging.engines import Engines
 from ...ddp_core.measure.clock import clock_of
 from ...ddp_core.transport.backends import orders_streams
 from ...ddp_core.transport.protocol import time_limit
-from ..plan import bucket_layouts
+from ..plan import bucket_layouts, state_bytes, work_bytes
 from .arithmetic import Arithmetic, copy_seconds, gradient_pool, measured_arithmetic, sampled
-from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, candidates, family
+from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED, candidates, family
 from .decisions import Candidate
 from .directions import host_links
 from .network import Kind, Network
 from .predict import Measured, buckets, predicted, requests_on
 from .rank_group import RankGroup, tried
-from .recommendation import Advice, Choice, Forecast, Rule
+from .recommendation import Advice, Choice, Forecast, Rule, megabytes
 from .shared_cores import Work
 from .training import Computation, Loss, Training
 from .trials import TRIAL_SECONDS, Trials, checked_seconds, confirmed
@@ -103,6 +103,7 @@ def advise(
         computation = _computation(training, here)
         between_hosts = asked if here.ranks.per_host > 1 else []  # the same compressors, on two levels
         offered = [*asked, *(replace(each, spec=TWO_LEVELS + each.spec) for each in between_hosts)]
+        offered, left_out = _fitting(offered, training, computation, here, bucket_mb)
         measured = _measured(training, computation, offered, here, bucket_mb, transport, timeout)
         slowest = max(cost.link.beta for cost in measured.costs.values())
         links = tuple(host_links(here, slowest)) if transport is None else ()
@@ -114,7 +115,7 @@ def advise(
         now, failures = confirmed(now, rule, trials.step, trial_seconds if whole_steps else 0.0)
         elsewhere = [each.only(now.rows, rule) for each in elsewhere]
         seconds = max(here.gather(time.perf_counter() - began))
-    return Advice(measured, now, tuple(elsewhere), kind, seconds, links, tuple(failures))
+    return Advice(measured, now, tuple(elsewhere), kind, seconds, links, tuple(failures), tuple(left_out))
 
 
 def _checked(
@@ -191,6 +192,25 @@ def _computation(training: Training, here: RankGroup) -> Computation:
         for forward, backward, optimizer, ready, needed in here.gather(list(asdict(mine).values()))
     ]
     return max(ranks, key=lambda each: each.seconds)
+
+
+def _fitting(
+    offered: Sequence[Candidate], training: Training, computation: Computation, here: RankGroup, bucket_mb: float | None
+) -> tuple[list[Candidate], list[str]]:
+    """Return the candidates that fit in the memory of each rank, beside the copy that is trained, and why others do not."""
+    free = here.free_memory()
+    ready = {name: training.parameters[name] for name in computation.ready}
+    kept, left_out = list[Candidate](), list[str]()
+    for each in offered:
+        built = compressor(each.spec)
+        layouts = bucket_layouts(ready, bucket_mb, ranks_seen(built, here.ranks))
+        peak = state_bytes(built, layouts) + work_bytes(built, layouts)
+        if free is None or peak <= free or each.spec.removeprefix(TWO_LEVELS) in UNCOMPRESSED:
+            kept.append(each)
+        else:
+            needs = f"{each.spec} takes {megabytes(peak)} on each rank"
+            left_out.append(f"{needs}, and {megabytes(free)} are free beside the model and its copy")
+    return kept, left_out
 
 
 def _measured(

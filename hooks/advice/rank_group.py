@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from ...compress import Ranks
 from ...ddp_core import exchange
+from ...ddp_core.memory.out_of_memory import free_bytes
 from ...ddp_core.transport import host_places
 from ...ddp_core.transport.processes import BOOT
 
@@ -57,6 +58,17 @@ class RankGroup:
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, of what JSON can say. A collective call."""
         return [json.loads(text) for text in exchange(json.dumps(value), self.group, self.device)]
+
+    def free_memory(self) -> int | None:
+        """Return the bytes that are free for the rank with the least memory; None if a system does not report them.
+
+        The ranks of a machine share its memory in equal parts. A collective call.
+        """
+        told = self.gather([_place()[1], free_bytes(self.device)])
+        machines = [machine if self.device.type == "cpu" else rank for rank, (machine, _) in enumerate(told)]
+        pairs = zip(machines, told, strict=True)
+        free = [left // machines.count(at) for at, (_, left) in pairs if left is not None]
+        return min(free) if len(free) == len(told) else None
 
     def tried(self, function: Callable[[], T]) -> T:
         """`tried` on these ranks."""

@@ -195,6 +195,7 @@ class Advice:
         seconds: duration of `advise`.
         links: measured links between hosts; empty if they are emulated, or too many.
         failures: errors of trials.
+        left_out: the compressors that need more memory than there is, and how much.
     """
 
     measured: Measured
@@ -204,6 +205,7 @@ class Advice:
     seconds: float = 0.0
     links: tuple[HostLink, ...] = ()
     failures: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def recommended(self) -> Choice:
@@ -237,6 +239,7 @@ class Advice:
         yield "step: predicted; tried: measured by training a copy, and used instead of the prediction"
         yield f"loss: expected validation loss above that of none, with {self.family}; ? was not studied"
         yield from (f"failed when tried: {failure}" for failure in self.failures)
+        yield from (f"left out: {each}" for each in self.left_out)
         yield ""
         yield self.here.sentence + ("" if self.recommended.tried else " Predicted, not tried.")
         yield from (f"    {line}" for line in self.line.splitlines())
@@ -260,8 +263,8 @@ def table(forecast: Forecast) -> Iterator[str]:
                 "" if choice.tried is None else _ms(choice.tried),
                 f"{none / choice.step:.2f}x",
                 _ms(choice.prediction.bound),
-                _mb(choice.prediction.sent_bytes),
-                _mb(choice.prediction.state_bytes),
+                megabytes(choice.prediction.sent_bytes),
+                megabytes(choice.prediction.state_bytes),
                 _percent(choice.loss),
             )
             for choice in forecast.choices
@@ -298,7 +301,8 @@ def _ms(seconds: float) -> str:
     return f"{seconds * MILLI:.3g} ms" if seconds < 1 else f"{seconds:.4g} s"
 
 
-def _mb(count: float) -> str:
+def megabytes(count: float) -> str:
+    """Return bytes in words."""
     return f"{count / MEGA:.3g} MB" if count < 1000 * MEGA else f"{count / MEGA / 1000:.3g} GB"
 
 

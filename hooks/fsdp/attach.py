@@ -25,7 +25,9 @@ from .replicas import DIVISOR, take_replicas
 class Sharding:
     """The ways in which weights are gathered, gradients reduced, and these averaged over replicas; None: as torch does.
 
-    `optimizer`: decides on what is left open of error feedback. Raises TypeError for what is DDP's.
+    `optimizer`: decides on what is left open of error feedback. `undo`: see `StepMemory`.
+
+    Raises TypeError for what is DDP's.
     """
 
     gather: Spec | None
@@ -34,6 +36,7 @@ class Sharding:
     spec: Spec | None = None
     process_group: dist.ProcessGroup | None = None
     optimizer: Optimizers | None = None
+    undo: bool | None = None
 
     def __post_init__(self) -> None:
         if self.spec is not None or self.process_group is not None:
@@ -64,6 +67,7 @@ def attach_sharded(model: nn.Module, asked: Sharding, timeout: timedelta, transp
         timeout,
         transport,
         None if replicas is None else replicas.averager,
+        asked.undo,
     )
     if replicas is not None:
         take_replicas(modules, replicas, averager if asked.of_shards else None)
@@ -96,4 +100,4 @@ def _handle_of_replicas(
         raise ValueError("it has no replicas: fully_shard(model, mesh=...) with a mesh of two dimensions makes some")
     if not asked.of_shards and any(module.divisor is not None for module in modules):
         raise ValueError(DIVISOR)
-    return Handle(tuned(asked.replicas, asked.optimizer), group, timeout, transport=transport, undo=True)
+    return Handle(tuned(asked.replicas, asked.optimizer), group, timeout, transport=transport, undo=asked.undo)

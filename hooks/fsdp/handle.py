@@ -7,10 +7,13 @@ from typing import Any
 
 from ...compress import Spec
 from ...compress.shards.reduction import ShardState, ShardSum, shard_sum
-from ...compress.shards.weights import HeldWeights, WeightGather, weight_gather
+from ...compress.shards.weights import HeldWeights, OwnRows, WeightGather, weight_gather
 from ...compress.state.tree import Entries
 from ...ddp_core import Handle, Observed, Scaler
+from ...ddp_core.averaging.averager import CompressedAverager
 from ...ddp_core.averaging.shard_averager import ShardAverager
+from ...ddp_core.memory.model_memory import Snapshot
+from ...ddp_core.memory.shard_memory import ShardSnapshot
 from ...ddp_core.memory.weight_memory import saved as weights_in_use
 from .modules import ShardedModule
 from .state import FORMAT, among_replicas, checked, merged, owed_by_replicas, own
@@ -82,8 +85,12 @@ class ShardHandle(Observed):
         Args:
             scaler: a torch.amp.GradScaler.
         """
-        averager = self.averager if self._of_shards or self.replicas is None else self.replicas.averager
-        self._follow(scaler, averager)
+        self._follow(scaler, self._stepping)
+
+    @property
+    def _stepping(self) -> ShardAverager | CompressedAverager:
+        """The averager whose steps are those of training."""
+        return self.averager if self._of_shards or self.replicas is None else self.replicas.averager
 
     def _discard(self) -> None:
         super()._discard()
@@ -96,7 +103,8 @@ class ShardHandle(Observed):
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state for a checkpoint, after the last step that ended.
 
-        Any thread may call it; training is not held up.
+        Any thread may call it. A step that is under way on another thread ends first; training is not held up. After
+        a backward that was interrupted, the residuals that it had overwritten are zeros, unless `undo=True`.
 
         Returns:
             {"rank 0 of 4": {"gradwire": format, "reduce", "step", "parameters": {name: {field: tensor}}}}. The key
@@ -104,12 +112,9 @@ class ShardHandle(Observed):
             have the shapes of whole parameters. Where differences of weights travel, "weights" has this rank's
             shards. With replicas, their handle's state is in it as "replicas".
         """
-        averager, replicas = self.averager, self.replicas
-        with averager.step_lock.lock:  # of both after the same step
-            if self._loss_scale is not None:
-                averager.between_steps(self._loss_scale.catch_up)  # the scaler is saved with its new scale
-            snapshot, of_replicas = averager.snapshot(), None if replicas is None else replicas.averager.snapshot()
-            in_use = averager.in_use.snapshot()
+        if self._loss_scale is not None:
+            self.averager.between_steps(self._loss_scale.catch_up)  # the scaler is saved with its new scale
+        snapshot, of_replicas, in_use = self._stepping.take(self._taken)
         parameters: Entries = snapshot.save()
         inside = {
             "gradwire": FORMAT,
@@ -118,9 +123,15 @@ class ShardHandle(Observed):
             "parameters": parameters,
             "weights": weights_in_use(in_use),
         }
-        if replicas is not None and of_replicas is not None:
-            inside["replicas"] = replicas.sealed(of_replicas)
+        if self.replicas is not None and of_replicas is not None:
+            inside["replicas"] = self.replicas.sealed(of_replicas)
         return {self._key(): inside}
+
+    def _taken(self, _: bool) -> tuple[ShardSnapshot, Snapshot | None, Sequence[OwnRows]]:
+        """Snapshots of all memories after the same step."""
+        shards, replicas = self.averager, None if self.replicas is None else self.replicas.averager
+        of_replicas = None if replicas is None else replicas.memory.snapshot(under_way=replicas.under_way)
+        return shards.memory.snapshot(), of_replicas, shards.in_use.snapshot()
 
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, resize: bool = False) -> None:
         """Continue from a saved state. The state of parameters that are frozen now is left out, and a warning names them.

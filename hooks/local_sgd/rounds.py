@@ -296,6 +296,7 @@ class Rounds:
         count = fragment.layout.numel
         finite = bool(average[:count].isfinite().all())
         memory.end_step(keep=finite, carrying=False)
+        memory.leaves.drop_room()  # rounds are rare: one fragment alone has a second copy, during its round
         self.round += 1
         if not finite:
             logger.warning("round %d is skipped: its average is not finite", self.round)

@@ -131,9 +131,9 @@ def test_another_compressor_goes_on_with_all_that_was_held_back(averager, steps)
 def test_a_step_whose_engine_has_failed_gives_no_signs_of_life_to_a_thread_that_saves(idle, failed, going_on):
     averager = CompressedAverager(compressor("topk"), (), LIMIT)
     averager.engines = SimpleNamespace(idle=idle, failed=failed)
-    first = averager._signs()
+    first = averager.signs()
     time.sleep(0.001)
-    assert (averager._signs() != first) == going_on
+    assert (averager.signs() != first) == going_on
 
 
 def test_a_thread_that_saves_makes_no_changes_that_others_wait_for():

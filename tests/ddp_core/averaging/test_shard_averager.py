@@ -69,7 +69,8 @@ def test_what_a_codec_loses_comes_with_the_next_gradient_unless_the_step_broke_o
     averager.end_step()
     lost = numbers - first
     assert lost.any()
-    came = second + averager.memory.held_back()["w"]
+    (state,) = averager.memory.states()
+    came = second + state.held_back()["w"]
     torch.testing.assert_close(came, lost if ends else torch.zeros(8), rtol=0, atol=1e-6)
     averager.close()
 

@@ -6,6 +6,8 @@ import time
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
@@ -69,7 +71,59 @@ def test_compression_keeps_one_copy_of_residuals_and_nothing_else(ranks, spec, o
         assert STATE[spec] - SLACK <= found <= STATE[spec] + 0.1
 
 
+@pytest.mark.parametrize("spec", STATE)
+def test_a_plan_tells_the_state_to_the_byte(spec):
+    network = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
+    plan = gradwire.plan(network, spec, world_size=RANKS, bucket_mb=0.3)
+    assert plan.state_bytes == STATE[spec] * LAYERS * WIDTH**2
+
+
 @pytest.mark.parametrize(("spec", "state"), [("topk", 8), ("int8", 12)])
 def test_undo_from_the_start_keeps_two(ranks, spec, state):
     for found in ranks.run(kept, RANKS, spec, True, True):
         assert state - SLACK <= found <= state + 0.1
+
+
+def kept_of_shards(rank, world_size, reduce, undo):
+    """Bytes per parameter of the whole model beyond shards of parameters and gradients, after steps."""
+    before = settled()
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
+    mesh = init_device_mesh("cpu", (world_size,))
+    for part in (*model, model):
+        fully_shard(part, mesh=mesh)
+    handle = gradwire.attach(model, reduce=reduce, undo=undo)
+    for step in range(3):
+        model.zero_grad()
+        model(torch.full((2, WIDTH), step + rank + 1.0)).square().mean().backward()
+    found = settled() - before
+    handle.close()
+    return found / (LAYERS * WIDTH**2) - 8 / world_size
+
+
+@pytest.mark.parametrize(
+    ("reduce", "undo", "state"), [("int8", None, 4), ("int4:residual_bits=8", None, NARROW), ("int8", True, 8)]
+)
+def test_of_shards_there_is_one_copy_of_residuals_too(ranks, reduce, undo, state):
+    for found in ranks.run(kept_of_shards, RANKS, reduce, undo):
+        assert state - SLACK <= found <= state + 0.1
+
+
+def kept_of_local_steps(rank, world_size, compressor):
+    """Bytes per parameter beyond parameters and gradients, between two rounds."""
+    before = settled()
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    local = gradwire.LocalSteps(model, optimizer, every=2, fragments=2, compressor=compressor)
+    for step in range(8):
+        model(torch.full((2, WIDTH), step + rank + 1.0)).square().mean().backward()
+        optimizer.step()
+    local.synchronize()
+    found = settled() - before
+    local.close()
+    return found / (LAYERS * WIDTH**2) - 8
+
+
+@pytest.mark.parametrize(("compressor", "residuals"), [("none", 0), ("int4", 4 + 4 / RANKS)])
+def test_local_steps_keep_an_anchor_the_outer_momentum_and_one_copy_of_residuals(ranks, compressor, residuals):
+    for found in ranks.run(kept_of_local_steps, RANKS, compressor):
+        assert 8 + residuals - SLACK <= found <= 8 + residuals + 0.1

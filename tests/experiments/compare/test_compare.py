@@ -130,7 +130,7 @@ def test_plan_tells_the_same_bytes(comparison, capsys):
     planned = json.loads(capsys.readouterr().out)
     assert planned["parameters"] == comparison[2]["model"]["parameters"]
     for row, run in zip(planned["rows"], comparison[2]["runs"], strict=True):
-        of_memory = {"state_bytes", "work_bytes"}
+        of_memory = {"state_bytes", "work_bytes", "bytes_per_parameter"}
         assert row.keys() > of_memory
         assert all(row[name] == run[name] for name in row.keys() - of_memory)
 

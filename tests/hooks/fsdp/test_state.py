@@ -171,7 +171,7 @@ def test_after_a_swap_nothing_that_was_held_back_is_lost(ranks, first, last):
 
 def undone(rank, world_size, how, reduce):
     """What is held back before and after a step that does not count."""
-    model, handle = attached(world_size, reduce)
+    model, handle = attached(world_size, reduce, undo=True)
     steps(model, rank, 0, 2)
     before = residuals(handle.state_dict())
     given = gradients(rank, 2)
@@ -195,6 +195,23 @@ def test_a_step_that_does_not_count_leaves_what_is_held_back(ranks, how, reduce)
     for same_numbers, finite in ranks.run(undone, 2, how, reduce):
         assert same_numbers == (how != "counts")
         assert finite == (how != "not finite")
+
+
+def held_after_discards(rank, world_size, undo):
+    """Whether anything is held back after each of two steps that do not count."""
+    model, handle = attached(world_size, undo=undo)
+    found = []
+    for step in (0, 2):
+        steps(model, rank, step, step + 2)
+        handle.discard_step()
+        found.append(any(bool(each.any()) for each in residuals(handle.state_dict()).values()))
+    handle.close()
+    return found
+
+
+@pytest.mark.parametrize(("undo", "held"), [(True, [True, True]), (None, [False, True]), (False, [False, False])])
+def test_undo_decides_whether_a_discarded_step_leaves_residuals_or_zeros(ranks, undo, held):
+    assert ranks.run(held_after_discards, 2, undo) == [held] * 2
 
 
 def followed(rank, world_size):

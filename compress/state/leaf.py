@@ -1,0 +1,207 @@
+"""Numbers of a compressor's state, in versions: a step that changes them can be undone, and another thread can save."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from ...kernels import Residual
+from .narrow import Narrow
+
+Entries = dict[str, dict[str, Tensor]]  # {parameter name: {field: tensor}}
+Self = TypeVar("Self", bound="Leaf")
+Numbers = TypeVar("Numbers", bound="FlatLeaf")
+
+
+class Leaf:
+    """A piece of state that knows which parameter each of its numbers belongs to."""
+
+    of_gradients: bool = False  # made of this rank's gradients: in their units, and other ranks have others
+
+    def save(self, field: str) -> Entries:
+        """Copies of the numbers, by parameter name."""
+        return {}
+
+    def snapshot(self: Self, *, newest: bool = False) -> Self:
+        """The leaf before the step that is under way, or the `newest`, to be saved by and by: nobody will write to it."""
+        return copy.copy(self)
+
+    def load(self, field: str, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Take the numbers back; what has no place here but must not be lost is returned, flat, by parameter."""
+        return {}
+
+    def held_back(self) -> dict[str, Tensor]:
+        """Return what this rank still owes to the average, flat, by parameter: to be added to its next gradient."""
+        return {}
+
+
+class FlatLeaf(Leaf):
+    """Numbers in a flat tensor: `flat` holds the newest, `before` those from before the step that is under way.
+
+    A step asks `update` where to read and where to write. These are one tensor, unless the leaf is `versioned`: then the new
+    numbers are written beside the old ones. The step can be taken back (`undo`) or let stand (`keep`) at no cost, and
+    another thread can take the old numbers while the step goes on. Without, a step that is taken back leaves zeros.
+
+    With a `store` the tensor has the numbers in fewer bits: a step then works on copies, from `open` to `close`.
+    """
+
+    flat: Tensor
+    store: Narrow | None = None
+    versioned = False
+    _other: Tensor | None = None  # the old numbers while a step is under way, else room for the next ones
+    _changed = False  # by the step that is under way
+    _taken: tuple[Tensor, ...] = ()  # those of `flat` and `_other` that somebody has: nobody may write to them again
+    _zeros: Tensor | None = None  # the version that `clear` wrote, as long as nobody writes to it again
+
+    def update(self) -> Residual:
+        """Return where this step reads, and where it writes all the numbers anew; afterwards both are what it wrote."""
+        self._zeros = None
+        if self._changed:
+            return Residual(self.flat, self.flat)
+        if not self.versioned:
+            self._changed = True  # first: a snapshot that takes the numbers looks at this afterwards
+            if not self._has_taken(self.flat):
+                return Residual(self.flat, self.flat)
+        before, after = self.flat, self._other
+        if after is None or self._has_taken(after):
+            after = torch.empty_like(before)
+        self._other = before
+        self._changed = True
+        self.flat = after  # last: whoever reads `before` meanwhile finds the old numbers
+        return Residual(before, after)
+
+    def open(self) -> Residual:
+        """Return where this step reads numbers, and where it writes them; they stand once `close` is given it."""
+        step = self.update()
+        if self.store is None:
+            return step
+        numbers = self.store.unpacked(step.before)
+        return Residual(numbers, numbers)
+
+    def close(self, step: Residual) -> None:
+        """Keep what a step has written, of `open`. Of copies, which are empty then, nobody keeps the memory."""
+        if self.store is not None:
+            self.store.pack(step.after, self.flat)
+            step.after.set_()  # type: ignore[call-overload]  # other frames have this tensor, too
+
+    def wide(self) -> Tensor:
+        """Return all numbers, flat: copies with a `store`, else the leaf's own memory."""
+        return self.flat if self.store is None else self.store.unpacked(self.flat)
+
+    def set(self, numbers: Tensor) -> None:
+        """Take these numbers, between two steps."""
+        self._zeros = None
+        if self.store is None:
+            if numbers is not self.flat:
+                self.flat.copy_(numbers)
+        else:
+            for row, mine in enumerate(numbers.view(self.store.rows, -1)):
+                self.store.pack(mine, self.flat, row)
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return self.flat.numel() if self.store is None else self.store.rows * self.store.numel
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the numbers in arithmetic."""
+        return self.flat.dtype if self.store is None else self.store.dtype
+
+    def _has_taken(self, numbers: Tensor) -> bool:
+        """Return True if a snapshot has these."""
+        return any(numbers is tensor for tensor in self._taken)
+
+    @property
+    def before(self) -> Tensor:
+        """The numbers from before the step that is under way; the newest where it has not changed them."""
+        newest = self.flat  # first: see `update`
+        return self._other if self._changed and self._other is not None else newest
+
+    @property
+    def overwritten(self) -> bool:
+        """True if the step that is under way has written over the numbers from before it."""
+        return self._changed and self._other is None
+
+    def make_room(self) -> None:
+        """Have steps be versioned from now on; the memory for that is allocated now. Between two steps."""
+        if not self.versioned:
+            self.versioned, self._other = True, torch.empty_like(self.flat)
+
+    def drop_room(self) -> None:
+        """Free the memory for the next step's numbers, between two steps; that step allocates it anew."""
+        self._other = None
+
+    def keep(self) -> None:
+        """Let the step stand."""
+        self._changed = False
+        self._other = self._other if self.versioned else None
+        self._taken = tuple(tensor for tensor in self._taken if tensor is self.flat or tensor is self._other)
+
+    def undo(self) -> None:
+        """Take the step back; where it has written over the old numbers, to zeros."""
+        if self.overwritten:
+            self.flat = torch.zeros_like(self.flat)  # another tensor: a snapshot may have this one
+        else:
+            self.flat, self._other = self.before, self.flat if self._changed else self._other
+        self.keep()
+
+    def snapshot(self: Numbers, *, newest: bool = False) -> Numbers:
+        numbers = self.flat if newest else self.before
+        self._taken = (*self._taken, numbers)
+        if self.overwritten and not newest:
+            numbers = torch.zeros_like(numbers)
+        snapshot = copy.copy(self)
+        snapshot.flat, snapshot._other, snapshot._changed, snapshot._taken = numbers, None, False, ()
+        if snapshot.flat.is_cuda:  # its memory serves nobody else until this thread's stream has read it
+            snapshot.flat.record_stream(torch.cuda.current_stream(snapshot.flat.device))
+        return snapshot
+
+    def multiply(self, factor: float) -> None:
+        """Multiply all numbers, between two steps."""
+        cleared, before = self.cleared, self.flat
+        self.flat = torch.empty_like(before)
+        self._scale(before, factor, self.flat)
+        self._zeros = self.flat if cleared else None
+
+    def _scale(self, before: Tensor, factor: float, after: Tensor) -> None:
+        if self.store is None:
+            torch.mul(before, factor, out=after)
+        else:
+            self.store.multiply(before, factor, after)
+
+    def clear(self) -> None:
+        """Set all numbers to zero, as a part of the step."""
+        zeros = self.update().after.zero_()
+        self._zeros = zeros
+
+    def damp(self, factor: float) -> None:
+        """Multiply all numbers, as a part of the step."""
+        before, after = self.update()
+        self._scale(before, factor, after)
+
+    @property
+    def cleared(self) -> bool:
+        """True if nothing was written since `clear`."""
+        return self._zeros is self.flat
+
+    @property
+    def holds_back(self) -> bool:
+        """True if these are residuals, which must never be lost."""
+        return True
+
+    @property
+    def weight(self) -> int:
+        """The times that a number held back here is missing from the gradient of one rank."""
+        return 1
+
+    def pieces(self, flat: Tensor | None = None) -> Iterator[tuple[str, int, Tensor]]:
+        """(parameter, first element within it, numbers) of every parameter that this leaf has numbers of.
+
+        `flat`: the numbers, as of `wide()`.
+        """
+        raise NotImplementedError

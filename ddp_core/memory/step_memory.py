@@ -1,0 +1,82 @@
+"""The steps of a memory, of buckets or of shards: each is kept or undone as a whole."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+import torch
+
+from ...compress.state.tree import Leaves
+
+logger = logging.getLogger(__name__)
+NOT_TO_DISCARD = (
+    "there is no step to discard: call discard_step() after a synced backward, and before swap(), rescale() or "
+    "load_state_dict()"
+)
+LOST = (
+    "gradwire: the last step does not count (its average was not finite, it was discarded, or its backward broke off). The "
+    "residuals that it has overwritten are zero now"
+)
+UNDONE = (
+    "From now on a second copy of the residuals undoes such steps exactly: {:.1f} MB on this rank. Pass undo=True to keep "
+    "that copy from the start, or undo=False to do without it"
+)
+SAVED_WITHIN = (
+    "gradwire: a state was saved in the middle of a step, by the thread that runs it, or after a backward that broke off or "
+    "gave no sign of life for 10 s. The residuals that the step has overwritten are saved as zeros; undo=True saves those "
+    "from before the step"
+)
+
+
+class StepMemory:
+    """The states of all buckets or shards of a model, with every step a transaction.
+
+    `undo`: steps that do not count are undone exactly, by a second copy of residuals; None: from the first such step on that
+    finds residuals, which it sets to zero; False: never.
+    """
+
+    def __init__(self, undo: bool | None) -> None:
+        self.undo, self.step = undo, 0
+        self.committed = True  # whether the last step can be taken back no more
+        self._discarded = False  # whether it was
+        self._warned = False  # of a save within a step
+
+    def states(self) -> Iterable[Leaves]:
+        """Return the leaves of all states."""
+        raise NotImplementedError
+
+    @property
+    def overwrites(self) -> bool:
+        """True if the step that is under way has overwritten any residuals from before it."""
+        return any(leaves.overwrites for leaves in self.states())
+
+    @property
+    def in_place(self) -> bool:
+        """True if steps overwrite residuals."""
+        return not self.undo and any(leaves.in_place for leaves in self.states())
+
+    def discard_step(self) -> None:
+        """Have the last step undone. Raises RuntimeError where there is none, or none that still can be."""
+        if self.committed:
+            raise RuntimeError(NOT_TO_DISCARD)
+        self._discarded = True
+
+    def note_loss(self) -> None:
+        """Have the next steps that do not count be undone exactly, where `undo` allows: one of them has cost residuals."""
+        if self.undo is not None:
+            return
+        try:
+            held = sum(leaves.make_room() for leaves in self.states())
+        except torch.OutOfMemoryError:
+            self.undo = False
+            logger.warning("%s, and will be after each such step: there is no memory for a copy of them", LOST)
+        else:
+            self.undo = True
+            logger.warning("%s. %s", LOST, UNDONE.format(held / 1e6))
+
+    def note_save_within(self) -> None:
+        """Warn once where a save in the middle of a step lacks residuals."""
+        if self.overwrites and not self._warned:
+            self._warned = True
+            logger.warning(SAVED_WITHIN)

@@ -1,0 +1,63 @@
+"""Compressors that need more memory than there is are left out, with a reason."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import gradwire
+from gradwire.compress import Ranks
+from gradwire.ddp_core.memory import out_of_memory
+from gradwire.hooks.advice import rank_group
+from gradwire.hooks.advice.advise import _fitting
+from gradwire.hooks.advice.candidates import candidates
+from gradwire.hooks.advice.rank_group import RankGroup
+
+NETWORK = nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(4)))
+SPECS = ["bf16", "int8", "int4:residual_bits=8", "hosts+int8"]
+
+
+def fitting(free):
+    parameters = dict(NETWORK.named_parameters())
+    training, computation = (
+        SimpleNamespace(parameters=parameters),
+        SimpleNamespace(ready=dict.fromkeys(parameters, 0.0)),
+    )
+    here = SimpleNamespace(free_memory=lambda: free, ranks=Ranks(4, per_host=2))
+    kept, left_out = _fitting(candidates(SPECS), training, computation, here, None)
+    return [each.spec for each in kept], left_out
+
+
+def test_what_takes_more_than_is_free_is_left_out_with_both_numbers():
+    int8, narrow = (gradwire.plan(NETWORK, spec, world_size=4).peak_bytes for spec in ("int8", "int4:residual_bits=8"))
+    kept, left_out = fitting(int8 - 1)
+    assert kept == ["none", "bf16", "int4:residual_bits=8"]
+    assert left_out[0] == (
+        f"int8 takes {int8 / 1e6:.3g} MB on each rank, and {(int8 - 1) / 1e6:.3g} MB are free beside the model and its copy"
+    )
+    assert fitting(int8)[0] == [*kept[:2], "int8", kept[2]]
+    assert fitting(narrow - 1)[0][:2] == ["none", "bf16"]
+
+
+@pytest.mark.parametrize(("free", "kept"), [(0, ["none", "bf16"]), (None, ["none", *SPECS])])
+def test_what_gives_nothing_up_stays_and_so_does_all_where_nobody_knows(free, kept):
+    assert fitting(free)[0] == kept
+
+
+@pytest.mark.parametrize(
+    ("told", "free"),
+    [([["a", 90], ["a", 90], ["b", 40]], 40), ([["a", 60], ["a", 60]], 30), ([["a", 9], ["b", None]], None)],
+)
+def test_ranks_of_a_machine_share_its_memory_and_the_least_counts(told, free, monkeypatch):
+    monkeypatch.setattr(RankGroup, "gather", lambda self, value: told)
+    monkeypatch.setattr(rank_group, "free_bytes", lambda device: 0)
+    assert RankGroup(None, torch.device("cpu"), Ranks(3), 1.0, True).free_memory() == free
+
+
+def test_free_memory_of_a_host_is_what_the_system_reports(tmp_path, monkeypatch):
+    listing = tmp_path / "meminfo"
+    monkeypatch.setattr(out_of_memory, "MEMINFO", listing)
+    assert out_of_memory.free_bytes(torch.device("cpu")) is None
+    listing.write_text("MemTotal:       64 kB\nMemAvailable:       12 kB\n")
+    assert out_of_memory.free_bytes(torch.device("cpu")) == 12 * 1024
