@@ -164,7 +164,7 @@ def attach(
         from .fsdp import Sharding, attach_sharded
 
         if undo is not None:
-            raise TypeError("what FSDP2's gradients hold back always has a second copy: leave undo out")
+            raise TypeError("residuals of FSDP2 always have a second copy: leave undo out")
         asked = Sharding(gather, reduce, replicas, spec, process_group, optimizer)
         handle = attach_sharded(model, asked, timeout, transport)
     else:

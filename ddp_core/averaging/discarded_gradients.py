@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 FEW, NUMBERS = 3, 64  # parameters that are watched, and how many numbers of each
 MESSAGE = (
-    "gradients were averaged and then cleared, with no optimizer step between: what compression holds back of them comes "
+    "gradients were averaged and then cleared, with no optimizer step between: a part of them is in the residuals and comes "
     "back with later ones. Run a backward whose gradients you throw away inside no_sync(), or call discard_step() of the "
     "handle after it"
 )

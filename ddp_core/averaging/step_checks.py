@@ -12,8 +12,8 @@ from ..memory.model_memory import ModelMemory
 from .discarded_gradients import DiscardedGradientCheck
 
 ADVICE = (
-    "steps come late, and training may diverge. Damp what is held back (feedback=0.9, or less), begin with dense steps "
-    "(start_iter=), lower the learning rate, or let guard=true do it when it is needed"
+    "Give the compressor feedback=0.9 or less, an uncompressed warm-up (start_iter=), or guard=true; or lower the learning "
+    "rate"
 )
 
 
@@ -36,14 +36,14 @@ class StepChecks:
             self._look_at_feedback(memory)
 
     def _look_at_feedback(self, memory: ModelMemory) -> None:
-        """Warn once, of the first bucket of which ever more is held back."""
+        """Warn once, of the first bucket whose error feedback diverges."""
         for names, bucket in () if self._warned else memory.live:
             gauge = bucket.gauge
             if gauge is not None and gauge.guard is None and gauge.runs_away:
                 self._warned = True
                 warnings.warn(
-                    f"compression of {names[0]} and others in its bucket holds back {gauge.residual_ratio:.0f} times a "
-                    f"gradient, and what is sent has a cosine of {gauge.cosine:.2f} with what was meant: {ADVICE}",
+                    f"error feedback diverges in the bucket of {names[0]}: the residual is {gauge.residual_ratio:.0f}x the "
+                    f"gradient (cosine between intended and sent update {gauge.cosine:.2f}). {ADVICE}",
                     stacklevel=2,
                 )
                 return

@@ -22,7 +22,7 @@ from .device_flag import DeviceFlag, refuse_capture
 from .out_of_memory import allocated
 
 NOT_TO_DISCARD = (
-    "there is no step to discard: call discard_step() after a synced backward, and before swap(), rescale() or "
+    "there is no step to discard: call discard_step() after a synchronized backward, and before swap(), rescale() or "
     "load_state_dict()"
 )
 CARRIED_OVER = "carried_over"  # the field under which a state dict keeps gradient that has lost its place

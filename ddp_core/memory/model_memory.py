@@ -35,9 +35,9 @@ UNDONE = (
     "that copy from the start, or undo=False to do without it"
 )
 SAVED_WITHIN = (
-    "gradwire: a state was saved in the middle of a step, by the thread that runs it, or after a backward that broke off or "
-    "gave no sign of life for 10 s. The residuals that the step has overwritten are saved as zeros; undo=True saves those "
-    "from before the step"
+    "gradwire: a state was saved in the middle of a step: by the thread that runs it, or after a backward that broke off or "
+    "gave no sign of life for 10 s. The residuals that the step has overwritten are saved as zeros; undo=True saves the old "
+    "ones"
 )
 
 
