@@ -45,7 +45,7 @@ class PlanConfig:
         if self.data is not None and self.data not in data_names():
             raise ValueError(f"unknown data {self.data!r}; there are: {', '.join(data_names())}")
         if self.workers < 1:
-            raise ValueError(f"workers is at least 1, got {self.workers}")
+            raise ValueError(f"--workers is at least 1, got {self.workers}")
         if self.bucket_mb is not None and not self.bucket_mb > 0:
             raise ValueError(f"bucket_mb is above 0, got {self.bucket_mb}")
         if self.local_every < 0:

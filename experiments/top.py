@@ -22,8 +22,8 @@ from .results.table import milliseconds
 STALE = 3.0  # times the seconds that a report takes to come
 LEAST = 10.0  # seconds without a report that never count as stale
 STRAGGLES = 1.1  # times the median rank's computation
-HEADINGS = ("rank", "host", "step", "a second", "step time", "compute", "exposed", "wait", "sent", "ratio", "state")
-LEAST_TELLING = ("ratio", "a second", "wait", "host", "compute", "sent")  # left out in this order where lines are short
+HEADINGS = ("rank", "host", "step", "steps/s", "step time", "compute", "exposed", "wait", "sent", "ratio", "state")
+LEAST_TELLING = ("ratio", "steps/s", "wait", "host", "compute", "sent")  # left out in this order where lines are short
 FRAME = 3  # characters around a cell
 
 
@@ -134,7 +134,7 @@ def states_of(ranks: Sequence[RankNow]) -> list[str]:
 
 def _state(rank: RankNow, seconds: float | None, usual: float, newest: int) -> str:
     if rank.stale:
-        return f"stale, told {rank.age:.0f} s ago"
+        return f"stale, reported {rank.age:.0f} s ago"
     slow = f"slow, computes {seconds / usual:.2f}x" if usual and seconds and seconds > STRAGGLES * usual else ""
     behind = newest - rank.told["step"]
     late = f"{behind} steps behind" if behind > rank.told["every"] else ""

@@ -15,8 +15,8 @@ from ..ddp_core import Handle, Strays, gradient_node, keep_from_compiler, remove
 
 WRAP_ANEW = "After such a change, wrap the model anew in DistributedDataParallel, attach, and load this handle's state"
 JOIN = (
-    "join(divide_by_initial_world_size=False) does not go with a communication hook: torch tells hooks nothing of the ranks "
-    "that have no inputs left, so gradients would be divided by all of them. Leave that argument out, or use "
+    "join(divide_by_initial_world_size=False) does not go with a communication hook: torch does not inform hooks of ranks "
+    "without inputs, so gradients would be divided by all of them. Leave that argument out, or use "
     "gradwire.DistributedDataParallel with compressor=..., which takes it"
 )
 

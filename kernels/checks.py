@@ -71,7 +71,7 @@ def check_cast(source: Tensor, out: Tensor, scale: float, residual: Tensor | Non
     on_one_device(source=source, out=out, residual=residual)
     flat(source=source, out=out, residual=residual)
     if residual is not None:
-        narrow = f"what is lost of {source.dtype} is not known: with a residual, source is of 32 bits or more"
+        narrow = f"the rounding error of {source.dtype} is not known: with a residual, source is of 32 bits or more"
         require(source.dtype.itemsize >= 4, narrow, TypeError)
         _as_long(out, Residual(residual, residual))
 

@@ -104,7 +104,7 @@ class Cast:
             method = type(getattr(packed, "codec", packed)).__name__
             raise ValueError(
                 f"{method} packs its own bytes, so a 16-bit wrapper would change nothing; "
-                f"use the method's own option for it (topk has value_dtype=fp16)"
+                f"use the compressor's own option for it (topk has value_dtype=fp16)"
             )
 
     @property

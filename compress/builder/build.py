@@ -220,9 +220,7 @@ def _feedback(
     if feedback is None:
         feedback = 0.0 if error_feedback is False else method.feedback or float(error_feedback or 0)
     if not 0 <= feedback <= 1:
-        raise ValueError(
-            f"{method.name}:feedback is from 0 (none) to 1 (all that was not sent comes again), got {feedback}"
-        )
+        raise ValueError(f"{method.name}:feedback is from 0 (none) to 1 (all of the residual), got {feedback}")
     if error_feedback is False and 0 < feedback < 1:
         raise ValueError(f"{method.name}:error_feedback=false leaves nothing to damp: leave out feedback={feedback}")
     return 0.0 if error_feedback is False else feedback
@@ -235,7 +233,7 @@ def _narrowed(method: Registration, built: Any, feedback: float, bits: int) -> C
             f"{method.name}:residual_bits is {', '.join(map(str, WIDTHS[:-1]))} or {WIDTHS[-1]}, got {bits}"
         )
     if bits != WIDTHS[0] and not feedback:
-        raise ValueError(f"{method.name}:residual_bits={bits} is of residuals, and there are none: leave it out")
+        raise ValueError(f"{method.name}:residual_bits={bits} needs error feedback, which is off: leave it out")
     return dataclasses.replace(built, residual_bits=bits) if isinstance(built, TwoShot) else built
 
 
@@ -253,9 +251,7 @@ def _wrapped(
     if not 0 <= momentum < 1:
         raise ValueError(f"{method.name}:momentum is at least 0 (none) and below 1, got {momentum}")
     if guard and not feedback:
-        raise ValueError(
-            f"{method.name}:guard=true watches what error feedback holds back, and there is none: leave it out"
-        )
+        raise ValueError(f"{method.name}:guard=true needs error feedback, which is off: leave guard out")
     built = Float32Arithmetic(AdamSpace(built) if space == "adam" else built)
     built = ErrorFeedback(built, residual_bits) if feedback else built
     built = DecayedFeedback(built, feedback) if 0 < feedback < 1 else built

@@ -77,7 +77,8 @@ class Adaptive:
         specs = [spec.strip() for spec in self.ladder.split("/")]
         if not 2 <= len(specs) <= MOST or not all(specs):
             raise ValueError(
-                f"adaptive:ladder has 2 to {MOST} methods, the most exact first, such as none/int8/int4; got {self.ladder!r}"
+                f"adaptive:ladder has 2 to {MOST} compressors, the most exact first, as in none/int8/int4; "
+                f"got {self.ladder!r}"
             )
         object.__setattr__(self, "methods", tuple(map(_method, specs)))
 
@@ -129,7 +130,7 @@ def _method(spec: str) -> Compressor:
     refused = any(isinstance(each, (*REFUSED, Adaptive)) for each in inside(built))
     if refused or found.needs_all_parameters or found.ranks_per_host is not None:
         raise ValueError(
-            f"adaptive:ladder has plain methods, got {spec!r}: give start_iter, feedback, momentum, space and guard to "
+            f"adaptive:ladder cannot take {spec!r}: give start_iter, feedback, momentum, space and guard to "
             f"adaptive itself, and write hosts+ in front of it"
         )
     return built
@@ -152,6 +153,6 @@ def _cosine(method: Compressor, meant: Tensor, layout: Layout) -> Tensor:
 def _log(state: AdaptiveState, now: int, step: int) -> None:
     if state.told != now and state.layout.ranks.rank == 0 and not state.choice.flat.is_meta:
         logger.info(
-            "%s and others in its bucket: method %d of the ladder from step %d on", state.layout.names[0], now, step
+            "%s and others in its bucket: compressor %d of the ladder from step %d on", state.layout.names[0], now, step
         )
     state.told = now

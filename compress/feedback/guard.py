@@ -154,7 +154,9 @@ def _log(name: str, sample: Sample | None, mode: Mode) -> None:
         logger.info("%s: as usual again", bucket)
     else:
         told = MODES[mode.now], mode.left * EVERY
-        logger.warning("%s runs away, with %.0f gradients held back: %s for %d steps", bucket, sample.ratio, *told)
+        logger.warning(
+            "%s diverges: the residual is %.0fx the gradient. Now %s for %d steps", bucket, sample.ratio, *told
+        )
 
 
 def _dense(grad: Tensor, state: GuardedState, residual: Residual | None) -> Program[Tensor]:

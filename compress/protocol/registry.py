@@ -99,7 +99,9 @@ def register(
 
     def add(factory: C) -> C:
         if not dataclasses.is_dataclass(factory):
-            raise TypeError(f"@register({name!r}) needs a frozen dataclass of the method's options, got {factory!r}")
+            raise TypeError(
+                f"@register({name!r}) needs a frozen dataclass of the compressor's options, got {factory!r}"
+            )
         known = registered.get(name)
         if known is not None and _full_name(known.factory) != _full_name(factory):
             raise ValueError(f"the name {name!r} is taken by {_full_name(known.factory)}; register under another")

@@ -174,9 +174,7 @@ def weight_gather(spec: Spec) -> WeightGather:
     if codec is None and send is not None:
         raise ValueError(f"weights that are not encoded are sent themselves: leave send out of {spec!r}")
     if bits != WIDTHS[0]:
-        raise ValueError(
-            f"residual_bits is of what is held back, and weights hold nothing back: leave it out of {spec!r}"
-        )
+        raise ValueError(f"residual_bits is for residuals, and weights have none: leave it out of {spec!r}")
     if own_traits(codec).draws:
         raise ValueError(f"weights are rounded to the nearest, or each gather would give others; got {spec!r}")
     few = codec is not None and codec.row_bytes(LONG) < LONG

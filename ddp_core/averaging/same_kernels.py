@@ -26,7 +26,7 @@ def agree_on_kernels(names: Collection[str], group: dist.ProcessGroup, device: t
     """
     if not names or group.size() == 1:
         return
-    told = exchange(json.dumps(kernel_offer(names, device)), group, device, what="which kernel backends they have")
+    told = exchange(json.dumps(kernel_offer(names, device)), group, device, what="their kernel backends")
     follow_kernels([json.loads(text) for text in told], group.rank(), device)
 
 

@@ -18,13 +18,13 @@ from ..memory.bucket_memory import BucketMemory
 
 FEW, NUMBERS = 3, 64  # parameters that are watched, and how many numbers of each
 MESSAGE = (
-    "gradients were averaged and then cleared, with no optimizer step between: what compression holds back of them comes "
+    "gradients were averaged and then cleared, with no optimizer step between: a part of them is in the residuals and comes "
     "back with later ones. Run a backward whose gradients you throw away inside no_sync(), or call discard_step() of the "
     "handle after it"
 )
 ADVICE = (
-    "steps come late, and training may diverge. Damp what is held back (feedback=0.9, or less), begin with dense steps "
-    "(start_iter=), lower the learning rate, or let guard=true do it when it is needed"
+    "Give the compressor feedback=0.9 or less, an uncompressed warm-up (start_iter=), or guard=true; or lower the learning "
+    "rate"
 )
 
 
@@ -133,7 +133,7 @@ def _watching() -> weakref.WeakSet[DiscardedGradientCheck]:
 
 
 class DivergenceCheck:
-    """Warns once of the first bucket of which ever more is held back."""
+    """Warns once, of the first bucket whose error feedback diverges."""
 
     _warned = False
 
@@ -144,8 +144,8 @@ class DivergenceCheck:
             if gauge is not None and gauge.guard is None and gauge.runs_away:
                 self._warned = True
                 warnings.warn(
-                    f"compression of {names[0]} and others in its bucket holds back {gauge.residual_ratio:.0f} times a "
-                    f"gradient, and what is sent has a cosine of {gauge.cosine:.2f} with what was meant: {ADVICE}",
+                    f"error feedback diverges in the bucket of {names[0]}: the residual is {gauge.residual_ratio:.0f}x the "
+                    f"gradient (cosine between intended and sent update {gauge.cosine:.2f}). {ADVICE}",
                     stacklevel=2,
                 )
                 return

@@ -35,8 +35,8 @@ class SparseBucket(GradBucket):
         grad = parameter.grad
         if grad is not None and not grad.is_sparse:
             raise RuntimeError(
-                "the weight of an embedding with sparse=True got a dense gradient, as it does where it is also used "
-                "elsewhere: build the embedding with sparse=False"
+                "the weight of an embedding with sparse=True got a gradient that is not sparse, as it does if it is used "
+                "elsewhere, too: build the embedding with sparse=False"
             )
         self.absent = list(self.members) if grad is None else []
         self.flat = no_rows(parameter) if grad is None else grad.detach()

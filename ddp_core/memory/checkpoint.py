@@ -162,7 +162,7 @@ def _flaw(field: Any, numbers: Any) -> str | None:
     if not isinstance(numbers, Tensor) or not isinstance(field, str):
         return f"is no tensor but {type(numbers).__name__}"
     if numbers.layout != torch.strided:
-        return f"is not dense but {numbers.layout}"
+        return f"is not strided but {numbers.layout}"
     if numbers.is_meta:
         return "has no numbers: it is on the meta device"
     if field.endswith(FIRST):

@@ -10,9 +10,8 @@ def refuse_capture() -> None:
     """Raise RuntimeError while a CUDA graph is captured: what the host decides would be the same at each replay."""
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
-            "a step of a compressor that counts its steps, or remembers what it held back, cannot be captured in a CUDA "
-            "graph, since the host decides by the step's number and by whether the step before counts: capture steps of "
-            "none, bf16 or fp16"
+            "a step of a compressor that counts its steps, or keeps residuals, cannot be captured in a CUDA graph: the host "
+            "decides by the step's number and by the success of the step before. Capture steps of none, bf16 or fp16"
         )
 
 

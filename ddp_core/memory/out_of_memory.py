@@ -42,7 +42,7 @@ def allocated(allocate: Callable[[], Any], compressor: Compressor, layout: Layou
             raise
         kept = kept_bytes(compressor, layout)
         raise torch.OutOfMemoryError(
-            f"there is no memory on {layout.device} for what {specification(compressor)} keeps between steps: "
+            f"there is no memory on {layout.device} for the state of {specification(compressor)}: "
             f"{kept / 1e6:,.0f} MB for this bucket, {kept / max(1, layout.numel):.1f} bytes per parameter on each rank. "
             "int4:residual_bits=8 keeps 1.2 to 1.5 bytes per parameter, bf16 none; undo=False avoids a second copy"
         ) from error

@@ -11,7 +11,7 @@ from ...compress.state.tree import Leaves
 
 logger = logging.getLogger(__name__)
 NOT_TO_DISCARD = (
-    "there is no step to discard: call discard_step() after a synced backward, and before swap(), rescale() or "
+    "there is no step to discard: call discard_step() after a synchronized backward, and before swap(), rescale() or "
     "load_state_dict()"
 )
 LOST = (
@@ -23,9 +23,9 @@ UNDONE = (
     "that copy from the start, or undo=False to do without it"
 )
 SAVED_WITHIN = (
-    "gradwire: a state was saved in the middle of a step, by the thread that runs it, or after a backward that broke off or "
-    "gave no sign of life for 10 s. The residuals that the step has overwritten are saved as zeros; undo=True saves those "
-    "from before the step"
+    "gradwire: a state was saved in the middle of a step: by the thread that runs it, or after a backward that broke off or "
+    "gave no sign of life for 10 s. The residuals that the step has overwritten are saved as zeros; undo=True saves the old "
+    "ones"
 )
 
 

@@ -66,7 +66,7 @@ class OverlapReport:
     def __str__(self) -> str:
         """A few lines for people."""
         bounds = (
-            f"at best {self.bound:.4f} s a step, {self.synchronous_bound:.4f} s without overlap"
+            f"at best {self.bound:.4f} s per step, {self.synchronous_bound:.4f} s without overlap"
             if self.bound is not None and self.synchronous_bound is not None
             else "no bounds yet"
         )

@@ -56,7 +56,7 @@ class PartialStep:
             )
         if other := next((type(each) for each in trained if type(each) is not nn.Parameter), None):
             raise TypeError(
-                f"overlap() needs plain torch.nn.Parameters, which it can watch, and the model has a {other.__name__}: use "
+                f"overlap() can watch torch.nn.Parameters only, and the model has a {other.__name__}: use "
                 "the optimizer without overlap()"
             )
 

@@ -12,7 +12,7 @@ SHOWN = 8  # parameters named in an error
 
 CREATE_GRAPH = (
     "backward(create_graph=True) through DistributedDataParallel averages the gradients over ranks, but not their "
-    "graphs: what is differentiated a second time stays this rank's own. Average higher-order gradients yourself"
+    "graphs: a second derivative stays this rank's own. Average higher-order gradients yourself"
 )
 
 
@@ -140,5 +140,5 @@ def sparse(names: Sequence[str]) -> str:
     """Gradients that turned out to be sparse."""
     return (
         f"sparse gradients of {shown(names)}, which no nn.Embedding or nn.EmbeddingBag with sparse=True has announced: use "
-        "these modules, or let the gradients be dense"
+        "these modules, or sparse=False"
     )

@@ -26,11 +26,11 @@ def described(parameters: Mapping[str, Tensor], spec: Spec) -> list[str]:
 def verify(lines: Sequence[str], group: dist.ProcessGroup, device: torch.device) -> None:
     """Raise RuntimeError on every rank, naming the first difference and the ranks, unless all have the same lines."""
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-    digests = exchange(digest, group, device, what="which model they train")
+    digests = exchange(digest, group, device, what="the models that they train")
     differing = [rank for rank, other in enumerate(digests) if other != digests[0]]
     if not differing:
         return
-    texts = exchange("\n".join(lines), group, device, what="which model they train")
+    texts = exchange("\n".join(lines), group, device, what="the models that they train")
     mine, other = texts[0].split("\n"), texts[differing[0]].split("\n")
     here, there = next(
         (pair for pair in zip(mine, other, strict=False) if pair[0] != pair[1]),

@@ -39,7 +39,7 @@ class Usage:
     @cached_property
     def counts(self) -> Sequence[int]:
         """By index, how many ranks used a parameter. Waits."""
-        with self._on_stream(), telling("which parameters they used", self._group):
+        with self._on_stream(), telling("the parameters that they used", self._group):
             return self._pending.wait(self._timeout).tolist()
 
     def _on_stream(self) -> AbstractContextManager[object]:

@@ -19,7 +19,7 @@ from ..reducer.reducer import Rules
 REFUSED = {  # argument: the way out
     "delay_all_reduce_named_params": "leave those parameters to DistributedDataParallel, too",
     "param_to_hook_all_reduce": "leave those parameters to DistributedDataParallel, too",
-    "mixed_precision": "use torch.autocast, or compressor='bf16' for 16 bits on the wire",
+    "mixed_precision": "use torch.autocast, or compressor='bf16' to send 16 bits",
 }
 
 

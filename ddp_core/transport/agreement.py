@@ -58,7 +58,7 @@ class Agreement:
         self._await_all(self._store)
 
     def _begin(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        texts = exchange(f"{uuid.uuid4().hex} {place()}", group, device, what="how their first bucket is set up")
+        texts = exchange(f"{uuid.uuid4().hex} {place()}", group, device, what="the setup of their first bucket")
         keys, _, places = zip(*(text.partition(" ") for text in texts), strict=True)
         know(group, places)
         self._world_size = group.size()

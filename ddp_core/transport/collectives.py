@@ -31,13 +31,12 @@ def telling(what: str, group: dist.ProcessGroup) -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise RuntimeError(
-            f"the ranks did not tell each other {what}: one has died, hangs, or raised an error. "
-            f"{explained(error, group)}"
+            f"the ranks could not exchange {what}: one has died, hangs, or raised an error. {explained(error, group)}"
         ) from error
 
 
 def exchange(
-    text: str, group: dist.ProcessGroup, device: torch.device | None = None, *, what: str = "what they measured"
+    text: str, group: dist.ProcessGroup, device: torch.device | None = None, *, what: str = "their measurements"
 ) -> list[str]:
     """Every rank's text, in rank order; the process group's own time limit applies. `what`: the texts are, for errors.
 
@@ -87,14 +86,14 @@ def _on(device: torch.device | None) -> AbstractContextManager[Any]:
 def fan_out(row: Tensor, group: dist.ProcessGroup, root: int) -> None:
     """Rank `root` of the group sends each other rank a tensor like `row`; the process group's own time limit applies."""
     rows = [row] * group.size() if group.rank() == root else None
-    with telling("what the root has", group):
+    with telling("the tensors of the root", group):
         dist.scatter(torch.empty_like(row), rows, group=group, group_src=root)
 
 
 def fan_in(row: Tensor, group: dist.ProcessGroup, root: int) -> None:
     """Rank `root` of the group receives each rank's `row`; the process group's own time limit applies."""
     rows = [torch.empty_like(row) for _ in range(group.size())] if group.rank() == root else None
-    with telling("the root what they have", group):
+    with telling("their tensors with the root", group):
         dist.gather(row, rows, group=group, group_dst=root)
 
 

@@ -35,12 +35,12 @@ def ranks_per_host(group: dist.ProcessGroup, device: torch.device) -> int:
 
     A collective call; raises ValueError on all ranks where hosts or islands differ.
     """
-    texts = exchange(f"{host_name()}\t{island_of(device)}", group, device, what="which host they are on")
+    texts = exchange(f"{host_name()}\t{island_of(device)}", group, device, what="their hosts")
     hosts, islands = zip(*(text.split("\t") for text in texts), strict=True)
     if device.type == "cuda" and len(set(hosts)) == 1 < len(hosts) and not all(islands) and group.rank() == 0:
         logger.warning(
-            "hosts+ takes all ranks of this machine for one island of NVLink, since nvidia-smi does not tell which GPUs it "
-            "joins; say hosts:ranks=1+... where it joins none"
+            "hosts+ takes all ranks of this host for one island of NVLink, since nvidia-smi does not show which GPUs it "
+            "joins. If it joins none, write hosts:ranks=1+..."
         )
     return of_each(hosts, islands)
 

@@ -180,7 +180,7 @@ def _separated(texts: Sequence[str], first: int = 0) -> str:
         if text.startswith(UNABLE):
             return f"rank {first + place}: {text.removeprefix(UNABLE)}"
         if words[place][0] != words[0][0]:
-            return f"ranks {first} and {first + place} are on different machines, or in containers of their own"
+            return f"ranks {first} and {first + place} are on different hosts, or in separate containers"
         if words[place][1] != words[0][1]:
             return f"ranks {first} and {first + place} have different buckets"
     return "ranks are threads of one process" if len({each[2] for each in words}) < len(texts) else ""

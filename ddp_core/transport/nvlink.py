@@ -41,7 +41,7 @@ def matrix(text: str, uuids: list[str]) -> dict[str, dict[str, str]]:
     """
     rows = [found[2].split()[: len(uuids)] for line in STYLE.sub("", text).splitlines() if (found := ROW.match(line))]
     if [len(row) for row in rows] != [len(uuids)] * len(uuids):
-        raise ValueError(f"nvidia-smi tells of {len(uuids)} GPUs, but its matrix has rows of {[*map(len, rows)]}")
+        raise ValueError(f"nvidia-smi lists {len(uuids)} GPUs, but its matrix has rows of {[*map(len, rows)]}")
     return {
         mine: {other: kind for other, kind in zip(uuids, row, strict=True) if other != mine}
         for mine, row in zip(uuids, rows, strict=True)

@@ -24,7 +24,10 @@ def new_name(parent: dist.ProcessGroup, device: torch.device) -> str:
     torchrun may keep the store of ranks that it starts anew, and with it the addresses of dead ones; so a name has a part
     that no other life of these ranks has.
     """
-    life, number = _made.get(parent) or (exchange(uuid.uuid4().hex, parent, device, what="where they meet")[0], 0)
+    life, number = _made.get(parent) or (
+        exchange(uuid.uuid4().hex, parent, device, what="the place where they meet")[0],
+        0,
+    )
     _made[parent] = life, number + 1
     return f"{life}/{number + 1}"
 

@@ -13,6 +13,7 @@ from ...hooks.advice import Advice
 from ...hooks.advice.recommendation import ASSUMED, Forecast
 from ..results.palette import look
 from ..results.picture import DPI
+from ..results.words import in_words
 
 ALIKE = 0.02  # of a line's seconds
 
@@ -25,7 +26,8 @@ def draw(advice: Advice, title: str, path: Path) -> Path:
     counts = [_hosts(each) for each in forecasts]
     for number, (steps, specs) in enumerate(_lines(forecasts, [choice.spec for choice in advice.here.choices])):
         color, marker, style = look(number)
-        axes.plot(counts, steps, color=color, marker=marker, linestyle=style, markersize=5, label="\n".join(specs))
+        names = "\n".join(map(in_words, specs))
+        axes.plot(counts, steps, color=color, marker=marker, linestyle=style, markersize=5, label=names)
     chosen = [each.best.step for each in forecasts]
     axes.plot(counts, chosen, "o", markersize=13, markerfacecolor="none", color="black", label="recommended")
     axes.set_xscale("log")

@@ -111,7 +111,7 @@ def _warnings(config: BenchConfig, backend: str) -> Iterator[str]:
         if (steps := warm_up_steps(compressor(spec))) > turns:
             yield f"{spec} compresses after {steps} steps, and --warmup is {turns}: some of its figures are of its warm-up"
     if "torch" in config.ddp and config.link:
-        yield "an emulated link holds back what gradwire sends: torch's DDP sends through gradwire's none"
+        yield "an emulated link delays gradwire's messages: torch's DDP sends through gradwire's none"
 
 
 def _models_rows(

@@ -36,7 +36,7 @@ def world_sizes(config: BenchConfig, world: World) -> list[int]:
     uneven = [count for count in chosen if count % world.placement(count).machines]
     if uneven and config.world_sizes:
         machines = world.placement(uneven[0]).machines
-        raise ValueError(f"world_sizes has {uneven[0]}, which does not divide evenly among {machines} machines")
+        raise ValueError(f"world_sizes has {uneven[0]}, which does not divide evenly among {machines} hosts")
     return [count for count in chosen if count not in uneven]
 
 

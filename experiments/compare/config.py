@@ -60,10 +60,10 @@ class CompareConfig(RanksConfig):
     local_outer: str = "nesterov:lr=0.7,momentum=0.9"
     """outer optimizer of local SGD, such as sgd:lr=1,momentum=0"""
     order: Order = BACKWARD
-    """order in which gradients are sent: backward waits for all of them after backward; slices sends pieces of at
-    most 2 MiB; priority sends pieces and overlaps them with the next forward pass; auto chooses"""
+    """order in which gradients are sent. backward waits for all of them after backward. slices sends pieces of at
+    most 2 MiB. priority sends pieces and overlaps them with the next forward pass. auto chooses"""
     turns: bool = True
-    """train the compressors in turns of a few steps, so that a change of the host's speed affects all alike; false
+    """train the compressors in turns of a few steps, so that a change of the host's speed affects all alike. false
     trains one after the other, needs memory for one model only, and gives no verdict"""
     eval_batches: int = 40
     """number of validation batches at the end"""
@@ -93,15 +93,13 @@ class CompareConfig(RanksConfig):
         for spec in self.compressors:
             check_payloads(spec) if self.parallel == "fsdp" else compressor(spec)
         if self.local_every and (self.simulated or self.ddp != "gradwire"):
-            raise ValueError("local steps train the bare model, on ranks of their own: leave out ddp and simulated")
+            raise ValueError("local SGD trains the bare model, on ranks of its own: leave out ddp and simulated")
         if self.parallel == "fsdp" and (self.simulated or self.order != BACKWARD or self.ddp != "gradwire"):
             raise ValueError(
                 "ddp, order and simulated are of DistributedDataParallel: leave them out with parallel fsdp"
             )
         if self.parallel == "fsdp" and emulated and TORCH in self.compressors:
-            raise ValueError(
-                f"an emulated link holds back what gradwire sends, not {TORCH}: leave that out, or use a lab"
-            )
+            raise ValueError(f"an emulated link delays gradwire's messages, not {TORCH}: leave that out, or use a lab")
 
     @property
     def links(self) -> tuple[str | None, ...]:

@@ -49,7 +49,7 @@ def unused_gpus(backend: str) -> str | None:
         return None
     return (
         f"{count} GPU{'s' if count > 1 else ''} here and not used: with {backend} the ranks train on the CPU; --backend "
-        "nccl takes a GPU for every rank of this machine, and neither lab nor emulated link; with gloo-cuda ranks share GPUs"
+        "nccl takes a GPU for every rank of this host, and neither lab nor emulated link. With gloo-cuda ranks share GPUs"
     )
 
 

@@ -48,7 +48,7 @@ def _steps(axes: Axes, model: StepModel, found: Replay, *, until_needed: bool) -
         for start, seconds in forward_spans(model, found, until_needed=until_needed):
             _bar(axes, 1, begin + start, seconds, FORWARD)
     axes.set_yticks([0, 1], ["link", "computation"])
-    axes.text(1.0, 1.05, f"{found.step * 1000:.0f} ms a step", transform=axes.transAxes, ha="right", fontsize=10)
+    axes.text(1.0, 1.05, f"{found.step * 1000:.0f} ms per step", transform=axes.transAxes, ha="right", fontsize=10)
 
 
 def _bar(axes: Axes, row: int, start: float, seconds: float, color: object) -> None:

@@ -52,7 +52,7 @@ def _verdict(results: Results) -> str:
 def _too_few_repeats(results: Results, timed: list[Timed]) -> str:
     """Return why the times say nothing about differences; nothing where they do."""
     if any(run.turn_steps is None for run in results.runs):
-        return "No verdict: the compressors trained one after the other, so the machine may have changed its speed."
+        return "No verdict: the compressors trained one after the other, so the host may have changed its speed."
     repeats = min(len(time.repeats) for _, time in timed)
     if repeats >= FEWEST_REPEATS:
         return ""

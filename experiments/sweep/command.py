@@ -90,7 +90,7 @@ def _run(
                     check_columns(config.named, config.command, rows)
                 bar.advance(task)
     except KeyboardInterrupt:
-        print("\nstopped; the points that had finished are kept, the same command goes on", file=sys.stderr)
+        print("\nstopped; finished points are kept, the same command continues", file=sys.stderr)
         return failures, True
     return failures, False
 

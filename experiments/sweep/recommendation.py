@@ -22,7 +22,7 @@ class Criterion:
     what: str = "a step"
     """what the column times, in words"""
     named: list[str] = field(default_factory=lambda: [COMPRESSOR])
-    """columns that name a method, such as [compressor, local_every]; a number of 0 is left out"""
+    """columns that name a compressor, such as [compressor, local_every]; a number of 0 is left out"""
 
     @property
     def columns(self) -> list[str]:
@@ -56,15 +56,15 @@ def _sentence(criterion: Criterion, rows: Sequence[Row]) -> str:
         return f"no verdict, it takes {criterion.what} of none, bf16 or fp16 and of another compressor."
     best = plain[0]
     if not others:
-        return f"do not compress here beyond {best[COMPRESSOR]}: no other method gets there at all."
+        return f"do not compress here beyond {best[COMPRESSOR]}: no other compressor gets there at all."
     other = ", ".join(named(column, others[0][column]) for column in criterion.named if others[0].get(column))
     usual, seconds = best[criterion.of], others[0][criterion.of]
     if usual / seconds < WORTHWHILE:
         return (
             f"do not compress here beyond {best[COMPRESSOR]}: {criterion.what} takes it {usual:.3g} s, and the best other "
-            f"method, {other}, {seconds:.3g} s."
+            f"compressor, {other}, {seconds:.3g} s."
         )
     return (
-        f"{other} is {usual / seconds:.1f}x as fast as {best[COMPRESSOR]}: {criterion.what} takes {seconds:.3g} s, not "
-        f"{usual:.3g} s."
+        f"{other} has a speed-up of {usual / seconds:.1f}x over {best[COMPRESSOR]}: {criterion.what} takes "
+        f"{seconds:.3g} s, not {usual:.3g} s."
     )

@@ -25,7 +25,7 @@ def check_local(every: int, specification: str, parallel: str, order: str) -> No
     if every < 1:
         raise ValueError(f"local_every is at least 1, or 0 for none; got {every}")
     if parallel != "ddp" or order != BACKWARD:
-        raise ValueError("local steps train the bare model: leave out parallel and order")
+        raise ValueError("local SGD trains the bare model: leave out parallel and order")
     outer(specification)
 
 

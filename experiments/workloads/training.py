@@ -71,13 +71,13 @@ class TrainingConfig:
     parallel: Literal["ddp", "fsdp"]
     """what trains it: DistributedDataParallel, or torch's FSDP2"""
     local_every: int
-    """optimizer steps between two averages by local steps; 0 averages the gradients of every step"""
+    """optimizer steps between two averages of local SGD; 0 averages the gradients of every step"""
     local_outer: str
-    """the outer optimizer of local steps"""
+    """the outer optimizer of local SGD"""
     order: Order
     """in which gradients go; other orders than backward's with gradwire's DistributedDataParallel only"""
     eval_batches: int
-    """held-out batches at the end"""
+    """validation batches at the end"""
     timeout: float
     """seconds that any wait for other ranks may take"""
 

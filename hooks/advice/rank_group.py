@@ -40,7 +40,7 @@ class RankGroup:
     def found(cls, group: dist.ProcessGroup, device: torch.device, *, one_level: bool) -> RankGroup:
         """A collective call. `one_level`: every rank counts as a host, whatever machine it is on."""
         size = group.size()
-        texts = exchange(json.dumps(_place()), group, device, what="which machine and cores they are on")
+        texts = exchange(json.dumps(_place()), group, device, what="their hosts and cores")
         places = [json.loads(text) for text in texts]
         cores = 1.0 if device.type == "cuda" else cores_each([(machine, own) for _, machine, own in places])
         one_host = not one_level and len({host for host, _, _ in places}) == 1

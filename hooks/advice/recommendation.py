@@ -14,8 +14,8 @@ from .predict import Measured, Prediction
 TIE = 0.03  # of a step: what is nearer than that is as fast
 MILLI, MEGA = 1e3, 1e6
 ASSUMED = (
-    "hosts and links like these; no rank waits for slower ones, and nothing else uses the network;\n"
-    "bandwidth as measured; latency for each message that follows another in a ring (Gloo) or tree (NCCL)"
+    "hosts and links like these. No rank waits for slower ones, and nothing else uses the network.\n"
+    "Bandwidth as measured, and latency for each message that follows another in a ring (Gloo) or tree (NCCL)."
 )
 
 
@@ -84,7 +84,7 @@ class Rule:
         if not 0 <= self.tolerance < math.inf:
             raise ValueError(f"tolerance is a part of the loss, at least 0, such as 0.03; got {self.tolerance}")
         if not 1 <= self.worthwhile < math.inf:
-            raise ValueError(f"worthwhile is how many times as fast, at least 1, such as 1.1; got {self.worthwhile}")
+            raise ValueError(f"worthwhile is a speed-up of at least 1, such as 1.1; got {self.worthwhile}")
 
     def chosen(self, choices: Sequence[Choice]) -> Choice:
         """Return the recommended choice: of those as fast as the fastest, the one that loses least; then the simplest."""

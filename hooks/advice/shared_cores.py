@@ -44,7 +44,7 @@ class Machine:
 
     def __init__(self, cores: float) -> None:
         if not cores > 0:
-            raise ValueError(f"a machine has more than 0 cores, got {cores}")
+            raise ValueError(f"a host has more than 0 cores, got {cores}")
         self.now = 0.0
         self.runnable: deque[Process] = deque()
         self._cores = cores

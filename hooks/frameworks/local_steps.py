@@ -40,15 +40,15 @@ class GatheredSites:
 
     def gather_state_dict(self) -> dict[str, Any]:
         """Return the states of all ranks on the first one, on the others {}. All ranks call it after the same step."""
-        states = gathered(self.local.state_dict(), _everyone(), self._device, what="the states of local steps")
+        states = gathered(self.local.state_dict(), _everyone(), self._device, what="the states of LocalSteps")
         return {SITES: states} if states else {}
 
     def scatter_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on from what `gather_state_dict` returned to the first rank. All ranks call it."""
         given = [saved.get(SITES)] * dist.get_world_size()
-        states = scattered(given, _everyone(), self._device, what="the states of local steps")
+        states = scattered(given, _everyone(), self._device, what="the states of LocalSteps")
         if not isinstance(states, list):
-            raise ValueError(f"the checkpoint has no states of local steps: save with LocalSteps; it has {list(saved)}")
+            raise ValueError(f"the checkpoint has no states of LocalSteps: save with LocalSteps; it has {list(saved)}")
         self.local.load_state_dict(states)
 
 

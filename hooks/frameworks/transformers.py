@@ -28,8 +28,8 @@ OF_RANK = (
     "gradwire-rank-{}-of-{}.pt"  # in the folder of a checkpoint that was saved on SIGTERM, with a rank's own state
 )
 LOST = (
-    "training goes on from step %d, and the residuals from before are lost: there is no %s. Where the checkpoint "
-    "is another one, say GradwireCallback(..., resume_from_checkpoint=...)"
+    "training continues from step %d, and the old residuals are lost: there is no %s. If you resume from another "
+    "folder, pass GradwireCallback(..., resume_from_checkpoint=...)"
 )
 NOT_WRAPPED = (
     "the Trainer has not wrapped the model, so every rank would train alone, without gradwire, too. Accelerate marks a "

@@ -151,7 +151,7 @@ class ShardedModule:
         """The error message for a backward that leaves parameters out."""
         return (
             f"some parameters of a sharded module ({', '.join(self.names[:3])}, ...) have no gradient in this backward, and "
-            "torch does not tell which, while something is remembered of each: call set_reduce_scatter_unused_params(True) "
+            "torch does not report which, but each has a residual: call set_reduce_scatter_unused_params(True) "
             "on the model, where torch has it, or reduce with error_feedback=false, as in 'int8:error_feedback=false'"
         )
 
@@ -247,7 +247,7 @@ def _groups(module: Any, name: str) -> list[Any]:
     if len(groups) > 1:
         raise ValueError(
             f"module {name!r} has {len(groups)} groups of parameters on meshes of their own, among which torch does not let "
-            "communication tell: call fully_shard on the submodules, with a mesh for each"
+            "communication choose: call fully_shard on the submodules, with a mesh for each"
         )
     return [group for group in groups if group is not None and group.fsdp_params]
 

@@ -203,7 +203,7 @@ class LocalSteps:
             return self._flight.result(self._rounds.sites.patience)
         except WaitTimeout as error:
             raise RuntimeError(
-                f"a round of local steps has not ended within {self._rounds.sites.patience:.0f} s: a site hangs"
+                f"a round of LocalSteps has not ended within {self._rounds.sites.patience:.0f} s: a site hangs"
             ) from error
 
     def _land(self) -> None:
@@ -336,7 +336,7 @@ class LocalSteps:
 def _ranks(group: dist.ProcessGroup | None, timeout: timedelta) -> FixedSites:
     if group is None and not dist.is_initialized():
         raise RuntimeError(
-            "local steps are averaged over the ranks of a process group, or over sites that meet: call "
+            "LocalSteps averages over the ranks of a process group, or over sites that meet: call "
             "torch.distributed.init_process_group() first, or give at=gradwire.Rendezvous(...)"
         )
     chosen = group if group is not None else dist.group.WORLD
@@ -383,8 +383,8 @@ def _rounds(
     built = compressor(spec)
     if traits_of(built).choices > 1:
         raise ValueError(
-            f"a site that joins would not know which method the others have chosen; got {spec!r}: give "
-            f"local steps one of its methods, such as int4"
+            f"a site that joins would not know the compressor that the others have chosen; got {spec!r}: give "
+            f"LocalSteps one of its compressors, such as int4"
         )
     plain = plain_names(name for name, _ in module.named_parameters())
     named = {plain[name]: each for name, each in module.named_parameters()}

@@ -133,7 +133,9 @@ class Rendezvous:
             names = [site["name"] for site in record["sites"]]
             ids = frozenset(site["id"] for site in record["sites"])
             if lost := self._expected - ids:
-                logger.warning("round %d goes on without %d sites: with %s", self._number, len(lost), ", ".join(names))
+                logger.warning(
+                    "round %d continues without %d sites: with %s", self._number, len(lost), ", ".join(names)
+                )
             self._expected = ids
             try:
                 return self._connected(record)
@@ -196,7 +198,7 @@ class Rendezvous:
         if kind == "ended":
             return TrainingEnded(
                 f"the training at {self._address} has ended, and {self._name} has missed its end: take the model of "
-                "another site, or start all sites from their checkpoints to go on",
+                "another site, or start all sites from their checkpoints to continue",
                 field(record, "round", int, f"the answer of {self._address}"),
             )
         if kind == "setup":
@@ -234,7 +236,7 @@ class Rendezvous:
 
     def break_up(self, error: Exception) -> None:
         """Drop the connections; the next meeting finds out who is left."""
-        logger.warning("a round failed, and is done again with those that are left: %s", error)
+        logger.warning("a round failed, and the sites that are left repeat it: %s", error)
         self._drop()
 
     def _drop(self) -> None:

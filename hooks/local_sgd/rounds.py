@@ -131,7 +131,7 @@ class Rounds:
                 for memory in self.memories.values():
                     memory.end_step(keep=False, carrying=True)
                 if failures == ATTEMPTS:
-                    raise RuntimeError(f"a round of local steps failed {failures} times: {error}") from error
+                    raise RuntimeError(f"a round of LocalSteps failed {failures} times: {error}") from error
                 del meeting  # its connections end with it, which tells the others
                 self.sites.break_up(error)
 

@@ -40,7 +40,7 @@ class Meeting(Transport):
     def start(self, request: Request, channel: int) -> Reply:
         """Give a request to the network. Raises ValueError for one inside hosts, which sites are not."""
         if request.scope == "host":
-            raise ValueError("local steps are averaged over whole sites: use a compressor without hosts+")
+            raise ValueError("LocalSteps averages over whole sites: use a compressor without hosts+")
         return self._started(request)
 
     def _started(self, request: Request) -> Reply:
@@ -74,7 +74,7 @@ class GroupMeeting(Meeting):
 
     def copy_from(self, source: int, tensors: Sequence[Tensor]) -> None:
         """Take over the tensors of rank `source`, in place."""
-        broadcast(tensors, source, self.group, what="what the model is now")
+        broadcast(tensors, source, self.group, what="the model")
 
 
 class FixedSites:
@@ -90,7 +90,7 @@ class FixedSites:
 
         `operations`: of kernels, which run on the same backend on all ranks from now on.
         """
-        agree(setup, self._parent, what="how local steps are set up")
+        agree(setup, self._parent, what="the setup of LocalSteps")
         agree_on_kernels(operations, self._parent, CPU)
         group = private_group(self._parent, self._timeout, new_name(self._parent, CPU))
         self._meeting = GroupMeeting(group, self._timeout)
@@ -98,14 +98,14 @@ class FixedSites:
     def meet(self, claim: Claim) -> Meeting:
         """Return the meeting of all ranks."""
         if self._meeting is None:
-            raise RuntimeError("a round of local steps has failed, or close() was called: there are no more")
+            raise RuntimeError("a round of LocalSteps has failed, or close() was called: there are no more")
         return self._meeting
 
     def break_up(self, error: Exception) -> None:
         """Raise it: a rank of a process group cannot be done without."""
         self._meeting = None
         raise RuntimeError(
-            f"a round of local steps failed, as a rank has died, hangs or raised an error; sites that may come and go meet "
+            f"a round of LocalSteps failed, as a rank has died, hangs or raised an error. Sites that may come and go meet "
             f"in a gradwire.Rendezvous instead of a process group. {error}"
         ) from error
 

@@ -43,7 +43,7 @@ class Watch:
         try:
             sink(report)
         except Exception:
-            logger.exception("training goes on, and what raised this is told no more of its steps")
+            logger.exception("training continues, and the receiver that raised this gets no more reports")
             self._sinks.remove(sink)
 
     def _report(self, step: int) -> Report:
@@ -62,8 +62,8 @@ class Watch:
             return None
         self._advised = what
         return (
-            f"a dense step would be faster now: about {dense * 1e3:.1f} ms, by a replay of the last steps, against "
-            f"{now * 1e3:.1f} ms with {what}. Try handle.swap('none') on all ranks, or a method with less arithmetic"
+            f"an uncompressed step would be faster now: about {dense * 1e3:.1f} ms, by a replay of the last steps, against "
+            f"{now * 1e3:.1f} ms with {what}. Try handle.swap('none') on all ranks, or a compressor with less arithmetic"
         )
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ def watch(handle: Observed, every: int, to: Any, folder: str | Path | None) -> W
     group = handle.averager.engines.group
     first = group.rank() == 0
     if to is None and folder is None and first:
-        raise ValueError("watch(to=None) tells nobody: give to=..., or folder=... for `gradwire top`")
+        raise ValueError("watch(to=None) reports to nobody: pass to=..., or folder=... for `gradwire top`")
     spoken = [] if to is None else [sink_of(to)]
     sinks = spoken if first else []
     if folder is not None:

@@ -64,9 +64,9 @@ def test_ranks_behind_an_emulated_link_take_gloo(command, link, expected, chosen
 @pytest.mark.parametrize(
     ("command", "slowed", "told"),
     [
-        ("bench", "--link=1gbit", "holds back Gloo's collectives, not NCCL's"),
-        ("compare", "--link=1gbit", "holds back Gloo's collectives, not NCCL's"),
-        *((command, "--netlab.hosts=2", "hosts of a lab share this machine's GPUs") for command in COMMANDS),
+        ("bench", "--link=1gbit", "delays Gloo's collectives, not NCCL's"),
+        ("compare", "--link=1gbit", "delays Gloo's collectives, not NCCL's"),
+        *((command, "--netlab.hosts=2", "hosts of a lab share this host's GPUs") for command in COMMANDS),
     ],
 )
 def test_nccl_is_refused_there_before_any_rank_starts(command, slowed, told, monkeypatch, capsys):
@@ -82,4 +82,4 @@ def test_nccl_is_refused_there_before_any_rank_starts(command, slowed, told, mon
 def test_nccl_is_refused_on_a_host_of_a_lab(command, started, capsys):
     started(rank=1, ranks=2, lab=LAB)
     assert main([command, *COMMANDS[command][0], "--backend=nccl"]) == 2
-    assert "hosts of a lab share this machine's GPUs" in capsys.readouterr().err
+    assert "hosts of a lab share this host's GPUs" in capsys.readouterr().err

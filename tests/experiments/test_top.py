@@ -29,7 +29,7 @@ def test_who_computes_longer_is_slow_who_is_silent_is_stale_and_who_is_late_is_b
     assert states_of(ranks_in(tmp_path, 1000.0)) == [
         "",
         "slow, computes 2.00x",
-        "stale, told 31 s ago",
+        "stale, reported 31 s ago",
         "150 steps behind",
     ]
 

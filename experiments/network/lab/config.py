@@ -55,9 +55,9 @@ def backend_here(wanted: str, link: str | None = None, hosts: int = 0) -> str:
     lab = lab_here() is not None or hosts > 0
     if wanted == "nccl" and (lab or link):
         why = (
-            "the hosts of a lab share this machine's GPUs, and NCCL goes past their links"
+            "the hosts of a lab share this host's GPUs, and NCCL goes past their links"
             if lab
-            else "an emulated link holds back Gloo's collectives, not NCCL's"
+            else "an emulated link delays Gloo's collectives, not NCCL's"
         )
         raise ValueError(f"{why}: use --backend gloo, or gloo-cuda, with which ranks share GPUs")
     return "gloo" if (lab or link) and wanted == "auto" else wanted

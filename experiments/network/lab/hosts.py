@@ -179,7 +179,7 @@ def free_subnet() -> IPv4Network:
     for subnet in BENCHMARKING.subnets(new_prefix=24):
         if not any(subnet.overlaps(other) for other in known):
             return subnet
-    raise NetlabError(f"this machine has routes to all of {BENCHMARKING}: no addresses are left for hosts")
+    raise NetlabError(f"this host has routes to all of {BENCHMARKING}: no addresses are left for hosts")
 
 
 def _build(lab: Lab, rate: float) -> None:

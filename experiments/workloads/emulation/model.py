@@ -147,7 +147,7 @@ class EmulatedModel(nn.Module):
 
     def extra_repr(self) -> str:
         """The trace and its time."""
-        return f"{self.trace.name}, {self.trace.seconds * self.dilate:g} s a step"
+        return f"{self.trace.name}, {self.trace.seconds * self.dilate:g} s per step"
 
 
 def _add(root: nn.Module, name: str, parameter: nn.Parameter) -> None:

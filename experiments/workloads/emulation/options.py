@@ -29,11 +29,11 @@ def labels(trace: Trace | None, dilate: float = 1.0) -> list[str]:
     """What every output says of results with an emulated accelerator; nothing for a real one.
 
     >>> labels(chosen_trace("emulate:resnet50@0.1"), dilate=4)
-    ['emulated compute resnet50, 0.1 s a step', 'dilated 4']
+    ['emulated compute resnet50, 0.1 s per step', 'dilated 4']
     """
     if trace is None:
         return []
-    said = f"emulated compute {trace.name}, {trace.seconds:.3g} s a step"
+    said = f"emulated compute {trace.name}, {trace.seconds:.3g} s per step"
     return [said] if dilate == 1 else [said, f"dilated {dilate:g}"]
 
 

@@ -47,7 +47,7 @@ def from_flops(model: nn.Module, inputs: Tensor, *, name: str, source: str, samp
         operations = _shares(marks, counter.get_total_flops(), units)
     total = sum(operations.values()) * (1 + BACKWARD_OF_FORWARD)
     if not total:
-        raise ValueError(f"{name} has no floating-point operations that torch counts, so they tell no layer's time")
+        raise ValueError(f"{name} has no floating-point operations that torch counts, so no layer's time is known")
     second = len(batch) / samples_per_second / total
     forward = {unit: count * second for unit, count in operations.items()}
     backward = {unit: seconds * BACKWARD_OF_FORWARD for unit, seconds in forward.items()}

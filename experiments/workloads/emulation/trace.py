@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 Shape: TypeAlias = tuple[int, ...]
-BY_OPERATIONS = "distributed by FLOPs, backward twice forward, total scaled to {seconds:.3g} s a step: "
+BY_OPERATIONS = "distributed by FLOPs, backward twice forward, total scaled to {seconds:.3g} s per step: "
 BACKWARD_OF_FORWARD = 2  # operations: the gradients of the weights and those of the inputs
 
 
@@ -125,7 +125,7 @@ class Trace:
             for layer in self.layers
         )
         return dataclasses.replace(
-            self, layers=layers, source=f"{self.source}; scaled to {total_seconds:g} s a step by the user"
+            self, layers=layers, source=f"{self.source}; scaled to {total_seconds:g} s per step by the user"
         )
 
     def write(self, path: Path) -> None:

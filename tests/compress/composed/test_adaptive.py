@@ -234,13 +234,13 @@ def test_plans_know_the_rounds_of_every_method_and_the_bytes_of_the_least_exact(
 
 REFUSED = {
     "adaptive:target=1.5": "adaptive:target is a cosine, from 0 .* got 1.5",
-    "adaptive:ladder=none": "adaptive:ladder has 2 to 16 methods, the most exact first, .* got 'none'",
-    "adaptive:ladder=none//int8": "adaptive:ladder has 2 to 16 methods",
+    "adaptive:ladder=none": "adaptive:ladder has 2 to 16 compressors, the most exact first, .* got 'none'",
+    "adaptive:ladder=none//int8": "adaptive:ladder has 2 to 16 compressors",
     "adaptive:ladder=none/int7": "unknown compressor 'int7'",
-    "adaptive:ladder=none/adaptive": "has plain methods, got 'adaptive'",
+    "adaptive:ladder=none/adaptive": "cannot take 'adaptive'",
     "adaptive:ladder=none/topk:momentum=0.9": "give start_iter, feedback, momentum, space and guard to adaptive itself",
-    "adaptive:ladder=none/int8:start_iter=3": "adaptive:ladder has plain methods, got 'int8:start_iter=3'",
-    "adaptive:ladder=none/dgc": "adaptive:ladder has plain methods, got 'dgc'",
+    "adaptive:ladder=none/int8:start_iter=3": "adaptive:ladder cannot take 'int8:start_iter=3'",
+    "adaptive:ladder=none/dgc": "adaptive:ladder cannot take 'dgc'",
     "adaptive:ladder=none/hosts": r"write hosts\+ in front of it",
     "bf16+adaptive": "packs its own bytes",
 }

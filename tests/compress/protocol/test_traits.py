@@ -140,7 +140,7 @@ class TestFromElsewhere:
         with pytest.raises(ValueError, match="two levels"):
             Hierarchical(Around(Hierarchical(Dense())))
         register("every-third", lossy=False)(EveryThird)
-        with pytest.raises(ValueError, match="ladder has plain methods"):
+        with pytest.raises(ValueError, match="ladder cannot take"):
             Adaptive("none/every-third")
 
 

@@ -235,13 +235,13 @@ def test_a_residual_is_saved_in_the_shapes_of_whole_parameters_and_loaded_on_any
         (weight_gather, "bf16+topk:k=3", "none, bf16, int8|packs its own bytes"),
         (shard_sum, "bf16+powersgd", "no rank has whole"),
         (weight_gather, "int8:rounding=stochastic", "to the nearest"),
-        (weight_gather, "int8:residual_bits=8", "weights hold nothing back: leave it out"),
+        (weight_gather, "int8:residual_bits=8", "weights have none: leave it out"),
         (shard_sum, "int8:momentum=0.9", "with block, rounding and feedback"),
         (shard_sum, "int9", "unknown compressor"),
         (shard_sum, "int4:residual_bits=4", "residual_bits is 32, 16 or 8, got 4"),
         (shard_sum, "int4:residual_bits=abc", "residual_bits takes int, got 'abc'"),
         (shard_sum, "none:residual_bits=8", "has no option 'residual_bits'"),
-        (shard_sum, "int4:feedback=0,residual_bits=8", "there are none: leave it out"),
+        (shard_sum, "int4:feedback=0,residual_bits=8", "which is off: leave it out"),
     ],
 )
 def test_other_methods_are_refused_with_the_way_out(make, spec, words):

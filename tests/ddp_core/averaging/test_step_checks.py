@@ -26,8 +26,8 @@ def looked_at(live, times=3):
 
 def test_feedback_that_runs_away_is_told_once():
     (text,) = looked_at(buckets())
-    assert text.startswith("compression of head.bias and others in its bucket holds back 12 times a gradient")
-    assert "cosine of 0.25" in text
+    assert text.startswith("error feedback diverges in the bucket of head.bias: the residual is 12x the gradient")
+    assert "sent update 0.25" in text
     assert "guard=true" in text
 
 

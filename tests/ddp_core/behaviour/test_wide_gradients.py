@@ -46,7 +46,7 @@ def errors(rank, world_size, alias, compressor):
 
 @pytest.mark.parametrize(("compressor", "tolerance"), [("none", 1e-6), ("int8", 3e-2)])
 @pytest.mark.parametrize("alias", [False, True])
-def test_wide_gradients_are_averaged_without_rounding(ranks, alias, compressor, tolerance):
+def test_wide_gradients_as_views_of_buckets_too_are_averaged_without_rounding(ranks, alias, compressor, tolerance):
     for error, dtypes in ranks.run(errors, 2, alias, compressor):
         assert error < tolerance
         assert dtypes == {torch.float32}

@@ -1,4 +1,4 @@
-"""What ranks tell each other outside of programs."""
+"""What ranks exchange outside of programs."""
 
 import os
 
@@ -70,9 +70,9 @@ def test_buffers_of_every_kind_become_those_of_rank_0(ranks):
 
 
 PHASES = {  # of which rank 1 stays away: what rank 0 waits for
-    "construction": "which model they train",
+    "construction": "the models that they train",
     "buffers": "their parameters and buffers",
-    "first step": "how their first bucket is set up",
+    "first step": "the setup of their first bucket",
     "second step": "whether they have swapped the compressor or loaded a state",
 }
 
@@ -90,9 +90,9 @@ def left_alone(rank, world_size, phase):
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_an_error_says_what_ranks_were_telling_each_other(ranks, phase):
+def test_an_error_says_what_ranks_could_not_exchange(ranks, phase):
     message, _ = ranks.run(left_alone, 2, phase, expect_errors=True)
-    assert f"the ranks did not tell each other {PHASES[phase]}" in str(message)
+    assert f"the ranks could not exchange {PHASES[phase]}" in str(message)
 
 
 def saves_alone(rank, world_size):

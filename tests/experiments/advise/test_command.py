@@ -59,7 +59,7 @@ def test_it_shows_the_table_and_writes_all_of_it(trace, tmp_path, monkeypatch):
         (["--hosts=1"], "hosts are at least 2, got 1"),
         (["--picture=hosts.png"], "picture draws steps by the number of hosts: add --hosts"),
         (["--tolerance=-1"], "tolerance is a part of the loss, at least 0"),
-        (["--worthwhile=0.5"], "worthwhile is how many times as fast, at least 1"),
+        (["--worthwhile=0.5"], "worthwhile is a speed-up of at least 1"),
         (["--dilate=4"], "dilate 4 needs an emulated accelerator"),
         (["--compute=emulate:nope"], "no trace 'nope'"),
         (["--link=fast"], "a rate is a number and a unit"),

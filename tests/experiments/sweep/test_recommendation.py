@@ -6,9 +6,12 @@ from gradwire.experiments.sweep.recommendation import Criterion, recommendations
 @pytest.mark.parametrize(
     ("lossy", "expected"),
     [
-        (1.0, "a: onebit is 2.0x as fast as bf16: a step takes 1 s, not 2 s."),
-        (1.95, "a: do not compress here beyond bf16: a step takes it 2 s, and the best other method, onebit, 1.95 s."),
-        (None, "a: do not compress here beyond bf16: no other method gets there at all."),
+        (1.0, "a: onebit has a speed-up of 2.0x over bf16: a step takes 1 s, not 2 s."),
+        (
+            1.95,
+            "a: do not compress here beyond bf16: a step takes it 2 s, and the best other compressor, onebit, 1.95 s.",
+        ),
+        (None, "a: do not compress here beyond bf16: no other compressor gets there at all."),
     ],
 )
 def test_the_verdict_says_where_not_to_compress(lossy, expected):
@@ -23,4 +26,4 @@ def test_the_verdict_names_a_method_by_all_columns_that_tell_it_apart():
         for name, every, seconds in [("bf16", 0, 6.0), ("int4", 0, 3.0), ("int4", 8, 1.0)]
     ]
     (told,) = recommendations(Criterion("seconds", named=["compressor", "every"]), rows)
-    assert told == "Here: int4, every 8 is 6.0x as fast as bf16: a step takes 1 s, not 6 s."
+    assert told == "Here: int4, every 8 has a speed-up of 6.0x over bf16: a step takes 1 s, not 6 s."

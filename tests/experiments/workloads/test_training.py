@@ -61,4 +61,4 @@ def test_local_steps_train_and_tell_what_they_send(trained):
 @pytest.mark.parametrize("other", ["--order=priority", "--simulated=true", "--ddp=torch"])
 def test_local_steps_train_the_bare_model(other, capsys):
     assert main(["compare", *SHARED, "--local-every=8", other]) == 2
-    assert "local steps train the bare model" in capsys.readouterr().err
+    assert "local SGD trains the bare model" in capsys.readouterr().err

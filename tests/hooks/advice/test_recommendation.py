@@ -60,7 +60,7 @@ def test_of_equally_fast_ways_that_give_nothing_up_the_simplest_is_taken():
     ("rule", "message"),
     [
         ({"tolerance": -0.1}, "tolerance is a part of the loss, at least 0"),
-        ({"worthwhile": 0.9}, "worthwhile is how many"),
+        ({"worthwhile": 0.9}, "worthwhile is a speed-up"),
     ],
 )
 def test_a_rule_that_makes_no_sense_is_refused(rule, message):

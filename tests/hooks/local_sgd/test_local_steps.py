@@ -180,7 +180,7 @@ def test_a_site_that_is_gone_is_left_out_and_the_others_go_on(places, caplog):
     assert first[2].history[0].sites == 3
     assert first[2].history[-1].sites == 2
     assert max(stats.seconds for stats in first[2].history[1:]) < LIMIT + BUSY
-    assert "goes on without 1 sites: with site 0, site 1" in caplog.text.replace("site 1, site 0", "site 0, site 1")
+    assert "continues without 1 sites: with site 0, site 1" in caplog.text.replace("site 1, site 0", "site 0, site 1")
 
 
 def until_round(last, model, local, optimizer, site, before=lambda step: None):

@@ -46,7 +46,7 @@ def trained(rank, world_size, codec, rate):
 
 def test_a_training_is_told_that_dense_steps_would_be_faster_where_its_arithmetic_costs_more_than_the_link(ranks):
     (text, numbers), (elsewhere, _) = ranks.run(trained, 2, SlowTopK(ratio=0.25), 4e6)  # dense: 37 ms, against 200
-    assert text.count("a dense step would be faster now: about") == 1
+    assert text.count("an uncompressed step would be faster now: about") == 1
     assert numbers["dense_step_seconds"] < numbers["step_seconds"]
     assert elsewhere == ""
 
@@ -54,5 +54,5 @@ def test_a_training_is_told_that_dense_steps_would_be_faster_where_its_arithmeti
 def test_a_training_on_a_slow_link_is_not_told_so(ranks):
     (text, numbers), _ = ranks.run(trained, 2, TopK(ratio=0.01), 2e4)  # dense: 7 s, against 150 ms
     assert text.count("step ") == STEPS - 1
-    assert "dense step" not in text
+    assert "uncompressed step" not in text
     assert numbers["dense_step_seconds"] > 2 * numbers["step_seconds"]

@@ -77,7 +77,7 @@ def test_advice_comes_once_after_three_reports_that_agree_and_not_where_compress
     for _ in range(5):
         slow.step(step_of(encode=0.5))
     assert [bool(report.advice) for report in reports] == [False, False, True, False, False]
-    assert "a dense step would be faster now: about" in reports[2].advice
+    assert "an uncompressed step would be faster now: about" in reports[2].advice
     assert reports[2].metrics["dense_step_seconds"] < reports[2].metrics["step_seconds"]
     paying = Watching(reports.append)
     for _ in range(5):
@@ -267,7 +267,7 @@ def test_a_watch_that_tells_nobody_is_refused():
         for every in (0, float("nan"), "100"):
             with pytest.raises(ValueError, match=f"every is a number of steps, at least 1; got {every!r}"):
                 handle.watch(every)
-        with pytest.raises(ValueError, match="tells nobody"):
+        with pytest.raises(ValueError, match="reports to nobody"):
             handle.watch(to=None)
         handle.close()
     finally:

@@ -132,7 +132,7 @@ def test_bench_dilates_the_links_of_its_lab(possible, tmp_path):
     (row,) = json.loads(file.read_text())["rows"]
     assert (row["model"], row["world_size"], row["machines"]) == ("resnet18-cifar", 2, 2)
     assert row["labels"] == [
-        "emulated compute resnet18-cifar, 0.02 s a step",
+        "emulated compute resnet18-cifar, 0.02 s per step",
         "dilated 2",
         "netlab: 2 hosts at 500 Mbit/s",
     ]

@@ -26,7 +26,7 @@ def test_the_command_shows_traces_and_shares_out_a_given_time(tmp_path, capsys):
     assert main(["trace", "resnet50@0.1", "--rows", "3"]) == 0
     shown = capsys.readouterr().out
     assert "3 of 107 layers" in shown
-    assert "scaled to 0.1 s a step by the user" in shown
+    assert "scaled to 0.1 s per step by the user" in shown
     path = tmp_path / "resnet.json"
     assert main(["trace", "--model", "resnet18-cifar", "--seconds", "0.2", "--json", str(path)]) == 0
     trace, shipped = load_trace(str(path)), load_trace("resnet18-cifar@0.2")

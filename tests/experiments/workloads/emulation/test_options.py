@@ -10,8 +10,8 @@ def test_compute_dilation_and_their_labels():
     assert chosen_trace("real") is None
     assert labels(None) == []
     trace = chosen_trace("emulate:vgg19@0.5")
-    assert labels(trace) == ["emulated compute vgg19, 0.5 s a step"]
-    assert labels(trace, 4) == ["emulated compute vgg19, 0.5 s a step", "dilated 4"]
+    assert labels(trace) == ["emulated compute vgg19, 0.5 s per step"]
+    assert labels(trace, 4) == ["emulated compute vgg19, 0.5 s per step", "dilated 4"]
     assert [dilated(rate, 4) for rate in ("100mbit", "1gbit", "1.5 Gbit/s", "0")] == [
         "25mbit",
         "0.25gbit",

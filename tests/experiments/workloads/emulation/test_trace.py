@@ -14,7 +14,7 @@ def test_scaling_keeps_proportions_and_is_said_in_the_source():
     ratios = [new.backward_seconds / old.backward_seconds for new, old in paired(trace) if old.backward_seconds]
     assert trace.seconds == pytest.approx(0.2)
     assert ratios == pytest.approx([0.2 / 0.097] * len(ratios))
-    assert trace.source.endswith("scaled to 0.2 s a step by the user")
+    assert trace.source.endswith("scaled to 0.2 s per step by the user")
 
 
 def paired(trace):
