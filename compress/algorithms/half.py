@@ -44,8 +44,11 @@ class SixteenBits:
         if residual is not None:
             grad = residual.before + grad
         codes = rows[:, : 2 * length].view(self.dtype)
-        for part, row in zip(grad.split(length), codes, strict=False):
-            kernels.cast_scaled(part, row[: part.numel()], 1.0)
+        if grad.numel() == codes.numel():
+            codes.copy_(grad.view(codes.shape))
+        else:
+            for part, row in zip(grad.split(length), codes, strict=False):
+                kernels.cast_scaled(part, row[: part.numel()], 1.0)
         if residual is not None:
             torch.sub(grad, codes.flatten()[: grad.numel()], out=residual.after)
 
@@ -55,8 +58,12 @@ class SixteenBits:
 
         def write(wide: Tensor) -> None:
             for place, part in enumerate(wide.split(length)):
-                kernels.cast_scaled(votes[0, place, : part.numel()], part, 1.0)
-                for vote in votes[1:, place, : part.numel()]:
+                rows = votes[:, place, : part.numel()]
+                if rows.is_cuda and len(rows) > 1:  # one kernel, not one for each rank
+                    torch.sum(rows, 0, dtype=part.dtype, out=part)
+                    continue
+                kernels.cast_scaled(rows[0], part, 1.0)
+                for vote in rows[1:]:
                     part.add_(vote)
             if len(votes) > 1:
                 wide.div_(len(votes))

@@ -25,6 +25,7 @@ class ZeroRows:
         self._rows = Rows(tuple(blocks))
         self.count = max((block.number + block.rows for block in blocks), default=0)
         self._parts: dict[tuple[int, int], Rows] = {}
+        self._repeated: dict[tuple[int, int], ZeroRows] = {}
         self._places: Tensor | None = None  # of a byte's bits
 
     @classmethod
@@ -49,6 +50,18 @@ class ZeroRows:
             blocks += [Block(start + vector * rows, rows, 1, number) for vector in range(matrix.rank)]
             number += rows
         return cls(blocks)
+
+    def repeated(self, ranks: int, stride: int) -> ZeroRows:
+        """The same rows on so many ranks, each so many elements behind the one before; the bits of each fill bytes."""
+        if (ranks, stride) not in self._repeated:
+            bits = 8 * self.row_bytes(1)
+            places = ((block, rank) for rank in range(ranks) for block in self._rows.blocks)
+            made = ZeroRows(
+                [Block(b.start + rank * stride, b.rows, b.size, b.number + rank * bits) for b, rank in places]
+            )
+            made.count = ranks * bits
+            self._repeated[ranks, stride] = made
+        return self._repeated[ranks, stride]
 
     def used(self, grad: Tensor, residual: Residual | None) -> Tensor:
         """Return True for each row with an element other than zero."""

@@ -55,23 +55,24 @@ class ShardLayout:
             yield name, column.unflatten(1, shape)
 
     @cached_property
-    def _padding(self) -> tuple[tuple[tuple[int, int, int, int], ...], ...]:
-        """By rank: (parameter, axis, first index, length) of what fills up its shards that come out shorter."""
-        padding: list[list[tuple[int, int, int, int]]] = [[] for _ in range(self.whole.ranks.world_size)]
-        for place, (whole, shard, dim) in enumerate(zip(self.whole.shapes, self.shapes, self.dims, strict=True)):
-            for rank, found in enumerate(padding):
-                first = max(0, whole[dim] - rank * shard[dim])
-                if first < shard[dim]:
-                    found.append((place, dim, first, shard[dim] - first))
-        return tuple(map(tuple, padding))
+    def _padding(self) -> tuple[tuple[str, int, int, int], ...]:
+        """(parameter, axis, first rank, first index of its shard) of what fills up shards that come out shorter."""
+        sizes = (
+            (name, dim, shape[dim])
+            for name, shape, dim in zip(self.whole.names, self.whole.shapes, self.dims, strict=True)
+        )
+        cut = (
+            (name, dim, *divmod(size, shard[dim])) for (name, dim, size), shard in zip(sizes, self.shapes, strict=True)
+        )
+        return tuple(each for each in cut if each[2] < self.whole.ranks.world_size)
 
-    def clear_padding(self, row: Tensor, rank: int) -> None:
-        """Put zeros where `row`, of that rank, has numbers of no parameter."""
-        if not self._padding[rank]:
-            return
-        columns = row.split([prod(shape) for shape in self.shapes])
-        for place, dim, first, length in self._padding[rank]:
-            columns[place].view(self.shapes[place]).narrow(dim, first, length).zero_()
+    def clear_padding(self, flat: Tensor) -> None:
+        """Put zeros where rows have numbers of no parameter."""
+        shards = dict(self.parts(flat)) if self._padding else {}
+        for name, dim, rank, first in self._padding:
+            last = shards[name][rank]
+            last.narrow(dim, first, last.shape[dim] - first).zero_()
+            shards[name][rank + 1 :].zero_()
 
     def joined(self, flat: Tensor) -> dict[str, Tensor]:
         """Copies of the parameters as they are before they are cut."""

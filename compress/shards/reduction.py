@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from ...kernels import all_finite
+from ...kernels import Residual, all_finite
 from ..algorithms.adapters import Draws, drawn, draws
 from ..algorithms.rows import ALIGNMENT
 from ..algorithms.zero_rows import ZeroRows
@@ -115,13 +116,11 @@ class ShardSum:
         size = codec.row_bytes(length)
         if zero_rows is None:
             return codec.decode(votes[:, :size].unsqueeze(1), mean, length)
-        bits, part = votes[:, size : size + zero_rows.row_bytes(1)], torch.empty_like(mean)
-        mean.zero_()
-        for vote, used in zip(votes[:, :size].view(len(votes), 1, 1, size), bits, strict=True):
-            codec.decode(vote, part, length)
-            zero_rows.clear(zero_rows.unpacked(used), part)
-            mean.add_(part)
-        mean.div_(len(votes))
+        parts = torch.empty(len(votes) * length, dtype=mean.dtype, device=mean.device)
+        codec.decode(votes[:, :size].unsqueeze(0), parts, length)
+        rows = zero_rows.repeated(len(votes), length)
+        rows.clear(rows.unpacked(votes[:, size : size + zero_rows.row_bytes(1)]), parts)
+        torch.mean(parts.view(len(votes), length)[:, : mean.numel()], 0, out=mean)
 
     def _last(self, rows: Tensor, finite: Finite) -> Program[Tensor]:
         """The rows of all ranks, in a step that brings out what a codec held back: with word of whether it counts."""
@@ -141,26 +140,38 @@ class ShardSum:
         payloads = torch.zeros(ranks, size + bits + ALIGNMENT, dtype=torch.uint8, device=grad.device)
         if state.residual is not None:
             payloads[:, -1] = state.finite.look(grad)
-        wide = grad.to(working_dtype(grad.dtype))
         held = state.residual if self.feedback else None
-        step = None if held is None else held.update()
+        step = None if held is None else held.open()
+        wide, used = grad.to(working_dtype(grad.dtype)), None
+        rows = None if zero_rows is None else zero_rows.repeated(ranks, row)
+        if rows is not None:
+            used = rows.used(wide, step)
+            payloads[:, size : size + bits] = rows.packed(used, ranks)
         random: tuple[int, ...] = drawn(state.draws)[0]
-        for rank in range(ranks):
-            mine = None if held is None or step is None else held.row(step, rank)
-            numbers = (random[0], random[1] + rank * length) if random else ()
-            part = wide[rank * row : (rank + 1) * row]
-            used = None if zero_rows is None else zero_rows.used(part, mine)
-            if zero_rows is not None and used is not None:
-                payloads[rank, size : size + bits] = zero_rows.packed(used, 1).view(-1)
-            codec.encode(part, mine, payloads[rank : rank + 1, :size], length, *numbers)
-            if held is not None and step is not None and mine is not None:
-                if self.feedback < 1:
-                    mine.after.mul_(self.feedback)
-                if zero_rows is not None and used is not None:
-                    zero_rows.clear(used, mine.after)
-                state.layout.clear_padding(mine.after, rank)  # no checkpoint has it, and some codecs know no zero
-                held.put_row(step, rank, mine)
+        if step is None or row == length:
+            codec.encode(lengthened(wide, ranks, length), step, payloads[:, :size], length, *random)
+        else:
+            kept = lengthened(step.before, ranks, length)
+            codec.encode(lengthened(wide, ranks, length), Residual(kept, kept), payloads[:, :size], length, *random)
+            step.after.view(ranks, row).copy_(kept.view(ranks, length)[:, :row])
+        if held is not None and step is not None:
+            if self.feedback < 1:
+                step.after.mul_(self.feedback)
+            if rows is not None and used is not None:
+                rows.clear(used, step.after)
+            state.layout.clear_padding(step.after)  # no checkpoint has it, and some codecs know no zero
+            held.close(step)
         return payloads
+
+
+def lengthened(flat: Tensor, rows: int, length: int) -> Tensor:
+    """Return so many equal rows with zeros behind each, up to `length` elements; `flat` itself where they are as long.
+
+    >>> lengthened(torch.ones(4), 2, 3)
+    tensor([1., 1., 0., 1., 1., 0.])
+    """
+    row = flat.numel() // rows
+    return flat if row == length else pad(flat.view(rows, row), (0, length - row)).view(-1)
 
 
 def shard_sum(spec: Spec, optimizer: Optimizers | None = None) -> ShardSum:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ...kernels import Residual
 from ..state.leaf import Entries, FlatLeaf
 from ..state.narrow import WIDTHS, Narrow
 from ..state.tensors import zeros
@@ -27,19 +26,6 @@ class ShardResidual(FlatLeaf):
         """Nothing is held back yet; elements are kept in so many `bits`."""
         whole = layout.whole.widened()
         return cls(layout, *zeros(layout.row, whole.dtype, whole.device, bits, layout.whole.ranks.world_size))
-
-    def row(self, step: Residual, rank: int) -> Residual:
-        """Return the residual of a rank's row; `step`: of `update`."""
-        if self.store is not None:
-            numbers = self.store.unpacked(step.before, rank)
-            return Residual(numbers, numbers)
-        part = slice(rank * self.layout.row, (rank + 1) * self.layout.row)
-        return Residual(step.before[part], step.after[part])
-
-    def put_row(self, step: Residual, rank: int, row: Residual) -> None:
-        """Note that `row`, of the method above, has what the step holds back of it."""
-        if self.store is not None:
-            self.store.pack(row.after, step.after, rank)
 
     def save(self, field: str) -> Entries:
         return {name: {field: whole} for name, whole in self.layout.joined(self.wide()).items()}

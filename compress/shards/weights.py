@@ -113,16 +113,22 @@ class WeightGather:
 
 
 def _gather_encoded(codec: Codec, mine: Tensor, out: Tensor) -> Program[None]:
-    row = mine.numel()
-    length = codec.row_length(row)
+    length = codec.row_length(mine.numel())
     payload = torch.zeros(1, codec.row_bytes(length), dtype=torch.uint8, device=mine.device)
     codec.encode(mine.to(working_dtype(mine.dtype)), None, payload, length)
     gathered = yield from all_gather(payload)
-    wide = out if out.dtype == working_dtype(out.dtype) else out.to(working_dtype(out.dtype))
-    for rank, encoded in enumerate(gathered):
-        codec.decode(encoded.unsqueeze(0), wide[rank * row : (rank + 1) * row], length)
-    if wide is not out:
-        out.copy_(wide)
+    _decode(codec, gathered, out, length)
+
+
+def _decode(codec: Codec, gathered: Tensor, out: Tensor, length: int) -> None:
+    """Write the numbers that all ranks' payloads stand for, (ranks, 1, bytes), one row behind the other."""
+    ranks, row = len(gathered), out.numel() // len(gathered)
+    if row == length and out.dtype == working_dtype(out.dtype):
+        codec.decode(gathered.transpose(0, 1), out, length)
+    else:
+        wide = torch.empty(ranks, length, dtype=working_dtype(out.dtype), device=out.device)
+        codec.decode(gathered.transpose(0, 1), wide.view(-1), length)
+        out.view(ranks, row).copy_(wide[:, :row])
 
 
 def _gather_differences(codec: Codec, mine: Tensor, out: Tensor, held: HeldWeights) -> Program[None]:
@@ -142,9 +148,9 @@ def _gather_differences(codec: Codec, mine: Tensor, out: Tensor, held: HeldWeigh
     gathered = (yield from all_gather(payload)).view(-1, payload.shape[1])
     before = gathered[:, size:end].reshape(-1).view(mine.dtype) if held.rows is None else held.rows
     held.rows = before.nan_to_num_(0.0, 0.0, 0.0).view(len(gathered), -1)  # no difference mends what is not finite
-    for row, encoded in zip(held.rows, gathered[:, :size], strict=True):
-        codec.decode(encoded.view(1, 1, -1), difference, length)
-        row.add_(difference)
+    wide = torch.empty(len(gathered), length, dtype=difference.dtype, device=mine.device)
+    codec.decode(gathered[:, :size].unsqueeze(0), wide.view(-1), length)
+    held.rows.add_(wide[:, : mine.numel()])
     _note_own(held, held.rows[held.own.layout.whole.ranks.rank], mine)
     out.copy_(held.rows.view(-1))
 

@@ -99,8 +99,7 @@ class FlatLeaf(Leaf):
             if numbers is not self.flat:
                 self.flat.copy_(numbers)
         else:
-            for row, mine in enumerate(numbers.view(self.store.rows, -1)):
-                self.store.pack(mine, self.flat, row)
+            self.store.pack(numbers, self.flat)
 
     @property
     def numel(self) -> int:

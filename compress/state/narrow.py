@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ... import kernels
 
@@ -45,23 +46,29 @@ class Narrow:
         """Views of the scales and the codes of some rows."""
         return row[:, self._length :].view(torch.float32), row[:, : self._length].view(torch.int8)
 
-    def unpacked(self, packed: Tensor, row: int | None = None) -> Tensor:
-        """Return copies of the numbers of a row, or of all rows, flat."""
-        if row is None and self.rows > 1:
-            return torch.cat([self.unpacked(packed, each) for each in range(self.rows)])
-        numbers = kernels.temporary(self.numel, dtype=self.dtype, device=packed.device)
+    def unpacked(self, packed: Tensor) -> Tensor:
+        """Return copies of the numbers of all rows, flat."""
+        numbers = kernels.temporary(self.rows * self.numel, dtype=self.dtype, device=packed.device)
+        rows = numbers.view(self.rows, self.numel)
         if packed.dtype == torch.bfloat16:
-            return numbers.copy_(packed[row or 0])
-        scales, codes = self._parts(packed[row or 0 :][:1])
-        kernels.dequantize_mean(scales.unsqueeze(0), codes.unsqueeze(0), numbers)
+            rows.copy_(packed)
+            return numbers
+        whole = self.rows == 1 or self.numel == self._length
+        wide = numbers if whole else numbers.new_empty(self.rows * self._length)
+        kernels.dequantize_mean(*(part.unsqueeze(0) for part in self._parts(packed)), wide)
+        if not whole:
+            rows.copy_(wide.view(self.rows, -1)[:, : self.numel])
         return numbers
 
-    def pack(self, numbers: Tensor, packed: Tensor, row: int = 0) -> None:
-        """Write the flat numbers of a row."""
+    def pack(self, numbers: Tensor, packed: Tensor) -> None:
+        """Write the flat numbers of all rows."""
+        rows = numbers.view(self.rows, self.numel)
         if packed.dtype == torch.bfloat16:
-            packed[row].copy_(numbers)
-        else:
-            kernels.quantize_blocks(numbers, None, *self._parts(packed[row : row + 1]), self._length)
+            packed.copy_(rows)
+            return
+        if self.rows > 1 and self.numel < self._length:
+            numbers = pad(rows, (0, self._length - self.numel)).view(-1)
+        kernels.quantize_blocks(numbers, None, *self._parts(packed), self._length)
 
     def multiply(self, before: Tensor, factor: float, after: Tensor) -> None:
         """Write the numbers times a factor; `after` may be `before`. In 8 bits nothing is rounded anew but the scales."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
@@ -79,7 +79,7 @@ def register_alike(
     kind = backend_name(parent, device) if device.type == "cuda" else "gloo"
     if kind == "nccl":
         options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timeout
+        options._timeout = time_limit_of(parent, device, timeout)
         group._register_backend(device, types.NCCL, dist.ProcessGroupNCCL(store, rank, size, options))
     elif kind == "gloo":
         group._register_backend(device, types.GLOO, dist.ProcessGroupGloo(store, rank, size, timeout))
@@ -89,6 +89,30 @@ def register_alike(
             f"the model's group has {kind} there. Call init_process_group('cpu:gloo,cuda:nccl'); without "
             "hosts+ in the compressor, training needs no such group"
         )
+
+
+def time_limit_of(group: dist.ProcessGroup, device: torch.device, otherwise: timedelta) -> timedelta:
+    """Return the time limit that a group's watchdog keeps on a device; `otherwise` where torch does not show it."""
+    limit = getattr(getattr(group._get_backend(device), "options", None), "_timeout", otherwise)
+    assert isinstance(limit, timedelta)
+    return limit
+
+
+def end_when_idle(groups: Sequence[dist.ProcessGroup], device: torch.device, deadline: float) -> None:
+    """End groups of a GPU once all is done that its current stream has been given, or break them off at the deadline.
+
+    A group that is only dropped breaks off what it still sends.
+    """
+    done = torch.cuda.Event()
+    done.record(torch.cuda.current_stream(device))
+    while not (idle := done.query()) and time.monotonic() < deadline:
+        time.sleep(SHORTEST)
+    for group in groups:
+        backend = group._get_backend(device)
+        names = ("shutdown", "_shutdown") if idle else ("abort", "_abort")  # the second ones before torch 2.9
+        end = next((getattr(backend, name) for name in names if hasattr(backend, name)), None)
+        if end is not None:
+            end()
 
 
 def gloo_threads(group: dist.ProcessGroup) -> int:

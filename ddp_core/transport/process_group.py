@@ -18,7 +18,7 @@ from ...compress.protocol.ranks import Ranks, Scope
 from ...compress.protocol.requests import AllGather, AllReduce, AllToAll, ReduceScatter, Request
 from ...kernels import temporary
 from .agreement import CHECK_EVERY, Check, nothing
-from .backends import future_of, orders_streams, polled
+from .backends import end_when_idle, future_of, orders_streams, polled
 from .direct import GLOO, PINNED, Collectives, best_ways
 from .direct.exchange import Exchange, is_large
 from .private_group import meeting_place, new_name, private_group
@@ -130,6 +130,7 @@ class ProcessGroup(Transport):
         if per_host != self.ranks.per_host:
             self._arrangement = new_name(self.group, self._device)
             self.ranks = replace(self.ranks, per_host=per_host)
+            self._end_groups(time.monotonic() + self._timeout.total_seconds())
             self._groups = {key: group for key, group in self._groups.items() if key[1] == "all"}
             self._exchanges = {key: made for key, made in self._exchanges.items() if key[1] == "all"}
 
@@ -205,6 +206,17 @@ class ProcessGroup(Transport):
     def _by_streams(self) -> bool:
         """True if streams wait for replies, and the host never does."""
         return orders_streams(self.group, self._device)
+
+    def _end_groups(self, deadline: float) -> None:
+        """End the groups within and across hosts on a GPU, where one that is dropped breaks off what streams still do."""
+        private = [group for group in self._groups.values() if group is not self.group]
+        if self._device.type == "cuda" and private:
+            end_when_idle(private, self._device, deadline)
+
+    def close(self, deadline: float) -> None:
+        """Let go of the channels once streams are done with them."""
+        self._end_groups(deadline)
+        self.abort()
 
     def abort(self) -> None:
         """Let go of the channels: Gloo's own abort does nothing, connections close with the last reference."""

@@ -1,12 +1,17 @@
 """Shards in the simulator: nothing of a gradient is lost, means converge, and what is not finite is told to all ranks."""
 
+import sys
+
 import pytest
 import torch
 
+from gradwire import kernels
 from gradwire.compress import Layout, Ranks, simulate
+from gradwire.compress.protocol.together import next_request
 from gradwire.compress.shards.layout import ShardLayout
 from gradwire.compress.shards.reduction import Finite, shard_sum
 from gradwire.compress.shards.weights import weight_gather
+from gradwire.compress.simulate import alike
 from gradwire.compress.state.tree import Leaves, save
 
 from ..given import placed
@@ -225,6 +230,44 @@ def test_a_residual_is_saved_in_the_shapes_of_whole_parameters_and_loaded_on_any
     other = simulated.reduction.init(layouts(2)[0])
     Leaves(other).load(saved)
     assert all(torch.equal(save(other)[name]["residual"], saved[name]["residual"]) for name in saved)
+
+
+def calls_on(ranks, spec):
+    """Functions, of Python and of C, that one rank of so many calls in a reduction and a gather."""
+    whole = Layout(("a", "b"), ((510, 40), (301,)), torch.float32, torch.device("cpu"), Ranks(ranks))
+    layout, reduction, weights = ShardLayout(whole, (0, 0)), shard_sum(spec), weight_gather("int8")
+    state, count = reduction.init(layout), 0
+
+    def step():
+        out, rows = torch.zeros(layout.row), torch.ones(layout.numel)
+        drive(reduction.reduce(torch.ones(layout.numel), state, out), layout.whole.ranks)
+        drive(weights.gather(rows[: layout.row].clone(), rows), layout.whole.ranks)
+
+    def note(frame, event, argument):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    step()  # caches fill
+    sys.setprofile(note)
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def drive(program, ranks):
+    """Run a program with replies as of ranks that all send the same."""
+    reply = None
+    while (asked := next_request(program, reply))[0] is not None:
+        reply = alike(asked[0], ranks)
+
+
+@pytest.mark.parametrize("spec", ["int8", "int4:residual_bits=8", "onebit", "int2", "int4:feedback=0.9"])
+def test_a_module_takes_as_many_launches_on_64_ranks_as_on_4(spec):
+    if not any(each.name == "native" and each.available for each in kernels.backends()):
+        pytest.skip("the reference has a loop over ranks")
+    assert calls_on(64, spec) <= calls_on(4, spec) + 8
 
 
 @pytest.mark.parametrize(

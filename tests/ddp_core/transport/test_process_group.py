@@ -122,6 +122,82 @@ def test_gradients_on_a_gpu_never_move_to_a_backend_that_the_user_has_not_chosen
         private_group.private_group(group.group, LIMIT, "a name", device=torch.device("cuda"))
 
 
+class Private:
+    """In the place of a private group of NCCL. `log`: what was done to it, and what streams were asked."""
+
+    def __init__(self, log):
+        self.log, self.names = log, {}
+
+    def _get_backend(self, device):
+        return SimpleNamespace(
+            shutdown=lambda: self.log.append("shut down"), abort=lambda: self.log.append("broken off")
+        )
+
+
+def on_gpus(monkeypatch, log, looks):
+    """A transport with a private group, on streams that are idle after so many looks at them."""
+
+    class Event:
+        def record(self, stream):
+            log.append(f"behind {stream}")
+
+        def query(self):
+            log.append("idle?")
+            return log.count("idle?") > looks
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the stream")
+    monkeypatch.setattr(process_group, "new_name", lambda *_: "a name")
+    transport = ProcessGroup(of_backend("nccl"), torch.device("cuda"), LIMIT)
+    transport._groups = {(0, "all"): transport.group, (0, "host"): Private(log)}
+    return transport
+
+
+@pytest.mark.parametrize("end", ["close", "arrange"])
+def test_groups_of_a_gpu_are_shut_down_once_its_streams_are_idle(monkeypatch, end):
+    log = []
+    transport = on_gpus(monkeypatch, log, looks=2)
+    transport.close(time.monotonic() + 60) if end == "close" else transport.arrange(2)
+    assert log == ["behind the stream", "idle?", "idle?", "idle?", "shut down"]
+    assert list(transport._groups) == ([] if end == "close" else [(0, "all")])
+
+
+def test_groups_of_a_gpu_are_broken_off_where_streams_are_not_idle_at_the_deadline(monkeypatch):
+    log = []
+    on_gpus(monkeypatch, log, looks=10**9).close(time.monotonic())
+    assert log[-1] == "broken off"
+
+
+def made_of_nccl(monkeypatch, limit):
+    """The options, the name and the description of a private group beside one of NCCL with a time limit."""
+    made = SimpleNamespace(rank=lambda: 0, size=lambda: 2, _register_backend=lambda *_: None)
+    made._set_group_name = lambda name: setattr(made, "named", name)
+    made._set_group_desc = lambda text: setattr(made, "described", text)
+    backend = SimpleNamespace(name=lambda: "nccl", options=SimpleNamespace(_timeout=limit))
+    parent = SimpleNamespace(rank=lambda: 2, size=lambda: 4, _get_backend=lambda device: backend)
+    types = SimpleNamespace(BackendType=dist.ProcessGroup.BackendType)
+    nccl = SimpleNamespace(side_effect=None)
+
+    def process_group_nccl(store, rank, size, options):
+        made.options = options
+
+    process_group_nccl.Options = SimpleNamespace
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", process_group_nccl, raising=False)
+    monkeypatch.setattr(private_group, "store_of", lambda _: dist.HashStore())
+    group_class = lambda store, rank, size: made  # noqa: E731
+    group_class.BackendType = types.BackendType
+    monkeypatch.setattr(dist, "ProcessGroup", group_class)
+    private_group.private_group(parent, LIMIT, "a life/1", (2, 3), torch.device("cuda"))
+    return made
+
+
+def test_a_private_group_of_nccl_has_its_parents_time_limit_and_a_name(monkeypatch):
+    made = made_of_nccl(monkeypatch, timedelta(minutes=7))
+    assert made.options._timeout == timedelta(minutes=7)
+    assert made.named == "gradwire/a life/1"
+    assert made.described == "gradwire: ranks 2, 3"
+
+
 def one_request_too_many(rank, world_size):
     transport = ProcessGroup(dist.group.WORLD, CPU, LIMIT)
     transport.open(1)
