@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..hooks.local_sgd.rendezvous import SECRET, secret_of
+from ..hooks.local_sgd.secret import SECRET, Secret
 from ..hooks.local_sgd.server import keep as keep_rendezvous
 
 
@@ -24,7 +24,11 @@ class RendezvousConfig:
     """TCP port that sites connect to; 0 takes a free one"""
 
     secret_file: Path | None = None
-    """file with the secret of all sites; by default the secret is GRADWIRE_SECRET, or a new one beyond 127.0.0.1"""
+    """file with the secret of all sites; by default the secret is GRADWIRE_SECRET, or a new one beyond 127.0.0.1. A file
+    with a private key and its certificate encrypts connections"""
+
+    relay: bool = False
+    """pass payloads on between sites, which then need to reach this address alone"""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
@@ -33,11 +37,11 @@ class RendezvousConfig:
 
 def rendezvous(config: RendezvousConfig) -> int:
     """Keep the server; the command's exit code."""
-    given = secret_of(config.secret_file)
-    secret = given or ("" if _is_loopback(config.host) else secrets.token_urlsafe(24))
-    server = keep_rendezvous(config.port, config.host, secret)
+    given = Secret.of(config.secret_file)
+    made = "" if given.text or _is_loopback(config.host) else secrets.token_urlsafe(24)
+    server = keep_rendezvous(config.port, config.host, Secret.of(made) if made else given, relay=config.relay)
     try:
-        print(_shown(config.host, server.port, "" if given else secret, given), flush=True)
+        print(_shown(config.host, server.port, made, given), flush=True)
         while True:
             time.sleep(3600)
     except KeyboardInterrupt:
@@ -53,16 +57,17 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _shown(host: str, port: int, made: str, given: str) -> str:
+def _shown(host: str, port: int, made: str, given: Secret) -> str:
     """Return what other sites need. `made`: a secret that they cannot know; `given`: one that they may have."""
     reached = socket.gethostname() if host in ("0.0.0.0", "::") else host
     address = f"[{reached}]:{port}" if ":" in reached else f"{reached}:{port}"
     lines = [f"sites meet at port {port} of {host}, until Ctrl-C. On each site:"]
     if made:
         lines.append(f"  export {SECRET}={made}")
-    elif given:
+    elif given.text and not given.pair:
         lines.append(f"  export {SECRET}=...  # the same as here")
-    lines.append(f'  gradwire.LocalSteps(model, optimizer, at=gradwire.Rendezvous("{address}", sites=2))')
-    if not made and not given:
+    secret = f', secret=pathlib.Path("{given.pair.name}")' if given.pair else ""
+    lines.append(f'  gradwire.LocalSteps(model, optimizer, at=gradwire.Rendezvous("{address}", sites=2{secret}))')
+    if not made and not given.text:
         lines.append(f"Without a secret only this host's processes take part: give --host and {SECRET} for others.")
     return "\n".join(lines)

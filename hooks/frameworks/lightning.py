@@ -30,7 +30,54 @@ IN_OTHER_PROCESSES = (
 )
 
 
-class GradwireStrategy(DDPStrategy):
+class _Kept(DDPStrategy):
+    """A strategy with a state of its own, which is in Lightning's checkpoints, and with costs, which are logged.
+
+    `_saved`: the state of a checkpoint that was read before there is anything to load it.
+    """
+
+    model: Any  # Lightning's
+    _saved: Mapping[str, Any] | None = None
+
+    @property
+    def _source(self) -> Handle | GatheredSites | None:
+        """The owner of the state; None before a fit."""
+        raise NotImplementedError
+
+    def _costs(self) -> dict[str, float]:
+        """The numbers that a logger gets from a fit that has begun."""
+        raise NotImplementedError
+
+    def _load_saved(self) -> None:
+        if self._saved is not None and self._source is not None:
+            self._source.scatter_state_dict(self._saved)
+            self._saved = None
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        """Save a checkpoint. Lightning calls this on all ranks; weights alone are saved without the state of all ranks."""
+        if self._source is not None and "optimizer_states" in checkpoint:
+            checkpoint[STATE] = self._source.gather_state_dict()
+        super().save_checkpoint(checkpoint, *args, **kwargs)
+
+    def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Load a checkpoint. Lightning reads it on all ranks, before the fit begins."""
+        checkpoint: dict[str, Any] = super().load_checkpoint(*args, **kwargs)
+        self._saved = checkpoint.get(STATE)
+        return checkpoint
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Log what the last step or round cost, if this batch is one at whose end Lightning writes to its loggers."""
+        super().on_train_batch_start(batch, batch_idx)
+        if self._source is not None and logs_now(self.lightning_module.trainer):
+            self.lightning_module.log_dict(self._costs(), on_step=True, on_epoch=False)
+
+    def teardown(self) -> None:
+        """Tear down as Lightning does."""
+        super().teardown()
+        self._saved = None  # of a checkpoint that nothing was trained from
+
+
+class GradwireStrategy(_Kept):
     """A strategy for Lightning's Trainer: `Trainer(strategy=GradwireStrategy("int4"), ...)`, on GPUs and CPUs.
 
     The loss scale of `precision="16-mixed"` is followed. A checkpoint holds the states of all ranks, gathered on rank
@@ -52,13 +99,11 @@ class GradwireStrategy(DDPStrategy):
     """
 
     strategy_name = "gradwire"
-    model: Any  # Lightning's
     _compression: Handle | None = None
 
     def __init__(self, compressor: Spec, **options: Any) -> None:
         super().__init__(**options)
         self._compressor = compressor
-        self._saved: Mapping[str, Any] | None = None  # of a checkpoint that was read before the model is wrapped
         self._steps_before: dict[int, int] = {}  # synchronized steps at an optimizer's last step, by its identity
 
     @property
@@ -78,9 +123,7 @@ class GradwireStrategy(DDPStrategy):
         self._steps_before = {}
         if (scaler := getattr(self.precision_plugin, "scaler", None)) is not None:
             handle.follow(scaler)
-        if self._saved is not None:
-            handle.scatter_state_dict(self._saved)
-            self._saved = None
+        self._load_saved()
         return wrapped
 
     @torch._disable_dynamo  # a compiled training_step may call it
@@ -111,35 +154,24 @@ class GradwireStrategy(DDPStrategy):
     def pre_backward(self, closure_loss: Tensor) -> None:
         """Nothing: Lightning would prepare torch's reducer."""
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        """Save a checkpoint. Lightning calls this on all ranks; weights alone are saved without the compression."""
-        if self._compression is not None and "optimizer_states" in checkpoint:
-            checkpoint[STATE] = self._compression.gather_state_dict()
-        super().save_checkpoint(checkpoint, *args, **kwargs)
+    @property
+    def _source(self) -> Handle | None:
+        return self._compression
 
-    def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Load a checkpoint. Lightning reads it on all ranks, before the model is wrapped."""
-        checkpoint: dict[str, Any] = super().load_checkpoint(*args, **kwargs)
-        self._saved = checkpoint.get(STATE)
-        return checkpoint
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Log what the last step cost, if this batch is one at whose end Lightning writes to its loggers."""
-        super().on_train_batch_start(batch, batch_idx)
-        if self._compression is not None and logs_now(self.lightning_module.trainer):
-            self.lightning_module.log_dict(scalars(self._compression), on_step=True, on_epoch=False)
+    def _costs(self) -> dict[str, float]:
+        assert self._compression is not None
+        return scalars(self._compression)
 
     def teardown(self) -> None:
         """Tear down as Lightning does, and end the compression, except for its state and its statistics."""
         if isinstance(self.model, DistributedDataParallel):  # Lightning would advise on static_graph, by a wrong call
             self.model = self.lightning_module
         super().teardown()
-        self._saved = None  # of a checkpoint that nothing was trained from
         if self._compression is not None:
             self._compression.close()
 
 
-class LocalStepsStrategy(DDPStrategy):
+class LocalStepsStrategy(_Kept):
     """Local SGD: `Trainer(strategy=LocalStepsStrategy(every=64, compressor="int4"), ...)`, on GPUs and CPUs.
 
     `options`: those of `gradwire.LocalSteps`, which averages the models, and those of Lightning's DDPStrategy. `local` is
@@ -148,14 +180,12 @@ class LocalStepsStrategy(DDPStrategy):
     """
 
     strategy_name = "gradwire_local_steps"
-    model: Any  # Lightning's
     local: LocalSteps | None = None
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{name: each for name, each in options.items() if name not in OF_LOCAL_STEPS})
         self._options = {name: each for name, each in options.items() if name in OF_LOCAL_STEPS}
         self._sites: GatheredSites | None = None
-        self._saved: Mapping[str, Any] | None = None  # of a checkpoint that was read before the fit begins
 
     def configure_ddp(self) -> None:
         """Wrap nothing: no gradients are averaged."""
@@ -167,27 +197,15 @@ class LocalStepsStrategy(DDPStrategy):
             return
         self.local = LocalSteps(self.lightning_module, self.optimizers, **self._options)
         self._sites = GatheredSites(self.local, self.lightning_module)
-        if self._saved is not None:
-            self._sites.scatter_state_dict(self._saved)
-            self._saved = None
+        self._load_saved()
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        """Save a checkpoint. Lightning calls this on all ranks; weights alone are saved without the sites' states."""
-        if self._sites is not None and "optimizer_states" in checkpoint:
-            checkpoint[STATE] = self._sites.gather_state_dict()
-        super().save_checkpoint(checkpoint, *args, **kwargs)
+    @property
+    def _source(self) -> GatheredSites | None:
+        return self._sites
 
-    def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Load a checkpoint. Lightning reads it on all ranks, before the fit begins."""
-        checkpoint: dict[str, Any] = super().load_checkpoint(*args, **kwargs)
-        self._saved = checkpoint.get(STATE)
-        return checkpoint
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Log the last round, if this batch is one at whose end Lightning writes to its loggers."""
-        super().on_train_batch_start(batch, batch_idx)
-        if self.local is not None and logs_now(self.lightning_module.trainer):
-            self.lightning_module.log_dict(local_scalars(self.local), on_step=True, on_epoch=False)
+    def _costs(self) -> dict[str, float]:
+        assert self.local is not None
+        return local_scalars(self.local)
 
     def on_train_end(self) -> None:
         """Average the model, which is then the same on all ranks, and end local SGD."""
@@ -198,7 +216,6 @@ class LocalStepsStrategy(DDPStrategy):
     def teardown(self) -> None:
         """Tear down as Lightning does, and end local SGD."""
         super().teardown()
-        self._saved = None
         if self.local is not None:
             self.local.close()
 

@@ -26,9 +26,9 @@ class Arrival:
     """A site that waits for a meeting since `since`.
 
     `link`: the name of the connections that it holds from earlier meetings; `host`, `port`: where others reach it.
-    `met`: the last meeting that it was in. `sites`: how many it waits for in a new training, at most `start` seconds.
-    `phase`: seconds that it waits for others in a training that it is in. A site that knows its training from a server that
-    has started anew waits for as many as there were.
+    `port` 0: it only dials out, to a relay. `met`: the last meeting that it was in. `sites`: how many it waits for in a new
+    training, at most `start` seconds. `phase`: seconds that it waits for others in a training that it is in. A site that
+    knows its training from a server that has started anew waits for as many as there were.
     """
 
     id: str
@@ -45,8 +45,8 @@ class Arrival:
     since: float
 
     @classmethod
-    def of(cls, record: Mapping[str, Any], epoch: str, now: float) -> Arrival:
-        """Return what a site's message says. Raises BadRecord."""
+    def of(cls, record: Mapping[str, Any], epoch: str, now: float, *, relay: bool = False) -> Arrival:
+        """Return what a site's message says. `relay`: sites need not listen. Raises BadRecord."""
         what = "the arrival of a site"
         site, name, setup, link, host = (checked(record, key, str, what) for key in TEXTS)
         same, met = checked(record, "epoch", str, what) == epoch, checked(record, "met", int, what)
@@ -57,7 +57,11 @@ class Arrival:
             raise BadRecord(
                 f"{what} has the identity of a training, of 16 hexadecimal digits; got {claim.training[:20]!r}"
             )
-        if not 0 < port < 65536 or not 0 < sites <= SITES:
+        if not port and not relay:
+            raise BadRecord(
+                f"{name} does not listen, and this rendezvous does not relay: start it by --relay, as before"
+            )
+        if not 0 <= port < 65536 or not 0 < sites <= SITES:
             raise BadRecord(f"{what} has a port from 1 to 65535 and 1 to {SITES} sites; got {port} and {sites}")
         if not same:
             met, sites = 0, min(known, sites) if known > 0 else sites
@@ -73,11 +77,15 @@ class Arrival:
 class Gathering:
     """`number`: of the last meeting; `members`: the sites that were in it, `setup` and `training`: what they share.
 
-    `ended`: the last meeting of a training that has ended, and its round.
+    `members` are in the order in which they first came: a newcomer is behind the others, and dials them. `token`: known to
+    them alone. `relay`: they connect through the rendezvous. `ended`: the last meeting of a training that has ended, and
+    its round.
     """
 
+    relay: bool = False
     number: int = 0
-    members: frozenset[str] = frozenset()
+    members: tuple[str, ...] = ()
+    token: str = ""
     setup: str = ""
     training: str = ""
     ended: tuple[int, int] = (0, 0)
@@ -86,7 +94,7 @@ class Gathering:
     @property
     def expected(self) -> frozenset[str]:
         """The sites that the next meeting waits for; none where the training has ended."""
-        return frozenset() if self.ended[0] >= self.number else self.members
+        return frozenset(() if self.ended[0] >= self.number else self.members)
 
     def add(self, arrival: Arrival) -> None:
         """Have a site wait."""
@@ -159,21 +167,25 @@ class Gathering:
         claims = {site: each.claim for site, each in alike.items()}
         verdict = judge(claims, incumbents, self.training if incumbents else "")
         answers |= {site: _error("refused", reason) for site, reason in verdict.refused.items()}
-        members = {site: each for site, each in alike.items() if site not in answers}
+        members = sorted((site for site in alike if site not in answers), key=self._seniority)
         if not members:
             return answers
-        self.number, self.members, self.setup = self.number + 1, frozenset(members), setup
-        self.training = verdict.training or f"{secrets.randbits(62):016x}"
+        self.number, self.members, self.setup = self.number + 1, tuple(members), setup
+        self.training, self.token = verdict.training or f"{secrets.randbits(62):016x}", secrets.token_hex(16)
         record = {
             "kind": "record",
             "number": self.number,
             "training": self.training,
             "round": verdict.round,
-            "token": secrets.token_hex(16),
-            "sites": [each.shown for each in members.values()],
+            "token": self.token,
+            "relay": self.relay,
+            "sites": [here[site].shown for site in members],
             "refused": [here[site].name for site in verdict.refused],
         }
         return answers | dict.fromkeys(members, record)
+
+    def _seniority(self, site: str) -> int:
+        return self.members.index(site) if site in self.members else len(self.members)
 
     def deadlines(self, arrival: Arrival) -> Iterator[float]:
         """Return the times at which the wait of a site may end."""

@@ -2,23 +2,26 @@
 
 Both ends prove that they know the secret, and draw fresh keys from it and from two random numbers. Each frame carries its
 length, its bytes and a keyed hash of a counter, the length and the bytes. So a frame that a stranger made, changed, repeated
-or moved ends the connection. The bytes themselves are readable on the way.
+or moved ends the connection. The bytes themselves are readable on the way, unless the secret has a pair for TLS.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import contextlib
 import hmac
 import logging
 import secrets
 import socket
+import ssl
 import struct
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
+from .secret import Secret
+
 logger = logging.getLogger(__name__)
-MAGIC = b"gradwire-sites-1"  # the protocol and its version
+MAGIC = b"gradwire-sites-2"  # the protocol and its version
 NONCE = TAG = 32  # bytes
 FRAME = 1 << 20  # bytes of a frame at most: no end takes more memory before it has checked a hash
 BUFFER = 1 << 18  # bytes that wait unread in a connection
@@ -27,6 +30,7 @@ HANDSHAKE = 10.0  # seconds in which a new connection has to prove itself
 STRANGERS = 64  # connections that have not yet; one from the address with the most makes room for the next
 REFUSED = bytes(TAG)  # in place of a listener's proof, to a dialer whose proof is wrong
 MEMBERS = 2048  # connections that have
+PAUSE = 0.5  # seconds after which accepting is tried again
 SILENCE = 60.0  # seconds at least after which a connection to a host that has vanished ends
 
 
@@ -36,11 +40,6 @@ class LinkError(RuntimeError):
 
 class NotProven(LinkError):
     """The other end has another secret, or is no end of gradwire's."""
-
-
-def key_of(secret: str) -> bytes:
-    """Return the key that proves a secret; without a secret everybody knows it."""
-    return hashlib.sha256(b"gradwire sites\0" + secret.encode()).digest()
 
 
 class Link:
@@ -111,16 +110,19 @@ async def _exactly(reader: asyncio.StreamReader, size: int, peer: str) -> bytes:
         raise LinkError(f"{peer} closed the connection") from error
 
 
-async def dial(host: str, port: int, key: bytes, peer: str, patience: float = HANDSHAKE) -> Link:
+async def dial(host: str, port: int, secret: Secret, peer: str, patience: float = HANDSHAKE) -> Link:
     """Connect to a listener. Raises LinkError where that fails, NotProven where the secrets differ."""
     try:
-        opening = asyncio.open_connection(host, port, limit=BUFFER)
+        opening = asyncio.open_connection(host, port, limit=BUFFER, ssl=secret.dialing)
         reader, writer = await asyncio.wait_for(opening, patience)
         _keep_alive(writer, patience)
+    except ssl.SSLCertVerificationError as error:
+        raise NotProven(f"{peer} has another certificate: give all sites the same file. {error}") from error
     except (OSError, asyncio.TimeoutError) as error:
-        raise LinkError(f"{peer} does not answer at {host}:{port}: {error or 'no answer in time'}") from error
+        hint = ", or has a secret without a certificate" if secret.pair else ""
+        raise LinkError(f"{peer} does not answer at {host}:{port}{hint}: {error or 'no answer in time'}") from error
     try:
-        return await asyncio.wait_for(_proven(reader, writer, key, peer, dials=True), min(patience, HANDSHAKE))
+        return await asyncio.wait_for(_proven(reader, writer, secret.key, peer, dials=True), min(patience, HANDSHAKE))
     except BaseException as error:
         writer.transport.abort()
         if isinstance(error, asyncio.TimeoutError):
@@ -148,8 +150,16 @@ async def _proven(
     mine = secrets.token_bytes(NONCE)
     if dials:
         writer.write(MAGIC + mine)
-    if (found := await _exactly(reader, len(MAGIC), peer)) != MAGIC:
-        raise NotProven(f"{peer} is no site or another release of gradwire: it begins with {found!r}, not {MAGIC!r}")
+    try:
+        found = await _exactly(reader, len(MAGIC), peer)
+    except LinkError as error:
+        hint = " before it has said anything; it may have a secret with a certificate" if dials else ""
+        raise LinkError(f"{error}{hint}") from error
+    if found != MAGIC:
+        raise NotProven(
+            f"{peer} is no site, another release of gradwire, or has a secret with a certificate: it begins with {found!r}, "
+            f"not {MAGIC!r}"
+        )
     theirs = await _exactly(reader, NONCE, peer)
     if not dials:
         writer.write(MAGIC + mine)
@@ -177,44 +187,61 @@ class Listener:
     `patience`: seconds for which a member may take no bytes.
     """
 
-    def __init__(self, key: bytes, serve: Callable[[Link], Awaitable[None]], patience: float = SILENCE) -> None:
-        self._key, self._serve, self._patience, self._members = key, serve, patience, 0
-        self._strangers: dict[asyncio.StreamWriter, str] = {}  # to their addresses
-        self._server: asyncio.Server | None = None
+    def __init__(self, secret: Secret, serve: Callable[[Link], Awaitable[None]], patience: float = SILENCE) -> None:
+        self._key, self._tls = secret.key, secret.listening
+        self._serve, self._patience, self._members = serve, patience, 0
+        self._strangers: dict[asyncio.Task[None], str] = {}  # to their addresses
+        self._accepting: list[asyncio.Task[None]] = []
 
     async def open(self, host: str, port: int) -> int:
         """Listen at an address, and return the port; 0 takes a free one."""
-        self._server = await asyncio.start_server(self._accept, host, port, limit=BUFFER, backlog=1024)
-        return int(self._server.sockets[0].getsockname()[1])
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        for family, place in {family: place for family, *_, place in reversed(found)}.items():
+            listening = socket.create_server((place[0], port), family=family, backlog=1024)
+            listening.setblocking(False)
+            port = listening.getsockname()[1]
+            self._accepting.append(asyncio.ensure_future(self._accept(listening)))
+        return port
 
     def close(self) -> None:
         """Stop listening; connections that have proven themselves stay."""
-        if self._server is not None:
-            self._server.close()
-        for writer in self._strangers:
-            writer.transport.abort()
+        for task in [*self._accepting, *self._strangers]:
+            task.cancel()
+
+    async def _accept(self, listening: socket.socket) -> None:
+        """Count each connection before anything is read from it, TLS included: nobody has more than its share."""
+        with contextlib.closing(listening):
+            while True:
+                try:
+                    accepted, address = await asyncio.get_running_loop().sock_accept(listening)
+                except OSError as error:  # of too many open files
+                    logger.warning("no connection can be accepted, tried again in %.1f s: %s", PAUSE, error)
+                    await asyncio.sleep(PAUSE)
+                    continue
+                if len(self._strangers) >= STRANGERS:
+                    self._make_room()
+                task = asyncio.ensure_future(self._admit(accepted, f"the peer at {address}"))
+                self._strangers[task] = str(address[0])
+                task.add_done_callback(lambda done: self._strangers.pop(done, None))
+                await asyncio.sleep(0)  # it begins, and owns the socket
 
     def _make_room(self) -> None:
         """Close any of the unproven connections from the address that has the most: strangers do not choose which."""
         ((busiest, _),) = Counter(self._strangers.values()).most_common(1)
-        writer = secrets.choice([each for each, address in self._strangers.items() if address == busiest])
-        del self._strangers[writer]
-        writer.transport.abort()
+        task = secrets.choice([each for each, address in self._strangers.items() if address == busiest])
+        del self._strangers[task]
+        task.cancel()
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._strangers) >= STRANGERS:
-            self._make_room()
-        self._strangers[writer] = str((writer.get_extra_info("peername") or [""])[0])
-        peer = f"the peer at {writer.get_extra_info('peername')}"
+    async def _admit(self, accepted: socket.socket, peer: str) -> None:
+        """Serve a connection once it has proven itself."""
+        task = asyncio.current_task()
         try:
-            _keep_alive(writer, self._patience)
-            link = await asyncio.wait_for(_proven(reader, writer, self._key, peer, dials=False), HANDSHAKE)
+            link = await asyncio.wait_for(self._proof(accepted, peer), HANDSHAKE)
         except (LinkError, OSError, asyncio.TimeoutError) as error:
             logger.debug("a connection was refused: %s", error)
-            writer.transport.abort()
             return
-        finally:
-            self._strangers.pop(writer, None)
+        if task is not None:
+            self._strangers.pop(task, None)
         if self._members >= MEMBERS:
             return link.close()
         self._members += 1
@@ -225,3 +252,21 @@ class Listener:
             link.close()
         finally:
             self._members -= 1
+
+    async def _proof(self, accepted: socket.socket, peer: str) -> Link:
+        reader, writer = await _streams(accepted, self._tls)
+        try:
+            _keep_alive(writer, self._patience)
+            return await _proven(reader, writer, self._key, peer, dials=False)
+        except BaseException:
+            writer.transport.abort()
+            raise
+
+
+async def _streams(
+    accepted: socket.socket, tls: ssl.SSLContext | None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(limit=BUFFER)
+    protocol = asyncio.StreamReaderProtocol(reader)
+    transport, _ = await loop.connect_accepted_socket(lambda: protocol, accepted, ssl=tls)
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)

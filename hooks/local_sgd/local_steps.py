@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from ...compress import Optimizers, Spec, compressor, specification
 from ...compress.protocol.traits import traits_of
@@ -23,15 +22,14 @@ from ...compress.protocol.whole_number import whole_number
 from ...ddp_core.buckets.checksum import checksum
 from ...ddp_core.buckets.layout import plain_names
 from ...ddp_core.engine.engine import DEFAULT_TIMEOUT
-from ...ddp_core.transport.protocol import Decorator, time_limit
-from . import saved
+from ...ddp_core.transport.protocol import Decorator
+from . import arguments, saved
 from .fragment import Fragment, fragments
 from .joining import stray_message, strays
 from .outer import outer
 from .outliers import checked
 from .rendezvous import Rendezvous, TrainingEnded
 from .rounds import Rounds, RoundStats, Sites
-from .sites import FixedSites
 
 logger = logging.getLogger(__name__)
 SLOW = 3  # rounds in a row to which a slow site gave nothing
@@ -53,7 +51,7 @@ class LocalSteps:
         optimizer: the optimizer of the model, or a list.
         every: steps between two averages of a parameter.
         outer: the outer optimizer: "nesterov:lr=0.7,momentum=0.9", or "sgd:lr=1,momentum=0", which is plain
-            averaging. Or a preset: "average", "diloco" or "muloco".
+            averaging. Or a preset: "average", "diloco", "muloco" or "slowmo".
         compressor: the compressor of the changes. See `gradwire.compressor`.
         fragments: the number of parts in which the model is averaged, one part every `every // fragments` steps.
         overlap: True applies a part's average `delay` steps later, when the next part starts; local changes since
@@ -64,8 +62,10 @@ class LocalSteps:
         transport: a function that wraps each transport, for example in an emulated link.
         outliers: what becomes of a change whose norm is more than 3 times the median of the others', with three sites or
             more: "keep", "clip" (to the median) or "drop".
+        weight: the weight of this site's changes in the average, such as its batch size where sites have different ones.
 
     Attributes:
+        weight: as above; a new value counts from the next round on.
         round: the number of averages that this site has applied, the same at all sites. End training by it if sites
             join and leave.
 
@@ -89,15 +89,16 @@ class LocalSteps:
         timeout: timedelta = DEFAULT_TIMEOUT,
         transport: Decorator | None = None,
         outliers: str = "keep",
+        weight: float = 1.0,
     ) -> None:
-        _check(model, optimizer, at)
+        arguments.check(model, optimizer, at)
         self.every = whole_number(every, "every is a whole number from 1 on")
         fragments = whole_number(fragments, f"fragments is a whole number from 1 to every, {every}", most=self.every)
         self.overlap, self.steps = overlap, 0
-        self.round = 0
+        self.round, self.weight = 0, weight
         self.history: list[RoundStats] = []
         self.waited, self._sent_bytes = 0.0, 0.0
-        sites = at or _ranks(process_group, timeout)
+        sites = at or arguments.ranks_of(process_group, timeout)
         self._module = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
         buffers = self._module.named_buffers()
         self._averaged = {name: buffer.shape for name, buffer in buffers if buffer.is_floating_point()}
@@ -114,7 +115,7 @@ class LocalSteps:
         self._lock = threading.RLock()  # held at a turn, and while a thread saves or loads
         self._rounds.sites.join(self._setup, self._rounds.operations)
         self._start()
-        inner = [_inner(each) for each in _listed(optimizer)]
+        inner = [arguments.inner(each) for each in arguments.listed(optimizer)]
         self._hooks = [each.register_step_pre_hook(self._stepping) for each in inner]
         self._hooks.append(inner[-1].register_step_post_hook(self._stepped))
 
@@ -176,7 +177,7 @@ class LocalSteps:
         self._stepping()
         self._warn_of_strays()
         difference = None if part is None else part.capture()
-        self._flight = self._rounds.begin(difference, _flat(self._buffers))
+        self._flight = self._rounds.begin(difference, _flat(self._buffers), self.weight)
 
     def _warn_of_strays(self) -> None:
         if names := [name for name in strays(self._module, self._parts) if name not in self._warned]:
@@ -197,14 +198,16 @@ class LocalSteps:
 
     def _arrived(self) -> RoundStats | None:
         """Wait until the round on its way has come to its end; None where there is none."""
-        if self._flight is None:
-            return None
-        try:
-            return self._flight.result(self._rounds.sites.patience)
-        except WaitTimeout as error:
-            raise RuntimeError(
-                f"a round of LocalSteps has not ended within {self._rounds.sites.patience:.0f} s: a site hangs"
-            ) from error
+        while self._flight is not None:
+            moved = self._rounds.moved
+            try:
+                return self._flight.result(self._rounds.sites.patience)
+            except WaitTimeout as error:
+                if moved == self._rounds.moved:  # else a site takes a model over, as slowly as its line is
+                    raise RuntimeError(
+                        f"a round of LocalSteps has not ended within {self._rounds.sites.patience:.0f} s: a site hangs"
+                    ) from error
+        return None
 
     def _land(self) -> None:
         """Wait for the round on its way, and take up what it tells."""
@@ -331,42 +334,6 @@ class LocalSteps:
             self.round = self._rounds.round
             if not isinstance(state, Mapping):
                 self._reset()
-
-
-def _ranks(group: dist.ProcessGroup | None, timeout: timedelta) -> FixedSites:
-    if group is None and not dist.is_initialized():
-        raise RuntimeError(
-            "LocalSteps averages over the ranks of a process group, or over sites that meet: call "
-            "torch.distributed.init_process_group() first, or give at=gradwire.Rendezvous(...)"
-        )
-    chosen = group if group is not None else dist.group.WORLD
-    assert chosen is not None
-    return FixedSites(chosen, time_limit(timeout))
-
-
-def _check(model: object, optimizer: object, at: object) -> None:
-    """Raise TypeError for what these cannot be."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model is a torch.nn.Module, got {model!r}")
-    if not _listed(optimizer) or not all(hasattr(each, "register_step_post_hook") for each in _listed(optimizer)):
-        raise TypeError(
-            f"optimizer is a torch.optim.Optimizer, whose steps are counted, or a list of several; got {optimizer!r}"
-        )
-    if at is not None and not hasattr(at, "meet"):
-        raise TypeError(f"at is a gradwire.Rendezvous, such as Rendezvous('10.0.0.1:29400', sites=4); got {at!r}")
-
-
-def _listed(optimizer: Any) -> Sequence[Any]:
-    """Return one or several optimizers as a sequence."""
-    return optimizer if isinstance(optimizer, list | tuple) else [optimizer]
-
-
-def _inner(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer that calls hooks: Accelerate's wrapper has none of its own, and may leave a step out."""
-    inside = getattr(optimizer, "optimizer", None)
-    if not isinstance(inside, Optimizer) or hasattr(optimizer, "_optimizer_step_post_hooks"):
-        return optimizer
-    return _inner(inside)
 
 
 def _rounds(

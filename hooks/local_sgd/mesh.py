@@ -1,4 +1,4 @@
-"""The connections between sites that have met, and the collectives over them: every site is connected with every other."""
+"""Direct connections between sites that have met: every site is connected with every other."""
 
 from __future__ import annotations
 
@@ -6,21 +6,12 @@ import asyncio
 import struct
 from collections import OrderedDict
 from collections.abc import Coroutine, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch import Tensor
-
-from ...compress.protocol.requests import AllGather, AllReduce, AllToAll, ReduceScatter, Request
-from ...ddp_core.transport.protocol import Reply
-from .background import Background, Closed, result_of
 from .link import FRAME, Link, LinkError, dial
 from .records import BYTES, field, read, written
-from .sites import Meeting
+from .secret import Secret
 
 HEAD = struct.Struct(">QQ")  # number of a message between two sites, and its bytes
 PARKED = 1024  # connections that wait until this site has heard of their meeting
@@ -88,7 +79,7 @@ def _release(place: asyncio.Future[Link]) -> None:
 
 
 async def connected(
-    peers: Sequence[Peer], rank: int, token: str, key: bytes, parking: Parking, seconds: float
+    peers: Sequence[Peer], rank: int, token: str, secret: Secret, parking: Parking, seconds: float
 ) -> list[Link | None]:
     """Connect with every other site of a meeting: dial those before this one, and await those behind it."""
 
@@ -100,7 +91,7 @@ async def connected(
             link = await parking.place(token, peer.id)
             parking.claimed(token, peer.id)
         else:
-            link = await dial(peer.host, peer.port, key, peer.name, seconds)
+            link = await dial(peer.host, peer.port, secret, peer.name, seconds)
             await link.send(written({"token": token, "id": peers[rank].id, "to": peer.id}))
         link.peer = peer.name
         return link
@@ -128,122 +119,27 @@ async def all_of(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
         raise
 
 
-@dataclass(frozen=True)
-class SiteReply(Reply):
-    """A tensor that other sites send."""
+class Mesh:
+    """The connections of one site with the others of a meeting, in rank order; None in its own place."""
 
-    future: Future[Tensor]
+    def __init__(self, links: Sequence[Link | None]) -> None:
+        self.links = list(links)
 
-    def wait(self, timeout: timedelta) -> Tensor:
-        """Return the tensor. Raises RuntimeError if it does not come within the time limit."""
-        try:
-            return result_of(self.future, timeout.total_seconds())
-        except TimeoutError as error:
-            raise RuntimeError(f"it did not come within {timeout}: a site hangs, or has died") from error
-
-    def abandon(self) -> None:
-        """Give it up."""
-        self.future.cancel()
-
-
-class SiteMeeting(Meeting):
-    """Sites that are connected with each other."""
-
-    def __init__(
-        self, background: Background, links: Sequence[Link | None], names: Sequence[str], rank: int, timeout: timedelta
-    ) -> None:
-        super().__init__(dist.ProcessGroup(rank, len(links)), names, timeout)  # a group of nothing but rank and size
-        self._background, self._links, self._number = background, list(links), 0
-        self._turn = asyncio.Lock()
-
-    def _started(self, request: Request) -> Reply:
-        return SiteReply(self._background.start(self._answered(request)))
-
-    def copy_from(self, source: int, tensors: Sequence[Tensor]) -> None:
-        """Take over the tensors of site `source`, in place."""
-        for tensor in tensors:
-            SiteReply(self._background.start(self._copied(source, tensor))).wait(self.timeout)
-
-    async def _copied(self, source: int, tensor: Tensor) -> Tensor:
-        mine, size = self.ranks.rank == source, tensor.nbytes
-        outgoing = [bytes_of(tensor) if mine else b""] * self.ranks.world_size
-        async with self._turn:
-            got = await self._exchange(outgoing, [size if place == source else 0 for place in range(len(outgoing))])
-        return tensor if mine else tensor.copy_(tensor_of(got[source], tensor).view(tensor.shape))
-
-    async def _answered(self, request: Request) -> Tensor:
-        async with self._turn:
-            if request.scope == "self":
-                return request.tensor
-            match request:
-                case AllReduce():
-                    return await self._sum(request)
-                case AllGather(tensor=tensor, sizes=sizes):
-                    parts = await self._gathered(tensor, sizes or [tensor.numel()] * self.ranks.world_size)
-                    return torch.cat(parts) if sizes else torch.stack(parts).view(len(parts), *tensor.shape)
-                case AllToAll(tensor=tensor):
-                    return torch.stack(await self._rows(list(tensor.reshape(len(tensor), -1)))).view(tensor.shape)
-                case ReduceScatter(tensor=tensor, op=op, sizes=sizes):
-                    rows = list(tensor.split(sizes)) if sizes else list(tensor.reshape(len(tensor), -1))
-                    total = self._total(await self._rows(rows), op)
-                    return total if sizes else total.view(tensor.shape[1:])
-
-    async def _sum(self, request: AllReduce) -> Tensor:
-        """Each site sums a part, in rank order, and sends it to the others: all have the same bits."""
-        flat = request.tensor.reshape(-1)
-        parts = list(flat.tensor_split(self.ranks.world_size))
-        total = self._total(await self._rows(parts), request.op)
-        return torch.cat(await self._gathered(total, [part.numel() for part in parts])).view(request.tensor.shape)
-
-    def _total(self, parts: Sequence[Tensor], op: str) -> Tensor:
-        scaled = [part * (1 / len(parts)) if op == "mean" else part for part in parts]
-        total = scaled[0].clone()
-        for part in scaled[1:]:
-            total.add_(part)
-        return total
-
-    async def _rows(self, rows: Sequence[Tensor]) -> list[Tensor]:
-        """Send row j to site j, and return what came for this one's row, in rank order."""
-        mine = rows[self.ranks.rank]
-        got = await self._exchange([bytes_of(row) for row in rows], [mine.nbytes] * len(rows))
-        return self._with_own(got, mine)
-
-    async def _gathered(self, tensor: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        """Send a tensor to all, and return theirs, flat, of these numbers of elements."""
-        got = await self._exchange([bytes_of(tensor)] * len(sizes), [size * tensor.element_size() for size in sizes])
-        return self._with_own(got, tensor.reshape(-1))
-
-    def _with_own(self, got: Sequence[bytearray], mine: Tensor) -> list[Tensor]:
-        return [mine if place == self.ranks.rank else tensor_of(part, mine) for place, part in enumerate(got)]
-
-    async def _exchange(self, outgoing: Sequence[memoryview | bytes], sizes: Sequence[int]) -> list[bytearray]:
-        """Send bytes to each other site, and receive as many from each as `sizes` says."""
-        self._number += 1
+    async def exchange(
+        self, number: int, outgoing: Sequence[memoryview | bytes], sizes: Sequence[int]
+    ) -> list[bytearray]:
+        """Send bytes to each other site, and receive as many from each as `sizes` says. `number`: of this exchange."""
         work: list[Coroutine[Any, Any, bytearray]] = []
-        for place, link in enumerate(self._links):
-            work.append(_none() if link is None else _received(link, self._number, sizes[place]))
-        work += [_sent(link, self._number, outgoing[place]) for place, link in enumerate(self._links) if link]
-        try:
-            return list((await all_of(work))[: len(self._links)])
-        except BaseException:
-            self.shut()
-            raise
+        for place, link in enumerate(self.links):
+            work.append(_none() if link is None else _received(link, number, sizes[place]))
+        work += [_sent(link, number, outgoing[place]) for place, link in enumerate(self.links) if link]
+        return list((await all_of(work))[: len(self.links)])
 
     def shut(self) -> None:
         """Close the connections; on the thread of the loop."""
-        for link in self._links:
+        for link in self.links:
             if link is not None:
                 link.close()
-
-    def close(self) -> None:
-        """Close the connections, which tells the other sites."""
-        try:
-            self._background.run(self._closed(), INTRODUCTION)
-        except (Closed, TimeoutError):
-            return
-
-    async def _closed(self) -> None:
-        self.shut()
 
 
 async def _none() -> bytearray:
@@ -259,28 +155,41 @@ async def _sent(link: Link, number: int, payload: memoryview | bytes) -> bytearr
 
 async def _received(link: Link, number: int, size: int) -> bytearray:
     """Return the bytes of a message. Raises LinkError for another one than this site expects."""
-    head = await link.receive(HEAD.size)
-    found = HEAD.unpack(head) if len(head) == HEAD.size else (0, 0)
-    if found != (number, size):
-        link.close()
-        raise LinkError(
-            f"{link.peer} sends message and size {found} where {(number, size)} is due: its model, options or release differ"
-        )
-    payload = bytearray()
-    while len(payload) < size:
-        frame = await link.receive(min(FRAME, size - len(payload)))
-        if not frame:
-            link.close()
-            raise LinkError(f"{link.peer} sends a message that ends after {len(payload)} of {size} bytes")
-        payload += frame
-    return payload
+    message = Incoming(link.peer, number, size)
+    message.add(await link.receive(HEAD.size))
+    while not message.whole:
+        message.add(await link.receive(min(FRAME, size - len(message.payload))))
+    return message.payload
 
 
-def bytes_of(tensor: Tensor) -> memoryview:
-    """Return the bytes of a tensor in CPU memory."""
-    return tensor.detach().reshape(-1).contiguous().view(torch.uint8).numpy().data
+class Incoming:
+    """A message from a site, frame by frame. Raises LinkError for another one than is due.
 
+    `peer`: the site's name; `number`, `size`: of the message that is due, and its bytes.
+    """
 
-def tensor_of(payload: bytearray, like: Tensor) -> Tensor:
-    """Return a flat tensor of these bytes, of a tensor's dtype."""
-    return torch.frombuffer(payload, dtype=like.dtype) if payload else like.new_empty(0)
+    def __init__(self, peer: str, number: int, size: int) -> None:
+        self._peer, self._due, self._begun = peer, (number, size), False
+        self.payload = bytearray()
+
+    @property
+    def whole(self) -> bool:
+        """Return True once all bytes are there."""
+        return self._begun and len(self.payload) == self._due[1]
+
+    def add(self, frame: bytes) -> None:
+        """Take the next frame: first the head, then bytes of the message."""
+        if not self._begun:
+            found = HEAD.unpack(frame) if len(frame) == HEAD.size else (0, 0)
+            if found != self._due:
+                raise LinkError(
+                    f"{self._peer} sends message and size {found} where {self._due} is due: its model, options or release "
+                    "differ"
+                )
+            self._begun = True
+        elif not 0 < len(frame) <= self._due[1] - len(self.payload):
+            raise LinkError(
+                f"{self._peer} sends {len(frame)} bytes after {len(self.payload)} of a message of {self._due[1]}"
+            )
+        else:
+            self.payload += frame

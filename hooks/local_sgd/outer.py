@@ -11,6 +11,7 @@ PRESETS = {
     "average": "sgd:lr=1,momentum=0",  # of models: local SGD
     "diloco": "nesterov:lr=0.7,momentum=0.9",  # Douillard et al. 2023
     "muloco": "nesterov:lr=0.7,momentum=0.6",  # arXiv 2505.23725, one site and 30 steps between averages
+    "slowmo": "sgd:lr=1,momentum=0.5",  # arXiv 1910.00643; its authors' default in FairScale, for 8 hosts
 }
 
 

@@ -1,15 +1,13 @@
-"""Differences of faulty sites: those whose norm is far above the others' are clipped to it, or left out."""
+"""The share that each site's difference has in the average: by its weight, and less where its norm is far above others'."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
-from statistics import median
+from statistics import fmean, median
 
 CHOICES = ("keep", "clip", "drop")
 FAR = 3.0  # a norm is far above the median of the others' from this factor on
 LEAST = 3  # sites: of two nobody knows which one is faulty
-BITS = struct.Struct("<d"), struct.Struct("<q")
 
 
 def checked(choice: str) -> str:
@@ -33,13 +31,13 @@ def factors(norms: Sequence[float], choice: str) -> list[float]:
     return [each if outlying else 1.0 for outlying, each in zip(far, less, strict=True)]
 
 
-def as_number(norm: float) -> int:
-    """Return the bits of a norm as a whole number, which a tensor of whole numbers carries."""
-    real, whole = BITS
-    return int(whole.unpack(real.pack(norm))[0])
+def shares(weights: Sequence[float]) -> list[float]:
+    """Return the factor for each site's difference, of which the mean is the average by these weights.
 
-
-def as_norm(number: int) -> float:
-    """Return the norm whose bits are given."""
-    real, whole = BITS
-    return float(real.unpack(whole.pack(number))[0])
+    >>> shares([1.0, 3.0]), shares([0.1, 0.1, 0.1])
+    ([0.5, 1.5], [1.0, 1.0, 1.0])
+    """
+    if len(set(weights)) < 2:
+        return [1.0] * len(weights)  # exactly
+    usual = fmean(weights)
+    return [weight / usual for weight in weights]

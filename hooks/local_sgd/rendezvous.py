@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-import os
 import time
 import uuid
 import weakref
@@ -19,9 +18,12 @@ from typing import Any
 from ...ddp_core.averaging.same_kernels import follow_kernels, kernel_offer
 from ...kernels.dispatch import requested_backends
 from .background import Background, Closed
-from .link import Link, LinkError, Listener, NotProven, dial, key_of
-from .mesh import Parking, Peer, SiteMeeting, connected
+from .link import Link, LinkError, Listener, NotProven, dial
+from .meeting import Lines, SiteMeeting
+from .mesh import Mesh, Parking, Peer, connected
 from .records import BYTES, BadRecord, field, read, written
+from .relay import joined
+from .secret import Secret
 from .server import refuse_open
 from .sites import CPU, Meeting
 from .standing import Claim, is_identity
@@ -32,8 +34,6 @@ PHASES = 3  # of a round's limit: waiting for others, the round itself, meeting 
 SEARCH = 20.0  # seconds in which a rendezvous may still come up, or come back
 PAUSE = 0.5  # seconds between two attempts to reach it
 SPARE = 60.0  # seconds beyond the limits of a wait
-SECRET = "GRADWIRE_SECRET"
-PATHS = ("/", "~", "./", "../")  # what a secret does not begin with
 NOBODY = Claim()
 
 
@@ -48,7 +48,7 @@ class TrainingEnded(RuntimeError):
 class Rendezvous:
     """The meeting point of sites that may join and leave: a server such as `gradwire rendezvous`.
 
-    Without a secret, sites listen at loopback and private addresses only.
+    Without a secret, sites listen at loopback and private addresses only. Where the server relays, they do not listen.
 
     Args:
         address: the server's "host:port".
@@ -59,12 +59,12 @@ class Rendezvous:
         start: limit of the wait at the start.
         prefix: separates trainings that share a server.
         secret: a text, or the `pathlib.Path` of a file that holds it; by default the text in the environment's
-            GRADWIRE_SECRET.
+            GRADWIRE_SECRET. A file with a private key and its certificate (PEM) encrypts connections by TLS.
         listen: the "host:port" at which other sites reach this one; by default a free port at the address that reaches
             the server.
 
     Raises:
-        ValueError: the address or the secret is malformed.
+        ValueError: the address or the secret is malformed, or the secret can be guessed.
         RuntimeError: no rendezvous answers, or its secret differs.
     """
 
@@ -87,18 +87,20 @@ class Rendezvous:
         self._address, self._sites, self._start, self._phase = address, sites, start, limit / PHASES
         self._id = uuid.uuid4().hex[:12]
         self._name, self._prefix = name or f"site {self._id}", prefix
-        self._secret, self._listen = secret_of(secret), _host_and_port(listen) if listen else None
+        self._secret, self._listen = Secret.of(secret), _host_and_port(listen) if listen else None
         self._number = self._met = 0  # the last meeting of this site, and the same in this training
         self._epoch, self._expected = "", frozenset[str]()
         self._meeting: SiteMeeting | None = None
         self._token = self._setup = ""
         self._kernels: dict[str, Any] = {}  # what this site offers to run operations on
         self._open()
-        here = self._ask({"ask": "look"}, SEARCH)["own"]
+        seen = self._ask({"ask": "look"}, SEARCH)
+        here, self._relayed = seen["own"], seen.get("relay") is True
         self._bind = self._listen or (here, 0)
         self._shown = here if self._bind[0] in ("0.0.0.0", "::") else self._bind[0]  # to other sites
-        refuse_open(self._bind[0], self._secret)
-        if not self._secret:
+        if not self._relayed:
+            refuse_open(self._bind[0], self._secret)
+        if not self._secret.text:
             logger.warning(
                 "%s has no secret: whoever reaches %s, or the port at which the site listens, can read and change the "
                 "training. Give all sites the same secret= or GRADWIRE_SECRET",
@@ -146,7 +148,8 @@ class Rendezvous:
                 if attempt == ATTEMPTS - 1:
                     raise RuntimeError(
                         f"{', '.join(names)} reach the rendezvous at {self._address}, but not each other: open the ports "
-                        f"between them, or give listen= an address of each site that the others reach. {error}"
+                        f"between them, or give listen= an address of each site that the others reach, or start the "
+                        f"rendezvous by --relay. {error}"
                     ) from error
         raise AssertionError("unreachable")
 
@@ -178,9 +181,11 @@ class Rendezvous:
         return record
 
     def _listening(self) -> int:
-        """Return the port at which other sites reach this one."""
+        """Return the port at which other sites reach this one; 0 where they do so through a relay."""
+        if self._relayed:
+            return 0
         if self._listener is None:
-            self._listener = Listener(key_of(self._secret), self._parking.park, self._phase.total_seconds())
+            self._listener = Listener(self._secret, self._parking.park, self._phase.total_seconds())
             try:
                 port = self._background.run(self._listener.open(*self._bind), SPARE)
             except OSError as error:
@@ -218,21 +223,29 @@ class Rendezvous:
         if meeting is None or not kept or len(sites) != meeting.ranks.world_size:
             self._drop()
             rank = next(place for place, site in enumerate(sites) if site["id"] == self._id)
-            peers = [Peer(site["id"], site["name"], site["host"], site["port"]) for site in sites]
-            seconds, key = self._phase.total_seconds(), key_of(self._secret)
-            connecting = connected(peers, rank, record["token"], key, self._parking, seconds)
             try:
-                links = self._background.run(connecting, seconds + SPARE)
+                lines = self._background.run(self._lines(record, rank), self._phase.total_seconds() + SPARE)
             except TimeoutError as error:
                 raise RuntimeError(f"the sites did not connect: {error}") from error
             names = [site["name"] for site in sites]
-            self._meeting = meeting = SiteMeeting(self._background, links, names, rank, self._phase)
+            self._meeting = meeting = SiteMeeting(self._background, lines, names, rank, self._phase)
             self._token = record["token"]
             offers = meeting.exchange(written(self._kernels))
             follow_kernels([read(each, "the kernels of a site") for each in offers], rank, CPU)
         meeting.training, meeting.round = record["training"], record["round"]
         meeting.lineage = int.from_bytes(hashlib.sha256(record["token"].encode()).digest()[:7], "big")
         return meeting
+
+    async def _lines(self, record: Mapping[str, Any], rank: int) -> Lines:
+        """Return the connections with the other sites of a meeting."""
+        seconds = self._phase.total_seconds()
+        if record.get("relay") is not True:
+            peers = [Peer(site["id"], site["name"], site["host"], site["port"]) for site in record["sites"]]
+            return Mesh(await connected(peers, rank, record["token"], self._secret, self._parking, seconds))
+        relay = f"the relay at {self._address}"
+        link = await dial(self._host, self._port, self._secret, relay, seconds)
+        question = {"ask": "relay", "prefix": self._prefix, "token": record["token"], "id": self._id, "phase": seconds}
+        return await joined(link, question, [site["name"] for site in record["sites"]], rank)
 
     def break_up(self, error: Exception) -> None:
         """Drop the connections; the next meeting finds out who is left."""
@@ -263,7 +276,7 @@ class Rendezvous:
     async def _ended(self, meeting: SiteMeeting | None, listener: Listener | None) -> None:
         self._parking.clear()
         if meeting is not None:
-            meeting.shut()
+            meeting.lines.shut()
         if listener is not None:
             listener.close()
 
@@ -280,7 +293,7 @@ class Rendezvous:
         while True:
             began = time.monotonic()
             try:
-                link = await dial(self._host, self._port, key_of(self._secret), f"the rendezvous at {self._address}")
+                link = await dial(self._host, self._port, self._secret, f"the rendezvous at {self._address}")
                 return await self._answer_over(link, message)
             except NotProven:
                 raise
@@ -325,25 +338,6 @@ def _check(record: Mapping[str, Any], own: str, address: str) -> None:
         raise BadRecord(f"{what} does not have this site in it once")
     if not all(isinstance(name, str) for name in field(record, "refused", list, what)):
         raise BadRecord(f"{what} names the sites that were refused; got {record['refused']!r}")
-
-
-def secret_of(secret: str | Path | None) -> str:
-    """Return a secret: as given, or from a file, or from the environment.
-
-    Raises ValueError for an empty file, and for a text that looks like a path: it can be guessed.
-    """
-    if isinstance(secret, Path):
-        text = secret.read_text("utf-8").strip()
-        if not text:
-            raise ValueError(f"the file {secret} holds no secret")
-        return text
-    text = os.environ.get(SECRET, "") if secret is None else secret
-    if text.startswith(PATHS):
-        raise ValueError(
-            f"a secret is a text that begins with none of {' '.join(PATHS)}, as paths do: for a file give "
-            f"secret=pathlib.Path(...) to Rendezvous, or --secret-file to gradwire rendezvous; got {text[:2]!r}..."
-        )
-    return text
 
 
 def _release() -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import secrets
 import threading
 import time
 import weakref
@@ -28,19 +27,17 @@ from ...ddp_core.measure.record import Record
 from ...ddp_core.memory.bucket_memory import BucketMemory
 from ...ddp_core.transport.protocol import Decorator, Transport
 from .fragment import Fragment
-from .joining import anchors, flags, joined
-from .mesh import bytes_of
+from .joining import anchors, joined
+from .meeting import bytes_of
 from .outer import Outer
-from .outliers import as_norm, as_number, factors
 from .rendezvous import Rendezvous
+from .reports import DIGEST, Report, identity, is_weight, shares_of
 from .sites import FixedSites, Meeting
 from .standing import NEW, Claim, Verdict, judge
 
 logger = logging.getLogger(__name__)
 Sites: TypeAlias = FixedSites | Rendezvous  # how those that take part find each other
-FLAGS = 6  # place of the flags behind a site's other numbers
 ATTEMPTS = 5  # of a round, among whoever is left
-DIGEST = 1 << 62  # digests and identities are below it, so that they fit a tensor's numbers
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,8 @@ class Rounds:
 
     `buffers`: flat, of a model that has any, averaged with the last fragment. `round`: finished ones; it tells whose turn it
     is among the fragments. A site that missed one takes the anchors of those that did not. One round runs at a time.
-    A round may succeed at some sites alone, which others do again: `lineage` tells their models apart.
+    `moved`: pieces of a model that have come from another site. A round may succeed at some sites alone, which others do
+    again: `lineage` tells their models apart.
     `training`: its identity, which all sites share, empty before the first round.
     A parameter that any site has unfrozen before a round is averaged at all sites after it.
     """
@@ -85,6 +83,7 @@ class Rounds:
         self.sites, self.fragments, self.buffers = sites, list(fragments), buffers
         self.round = NEW
         self.training = ""
+        self.moved = 0
         self.lineage = 0  # alike at sites whose models are: which meeting's average was the last, or a digest
         self.memories: dict[int, BucketMemory] = {}  # by fragment
         self._outer, self.compressor, self._decorate = outer, compressor, decorate
@@ -109,13 +108,22 @@ class Rounds:
         """The number of the fragment whose round comes next."""
         return max(self.round, 0) % len(self.fragments)
 
-    def begin(self, difference: Tensor | None, buffers: Tensor | None) -> Future[RoundStats]:
-        """Average a difference of the fragment whose turn it is; None: there is none, as after a start."""
+    def begin(self, difference: Tensor | None, buffers: Tensor | None, weight: float = 1.0) -> Future[RoundStats]:
+        """Average a difference of the fragment whose turn it is; None: there is none, as after a start.
+
+        Raises ValueError for a weight that is none.
+        """
+        if not is_weight(weight):
+            raise ValueError(f"the weight of a site is a finite number above 0, such as its batch size; got {weight!r}")
         unfrozen = {name: value for part in self.fragments for name, value in part.unfrozen.items()}
-        return self._thread.submit(self._until_done, difference, buffers, unfrozen)
+        return self._thread.submit(self._until_done, difference, buffers, unfrozen, weight)
 
     def _until_done(
-        self, difference: Tensor | None, buffers: Tensor | None, unfrozen: Mapping[str, Tensor] | None = None
+        self,
+        difference: Tensor | None,
+        buffers: Tensor | None,
+        unfrozen: Mapping[str, Tensor] | None = None,
+        weight: float = 1.0,
     ) -> RoundStats:
         began, failures, stood_at, self._replaced = time.perf_counter(), 0, self.round, False
         while True:
@@ -125,7 +133,7 @@ class Rounds:
             ):  # another model was taken over before a failure: this is no difference from it
                 difference = buffers = None
             try:
-                return self._take_part(meeting, difference, buffers, unfrozen or {}, began)
+                return self._take_part(meeting, difference, buffers, unfrozen or {}, began, weight)
             except RuntimeError as error:
                 failures += 1
                 for memory in self.memories.values():
@@ -142,39 +150,30 @@ class Rounds:
         buffers: Tensor | None,
         unfrozen: Mapping[str, Tensor],
         began: float,
+        weight: float,
     ) -> RoundStats:
-        able = difference is not None and bool(difference.isfinite().all())
-        mine = [
-            self.round,
-            able,
-            _number(self.claim.training),
-            secrets.randbelow(DIGEST),
-            _norm(difference),
-            self.lineage,
-        ]
-        standing = meeting.tell([*mine, *flags(self.fragments, unfrozen)])
-        verdict = self._verdict(meeting, standing)
-        current = [number == verdict.round for number, *_ in standing]
-        if verdict.round == NEW or not all(current) or len({each[FLAGS - 1] for each in standing}) > 1:
-            current = self._catch_up(meeting, current, [each[FLAGS:] for each in standing], verdict.round)
+        mine = Report.now(self.claim, self.lineage, difference, weight, self.fragments, unfrozen)
+        reports = [Report.of(row) for row in meeting.tell(mine.row)]
+        verdict = self._verdict(meeting, reports)
+        current = [each.round == verdict.round for each in reports]
+        if verdict.round == NEW or not all(current) or len({each.lineage for each in reports}) > 1:
+            current = self._catch_up(meeting, current, reports, verdict.round)
         self.training, self.round = verdict.training, max(verdict.round, 0)
-        counted = [alike and bool(able) for alike, (_, able, *_) in zip(current, standing, strict=True)]
-        scales = self._scales(counted, [as_norm(norm) for _, _, _, _, norm, *_ in standing])
-        counted = [each and scale > 0 for each, scale in zip(counted, scales, strict=True)]
-        rank, outliers = meeting.ranks.rank, [site for site, scale in enumerate(scales) if scale < 1]
-        names = tuple(meeting.names[site] for site in outliers)
-        done = partial(self._stats, meeting, self.turn, began, replaced=not counted[rank], outliers=names)
-        if not any(counted):
+        able = [alike and each.able for alike, each in zip(current, reports, strict=True)]
+        shares, clipped = shares_of(reports, able, self._outliers)
+        rank, names = meeting.ranks.rank, [name for name, each in zip(meeting.names, clipped, strict=True) if each < 1]
+        done = partial(self._stats, meeting, self.turn, began, replaced=not shares[rank], outliers=tuple(names))
+        if not any(shares):
             return done(None)
-        if difference is not None and scales[rank] < 1:
-            difference = difference * scales[rank]
-        reported = {site: each[FLAGS:] for site, each in enumerate(standing) if current[site]}
-        joining = anchors(meeting, self.fragments, reported, unfrozen)
-        task = Task(self._program(meeting, difference if counted[rank] else None, buffers), "a local step's round")
+        flagged = {site: each.flags for site, each in enumerate(reports) if current[site]}
+        joining = anchors(meeting, self.fragments, flagged, unfrozen)
+        difference = difference * (shares[rank] * clipped[rank]) if shares[rank] and difference is not None else None
+        buffers = buffers * shares[rank] if buffers is not None else None
+        task = Task(self._program(meeting, difference, buffers), "a local step's round")
         transport: Transport = meeting if self._decorate is None else self._decorate(meeting)
         while task.advance(transport, 0, meeting.timeout):
             pass
-        self._apply(task.result, meeting.ranks.world_size / sum(counted))
+        self._apply(task.result, meeting.ranks.world_size / sum(each > 0 for each in shares))
         self.lineage = meeting.lineage
         if joining:
             self.join(self.joined | joining.keys(), joining)
@@ -198,7 +197,7 @@ class Rounds:
                 place = replace(part.layout, ranks=here.layout.ranks)
                 self.memories[index] = self._renewed(here, place)
 
-    def _verdict(self, meeting: Meeting, standing: Sequence[Sequence[int]]) -> Verdict:
+    def _verdict(self, meeting: Meeting, reports: Sequence[Report]) -> Verdict:
         """Return the training and the round of a meeting: as the rendezvous found them, or by the sites' own words.
 
         Raises ValueError where ranks of a process group have loaded states of different trainings or rounds.
@@ -206,8 +205,8 @@ class Rounds:
         if meeting.round is not None:
             return Verdict(meeting.training, meeting.round)
         claims = {
-            name: Claim(_name(training) if number > 0 else "", number)
-            for name, (number, _, training, *_) in zip(meeting.names, standing, strict=True)
+            name: Claim(each.training if each.round > 0 else "", each.round)
+            for name, each in zip(meeting.names, reports, strict=True)
         }
         verdict = judge(claims, meeting.names, "")
         if verdict.refused:
@@ -215,10 +214,10 @@ class Rounds:
                 meeting.tell([0])  # once more, or a rank that raises first closes what others have not read yet
             told = "; ".join(f"{name}: {reason}" for name, reason in verdict.refused.items())
             raise ValueError(f"load states that all sites saved after one step of one training: {told}")
-        return Verdict(verdict.training or _name(standing[0][3]), verdict.round)
+        return Verdict(verdict.training or identity(reports[0].drawn), verdict.round)
 
     def _catch_up(
-        self, meeting: Meeting, current: Sequence[bool], reported: Sequence[Sequence[int]], number: int
+        self, meeting: Meeting, current: Sequence[bool], reports: Sequence[Report], number: int
     ) -> list[bool]:
         """Have all sites take the model of those at round `number`; return which sites had it already.
 
@@ -231,47 +230,56 @@ class Rounds:
         source = next(site for site in holders if digests[site] == digest)
         if number != NEW and len(votes) > 1:
             others = ", ".join(meeting.names[site] for site in holders if digests[site] != digest)
-            logger.warning("the model of %s differs from the majority's, which all take over", others)
-        self._take_over(meeting, source, digest, joined(self.fragments, reported[source]))
-        self._replaced = self._replaced or digests[meeting.ranks.rank] != digest
+            logger.warning("the model of %s differs from the majority's, which these sites take over", others)
+        takers = [site for site, each in enumerate(digests) if each != digest]
+        self._take_over(meeting, source, digest, joined(self.fragments, reports[source].flags), takers)
+        self._replaced = self._replaced or meeting.ranks.rank in takers
         self.lineage = digest
         return [alike and (number == NEW or each == digest) for alike, each in zip(current, digests, strict=True)]
 
+    @property
+    def common(self) -> list[Tensor]:
+        """All that sites have in common."""
+        return [self.buffers, *(each for part in self.fragments for each in (part.anchor, part.momentum))]
+
     def digest(self) -> int:
         """Return a digest of all that sites have in common."""
-        return _digest([self.buffers, *(each for part in self.fragments for each in (part.anchor, part.momentum))])
+        return _digest(self.common)
 
-    def _take_over(self, meeting: Meeting, source: int, digest: int, names: Collection[str]) -> None:
-        """Copy what another site has, all of it or nothing. `names`: the parameters that have joined there."""
-        fresh = [self.buffers.clone()]
-        for part in self.fragments:
-            layout = part.layout_with(names)
-            same = layout == part.layout
-            empty = torch.empty(layout.numel, dtype=layout.dtype)
-            fresh += [each.clone() if same else empty.clone() for each in (part.anchor, part.momentum)]
-        meeting.copy_from(source, fresh)
+    def _take_over(
+        self, meeting: Meeting, source: int, digest: int, names: Collection[str], takers: Collection[int]
+    ) -> None:
+        """Copy what another site has, all of it or nothing, to those that have another model.
+
+        `names`: the parameters that have joined there.
+        """
+        fresh = self.common
+        if meeting.ranks.rank in takers:
+            layouts = [part.layout_with(names) for part in self.fragments]
+            empty = [torch.empty(each.numel, dtype=each.dtype) for each in layouts for _ in range(2)]
+            fresh = [torch.empty_like(self.buffers), *empty]
+        if takers:
+            meeting.copy_from(source, fresh, takers, self._note_move)
         if _digest(fresh) != digest:
             raise RuntimeError(f"the model from {meeting.names[source]} is not the one that it has announced")
         if not all(bool(each.isfinite().all()) for each in fresh[1:]):  # a buffer may be infinite, such as a mask
             name = meeting.names[source]
             raise ValueError(f"the model of {name}, which all sites begin with, has values that are not finite")
         self.join(names, {})
-        common = [self.buffers, *(each for part in self.fragments for each in (part.anchor, part.momentum))]
-        for mine, theirs in zip(common, fresh, strict=True):
+        for mine, theirs in zip(self.common, fresh, strict=True):
             mine.copy_(theirs)
 
+    def _note_move(self) -> None:
+        self.moved += 1
+
     def _program(self, meeting: Meeting, difference: Tensor | None, buffers: Tensor | None) -> Program[Tensor]:
-        """The mean difference; of the last fragment with the mean of the buffers behind it."""
-        fragment, counts = self.fragments[self.turn], difference is not None
-        flat = (
-            torch.zeros(fragment.layout.numel, dtype=fragment.layout.dtype)
-            if difference is None
-            else difference.clone()
-        )
+        """The mean difference, which is overwritten; of the last fragment with the mean of the buffers behind it."""
+        layout, counts = self.fragments[self.turn].layout, difference is not None
+        flat = torch.zeros(layout.numel, dtype=layout.dtype) if difference is None else difference
         averaging = self._memory(meeting).reduce(flat, max(self.round, 0) // len(self.fragments), True)
         if self.turn < len(self.fragments) - 1 or not self.buffers.numel():
             return (yield from averaging)
-        mine = buffers.clone() if buffers is not None and counts else torch.zeros_like(self.buffers)
+        mine = buffers if buffers is not None and counts else torch.zeros_like(self.buffers)
         averages: list[Tensor] = yield from together(averaging, all_reduce(mine))
         return torch.cat(averages)  # in the wider type of both
 
@@ -307,11 +315,6 @@ class Rounds:
             buffers = average[count:]
             self.buffers.copy_(torch.where(buffers.isfinite(), buffers, self.buffers))
 
-    def _scales(self, counted: Sequence[bool], norms: Sequence[float]) -> list[float]:
-        """Return the factor of each site's difference; those that count not at all have no say."""
-        found = iter(factors([norm for norm, counts in zip(norms, counted, strict=True) if counts], self._outliers))
-        return [next(found) if counts else 1.0 for counts in counted]
-
     def _stats(
         self, meeting: Meeting, turn: int, began: float, task: Task | None, *, replaced: bool, outliers: tuple[str, ...]
     ) -> RoundStats:
@@ -346,18 +349,3 @@ def _digest(tensors: Sequence[Tensor]) -> int:
     for tensor in tensors:
         found.update(bytes_of(tensor))
     return int.from_bytes(found.digest()[:8], "big") % DIGEST
-
-
-def _norm(difference: Tensor | None) -> int:
-    """Return a difference's norm, as a number that fits a tensor."""
-    return 0 if difference is None else as_number(float(torch.linalg.vector_norm(difference, dtype=torch.float64)))
-
-
-def _number(training: str) -> int:
-    """Return the identity of a training as a number that fits a tensor."""
-    return int(training or "0", 16)
-
-
-def _name(number: int) -> str:
-    """Return the identity of a training whose number is given."""
-    return f"{number:016x}"

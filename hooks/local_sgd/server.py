@@ -1,4 +1,7 @@
-"""The rendezvous itself: a server that sites ask for the next meeting, over connections that have proven a secret."""
+"""The rendezvous itself: a server that sites ask for the next meeting, over connections that have proven a secret.
+
+With `relay` it also passes payloads on between sites, which only dial out then.
+"""
 
 from __future__ import annotations
 
@@ -10,33 +13,41 @@ import secrets
 import socket
 from collections import OrderedDict
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from .background import Background
 from .gathering import Answer, Arrival, Gathering
-from .link import Link, LinkError, Listener, key_of
+from .link import Link, LinkError, Listener
 from .records import BYTES, BadRecord, field, read, written
+from .relay import Room
+from .secret import Secret
 
 logger = logging.getLogger(__name__)
 TRAININGS = 256  # that the server remembers; one that nobody waits in makes room for the next
 ASKED = 10.0  # seconds in which a connection has to say what it wants
+LONGEST = 3600.0  # seconds for which a site waits for others at the relay
 START = timedelta(seconds=30)
-LEAST = 16  # characters of a secret
 
 
 class Server:
     """A place where sites meet, until `close`. Raises RuntimeError where it cannot listen at the address.
 
     `host`: the address at which it listens; without a secret a loopback or private one. `port`: 0 takes a free one.
+    `relay`: sites reach each other through it.
     """
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0, secret: str = "") -> None:
-        refuse_open(host, secret)
-        self.host, self._epoch = host, secrets.token_hex(8)
+    def __init__(
+        self, host: str = "127.0.0.1", port: int = 0, secret: str | Path | Secret = "", *, relay: bool = False
+    ) -> None:
+        shared = Secret.of(secret)
+        refuse_open(host, shared)
+        self.host, self._epoch, self._relay = host, secrets.token_hex(8), relay
+        self._rooms: dict[str, Room] = {}  # by prefix
         self._gatherings: OrderedDict[str, Gathering] = OrderedDict()
         self._answers: dict[tuple[str, str], asyncio.Future[Answer]] = {}
         self._background = Background()
-        self._listener = Listener(key_of(secret), self._serve)
+        self._listener = Listener(shared, self._serve)
         try:
             self.port = self._background.run(self._listener.open(host, port), START.total_seconds())
         except OSError as error:
@@ -61,6 +72,8 @@ class Server:
         """Answer one question of a site."""
         try:
             question = read(await asyncio.wait_for(link.receive(BYTES), ASKED), "the question of a site")
+            if question.get("ask") == "relay":
+                return await self._passed_on(question, link)
             answer = await self._answered(question, link)
         except BadRecord as error:
             logger.warning("the rendezvous refuses a question of %s: %s", link.peer, error)
@@ -75,11 +88,11 @@ class Server:
         """Return the answer; None where the site has left before there was one."""
         wish = field(question, "ask", str, "the question of a site")
         if wish == "look":
-            return {"kind": "here"}
+            return {"kind": "here", "relay": self._relay}
         prefix = field(question, "prefix", str, "the question of a site")
         gathering = self._gathering(prefix)
         if wish == "meet":
-            arrival = Arrival.of(question, self._epoch, asyncio.get_running_loop().time())
+            arrival = Arrival.of(question, self._epoch, asyncio.get_running_loop().time(), relay=self._relay)
             return await self._met(prefix, gathering, arrival, link)
         if wish == "end":
             meeting, number = (field(question, key, int, "the end of a training") for key in ("meeting", "round"))
@@ -87,10 +100,29 @@ class Server:
                 gathering.end(meeting, number)
             self._review(prefix, gathering)
             return {"kind": "here"}
-        raise BadRecord(f"a site asks to look, meet or end; got {wish[:20]!r}")
+        raise BadRecord(f"a site asks to look, meet, relay or end; got {wish[:20]!r}")
+
+    async def _passed_on(self, question: dict[str, Any], link: Link) -> None:
+        """Pass on what a site of the last meeting sends to the others, until one of them leaves."""
+        what = "the question of a site"
+        token, site, prefix = (field(question, key, str, what) for key in ("token", "id", "prefix"))
+        seconds = min(field(question, "phase", float, what), LONGEST)
+        gathering = self._gatherings.get(prefix)
+        if not self._relay or gathering is None or token != gathering.token or site not in gathering.members:
+            raise BadRecord(f"site {site[:20]} asks for the relay, and is not in a last meeting")
+        room = self._rooms.get(prefix)
+        if room is None or room.token != token:
+            if room is not None:
+                room.end()
+            room = self._rooms[prefix] = Room(token, gathering.members)
+        try:
+            await room.serve(site, link, seconds)
+        finally:
+            if room.ended and self._rooms.get(prefix) is room:
+                del self._rooms[prefix]
 
     def _gathering(self, prefix: str) -> Gathering:
-        found = self._gatherings.setdefault(prefix, Gathering())
+        found = self._gatherings.setdefault(prefix, Gathering(self._relay))
         self._gatherings.move_to_end(prefix)
         idle = (name for name, each in self._gatherings.items() if not each.waiting and name != prefix)
         for name in list(idle)[: max(0, len(self._gatherings) - TRAININGS)]:
@@ -135,11 +167,9 @@ async def _dropped(task: asyncio.Future[bytes]) -> None:
         await task
 
 
-def refuse_open(host: str, secret: str) -> None:
-    """Raise ValueError for a secret that can be guessed, and without one for an address that strangers may reach."""
-    if secret and len(secret) < LEAST:
-        raise ValueError(f"a secret has at least {LEAST} characters, so that nobody guesses it; got {len(secret)}")
-    if secret:
+def refuse_open(host: str, secret: Secret) -> None:
+    """Raise ValueError for an address that strangers may reach, without a secret."""
+    if secret.text:
         return
     try:
         found = {each[4][0] for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
@@ -159,6 +189,6 @@ def _is_near(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     return not plain.is_unspecified and bool(plain.is_loopback or plain.is_private or plain.is_link_local)
 
 
-def keep(port: int = 0, host: str = "127.0.0.1", secret: str = "") -> Server:
+def keep(port: int = 0, host: str = "127.0.0.1", secret: str | Path | Secret = "", *, relay: bool = False) -> Server:
     """Return a place where sites meet, as long as this process keeps it. Raises RuntimeError where the port is taken."""
-    return Server(host, port, secret)
+    return Server(host, port, secret, relay=relay)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 
 import torch
@@ -58,8 +58,18 @@ class Meeting(Transport):
         rows = self._started(AllGather(row)).wait(self.timeout)
         return [bytes(each.tolist()).rstrip(b"\0") for each in rows]
 
-    def copy_from(self, source: int, tensors: Sequence[Tensor]) -> None:
-        """Take over the tensors of rank `source`, in place."""
+    def copy_from(
+        self,
+        source: int,
+        tensors: Sequence[Tensor],
+        takers: Collection[int] | None = None,
+        moved: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take over the tensors of rank `source`, in place. All ranks call it.
+
+        `takers`: the ranks that need them, by default all others, which have the same bits already if they are left out.
+        `moved`: is called where a part has arrived.
+        """
         raise NotImplementedError
 
 
@@ -72,9 +82,16 @@ class GroupMeeting(Meeting):
     def _started(self, request: Request) -> Reply:
         return started(request, self.group)
 
-    def copy_from(self, source: int, tensors: Sequence[Tensor]) -> None:
+    def copy_from(
+        self,
+        source: int,
+        tensors: Sequence[Tensor],
+        takers: Collection[int] | None = None,
+        moved: Callable[[], None] = lambda: None,
+    ) -> None:
         """Take over the tensors of rank `source`, in place."""
         broadcast(tensors, source, self.group, what="the model")
+        moved()
 
 
 class FixedSites:

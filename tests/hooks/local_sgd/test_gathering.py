@@ -38,6 +38,17 @@ def test_more_sites_with_the_model_than_were_in_the_last_meeting_wait_no_longer_
     assert {answer["kind"] for answer in answers.values()} <= {"record"}
 
 
+def test_a_newcomer_is_behind_the_others_and_dials_them_whoever_asked_first():
+    gathering = begun("abc")
+    for site in "dcab":
+        arrive(gathering, site, 50.0, met=int(site != "d"), claim=Claim(gathering.training, 2) if site != "d" else None)
+    answers = gathering.review(50.0)
+    assert [site["id"] for site in answers["d"]["sites"]] == ["a", "b", "c", "d"]
+    for site in "ad":  # b and c fail, and come again
+        arrive(gathering, site, 60.0, met=2, claim=Claim(gathering.training, 3))
+    assert [site["id"] for site in gathering.review(60.0 + PHASE)["a"]["sites"]] == ["a", "d"]
+
+
 @pytest.mark.parametrize("claim", [Claim("", NEW), Claim("3" * 16, 9)])
 def test_sites_without_the_model_wait_for_all_sites_of_a_training_whose_others_are_gone(claim):
     gathering = begun("b")

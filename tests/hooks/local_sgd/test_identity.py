@@ -1,6 +1,5 @@
 """A training has an identity: states keep it, other trainings are refused, and what is taken over is checked."""
 
-import itertools
 import warnings
 
 import pytest
@@ -8,26 +7,10 @@ import torch
 
 from gradwire import LocalSteps
 
-from .sites import Net, Town, descend, together
+from .sites import Net, descend, together
 from .test_local_steps import assert_same
 
 OPTIONS = {"every": 2, "fragments": 1, "overlap": False, "outer": "sgd:lr=1,momentum=0", "compressor": "none"}
-
-
-@pytest.fixture(scope="module")
-def town():
-    return Town()
-
-
-@pytest.fixture
-def places(town, request):
-    """Makes the rendezvous of a site: in a training of this test's own."""
-    numbers = itertools.count()
-
-    def made(sites, **options):
-        return town.meeting_place(sites, f"site {next(numbers)}", **{"prefix": request.node.name, **options})
-
-    return made
 
 
 def built(site, at, seed=0):

@@ -1,5 +1,4 @@
 import io
-import itertools
 import logging
 import signal
 import threading
@@ -12,26 +11,9 @@ import torch
 from gradwire import LocalSteps
 from gradwire.hooks.local_sgd import server
 
-from .sites import BUSY, LIMIT, Net, Town, descend, together
+from .sites import BUSY, LIMIT, Net, descend, together
 
 PLAIN = {"outer": "sgd:lr=1,momentum=0", "compressor": "none"}
-
-
-@pytest.fixture(scope="module")
-def town():
-    return Town()
-
-
-@pytest.fixture
-def places(town, request):
-    """Makes the rendezvous of a site: in a training of this test's own."""
-    numbers = itertools.count()
-
-    def made(sites, name=None, **options):
-        options.setdefault("prefix", request.node.name)
-        return town.meeting_place(sites, name or f"site {next(numbers)}", **options)
-
-    return made
 
 
 def trained(site, at, steps=16, seed=None, dtype=torch.float32, finish=True, **options):
@@ -274,6 +256,38 @@ def test_buffers_of_64_bits_are_averaged_in_64_bits(places):
     began = first.seen[0].item() - 1.5  # of the site that came first
     assert began in (1e9, 1e9 + 1)
     assert first.seen[1].item() == pytest.approx(1e-9 * (2 if began > 1e9 else 1), rel=1e-12)
+
+
+def test_changes_and_buffers_are_averaged_by_the_weights_of_their_sites(places):
+    weights = (1.0, 3.0)
+
+    def run(site):
+        model = Net(0, torch.float64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        options = {"every": 1, "fragments": 1, "overlap": False, "weight": weights[site], **PLAIN}
+        local = LocalSteps(model, optimizer, at=made[site], **options)
+        descend(model, optimizer, site, 0)
+        local.close()
+        return model
+
+    made = [places(2), places(2)]
+    first, second = together(2, run)
+    assert_same([first, second])
+    alone = [Net(0, torch.float64) for _ in weights]
+    for site, model in enumerate(alone):
+        descend(model, torch.optim.SGD(model.parameters(), lr=0.1), site, 0)
+    for mine, *theirs in zip(numbers(first), *map(numbers, alone), strict=True):
+        average = sum(weight * each for weight, each in zip(weights, theirs, strict=True)) / 4
+        torch.testing.assert_close(mine, average, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("inf"), float("nan"), "2"])
+def test_a_weight_that_is_none_is_refused(places, weight):
+    model = Net(0)
+    with pytest.raises(
+        ValueError, match="the weight of a site is a finite number above 0, such as its batch size; got"
+    ):
+        LocalSteps(model, torch.optim.SGD(model.parameters(), lr=0.1), at=places(1), weight=weight)
 
 
 class Masked(Net):

@@ -31,6 +31,7 @@ def test_it_is_read_from_a_specification():
         ("average", Outer(1.0, 0.0, nesterov=False)),
         ("diloco", Outer(0.7, 0.9, nesterov=True)),
         ("muloco", Outer(0.7, 0.6, nesterov=True)),
+        ("slowmo", Outer(1.0, 0.5, nesterov=False)),
     ],
 )
 def test_a_preset_has_the_values_of_its_paper(preset, built):
@@ -47,7 +48,7 @@ def test_an_average_moves_the_anchor_to_the_mean_of_the_models():
     ("specification", "said"),
     [
         ("adam", "nesterov or sgd"),
-        ("sgd:rate=1", "average, diloco, muloco, or nesterov or sgd, with lr and momentum"),
+        ("sgd:rate=1", "average, diloco, muloco, slowmo, or nesterov or sgd, with lr and momentum"),
         ("sgd:lr=x", "is a number"),
         ("sgd:lr=0", "above 0"),
         (3, "nesterov or sgd"),

@@ -6,17 +6,12 @@ import pytest
 import torch
 
 from gradwire import LocalSteps
-from gradwire.hooks.local_sgd.outliers import as_norm, as_number, factors
+from gradwire.hooks.local_sgd.outliers import factors, shares
 
-from .sites import Net, Town, descend, together
+from .sites import Net, descend, together
 
 PLAIN = {"every": 2, "fragments": 1, "overlap": False, "outer": "sgd:lr=1,momentum=0", "compressor": "none"}
 SITES, STEPS, FAULTY = 4, 40, 3
-
-
-@pytest.fixture(scope="module")
-def town():
-    return Town()
 
 
 @pytest.mark.parametrize(
@@ -35,9 +30,16 @@ def test_a_norm_above_three_times_the_median_of_the_others_is_clipped_or_dropped
     assert factors(norms, "keep") == [1.0] * len(norms)
 
 
-@pytest.mark.parametrize("norm", [0.0, 1e-300, 3.5, 1e300, float("inf")])
-def test_a_norm_travels_as_a_whole_number(norm):
-    assert as_norm(int(torch.tensor([as_number(norm)])[0])) == norm
+@pytest.mark.parametrize("weights", [[1.0], [0.1] * 7, [1.0, 3.0], [5.0, 1e-3, 2.0]])
+def test_the_mean_of_what_sites_give_times_their_shares_is_their_average_by_weight(weights):
+    given = [float(place + 1) for place in range(len(weights))]
+    mean = sum(share * each for share, each in zip(shares(weights), given, strict=True)) / len(weights)
+    average = sum(weight * each for weight, each in zip(weights, given, strict=True)) / sum(weights)
+    assert mean == pytest.approx(average, rel=1e-12)
+
+
+def test_equal_weights_change_no_bit():
+    assert shares([0.1] * 3) == [1.0] * 3
 
 
 def test_another_choice_is_refused():

@@ -1,39 +1,30 @@
 """Where sites meet that come and go: addresses, trainings that have ended, and servers that start late or anew."""
 
-import itertools
 import socket
 import threading
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
 
 from gradwire import LocalSteps, Rendezvous
 from gradwire.hooks.local_sgd import rendezvous
+from gradwire.hooks.local_sgd.secret import Secret
 from gradwire.hooks.local_sgd.server import keep, refuse_open
 from gradwire.hooks.local_sgd.standing import Claim
 
-from .sites import LIMIT, Net, Town, descend, together
+from .sites import LIMIT, Net, descend, together
 
 SHORT = {"limit": timedelta(seconds=LIMIT), "start": timedelta(seconds=1)}
 OURS, THEIRS = "0" * 15 + "1", "3" + "f" * 15
 SECRET = "a secret of this test alone"
 
 
-@pytest.fixture(scope="module")
-def town():
-    return Town()
-
-
 @pytest.fixture
-def places(town, request):
-    """Makes the rendezvous of a site: in a training of this test's own."""
-    numbers = itertools.count()
-
-    def made(sites, **options):
-        return town.meeting_place(sites, f"site {next(numbers)}", **{"prefix": request.node.name, **SHORT, **options})
-
-    return made
+def places(places):
+    """The same, of sites that have little patience."""
+    return partial(places, **SHORT)
 
 
 def built(site, at):
@@ -299,7 +290,7 @@ def test_a_path_is_no_text_of_a_secret(monkeypatch, path):
         Rendezvous("127.0.0.1:29400", 1, secret=path)
     monkeypatch.setenv("GRADWIRE_SECRET", path)
     with pytest.raises(ValueError, match="--secret-file"):
-        rendezvous.secret_of(None)
+        Secret.of(None)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "8.8.8.8", "::", "100.64.0.1", "::ffff:8.8.8.8"])
@@ -340,4 +331,4 @@ def test_sites_with_different_limits_of_a_round_are_refused(places):
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "10.0.0.1", "192.168.1.1", "169.254.0.1", "::1", "fd00::1", "fe80::1"])
 def test_without_a_secret_a_private_address_is_allowed(host):
-    refuse_open(host, "")
+    refuse_open(host, Secret())

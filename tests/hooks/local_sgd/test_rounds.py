@@ -1,6 +1,5 @@
 """Rounds that fail at some sites and not at others: all sites have one model afterwards."""
 
-import itertools
 import subprocess
 import sys
 import time
@@ -16,24 +15,18 @@ from gradwire.hooks.local_sgd.fragment import fragments
 from gradwire.hooks.local_sgd.outer import outer
 from gradwire.hooks.local_sgd.rounds import Rounds
 
-from .sites import Town, together
+from .sites import together
 
 LONG = timedelta(minutes=2)
 ENDS = 120  # seconds in which a busy machine imports torch
 
 
-@pytest.fixture(scope="module")
-def town():
-    return Town()
-
-
 @pytest.fixture
-def rounds(town, request):
+def rounds(places):
     """Makes the rounds of a site: of a model whose two fragments are zero."""
-    numbers = itertools.count()
 
     def made(sites, decorate=None):
-        at = town.meeting_place(sites, f"site {next(numbers)}", prefix=request.node.name, limit=LONG, start=LONG)
+        at = places(sites, limit=LONG, start=LONG)
         at.join("alike")
         parts = fragments({name: torch.zeros(3) for name in "ab"}, 2)
         return Rounds(at, parts, torch.empty(0), outer("sgd:lr=1"), gradwire.compressor("none"), decorate)

@@ -35,11 +35,6 @@ def trained(rank, world_size, given, spec, address=None, steps=8):
     return [parameter.detach().clone() for parameter in model.parameters()], chosen
 
 
-@pytest.fixture(scope="module")
-def town():
-    return Town()
-
-
 @native
 @pytest.mark.parametrize("meets", [False, True])
 @pytest.mark.parametrize("spec", SPECS)

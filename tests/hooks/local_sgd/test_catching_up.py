@@ -1,0 +1,122 @@
+"""A site that lacks the others' model gets it, alone and in pieces: a slow line takes as long as it needs."""
+
+import asyncio
+import time
+from collections import Counter
+from concurrent.futures import TimeoutError as WaitTimeout
+from datetime import timedelta
+
+import pytest
+import torch
+
+import gradwire
+from gradwire import LocalSteps
+from gradwire.hooks.local_sgd import meeting
+from gradwire.hooks.local_sgd.fragment import fragments
+from gradwire.hooks.local_sgd.link import Link
+from gradwire.hooks.local_sgd.outer import outer
+from gradwire.hooks.local_sgd.rounds import Rounds
+
+from .sites import Net, together
+
+SIZE = 10_000  # parameters, and as many numbers of momentum, of 4 bytes each
+WHOLE = 8 * SIZE
+
+
+@pytest.fixture(params=["direct", "relay"])
+def made(request, town, places):
+    """Makes the rounds of sites, of which the last one has another model than the first."""
+    town.store._relay = request.param == "relay"
+
+    def of(count, **options):
+        found = []
+        for site in range(count):
+            at = places(count, **options)
+            at.join("alike")
+            parts = fragments({"a": torch.full((SIZE,), float(site == count - 1))}, 1)
+            found.append(Rounds(at, parts, torch.empty(0), outer("sgd:lr=1"), gradwire.compressor("none")))
+        return found
+
+    yield of
+    town.store._relay = False
+
+
+def catch_up(rounds, town):
+    """The first round, to which the last site comes last."""
+
+    def waiting():
+        found = town.store._gatherings.get(rounds[0].sites._prefix)
+        return 0 if found is None else len(found.waiting)
+
+    def run(site):
+        while site == len(rounds) - 1 and waiting() < site:
+            time.sleep(0.01)
+        return rounds[site]._until_done(None, None)
+
+    wrong = [each for each in together(len(rounds), run) if isinstance(each, Exception)]
+    assert not wrong
+    assert {float(value) for each in rounds for value in each.fragments[0].anchor.unique()} == {0.0}
+
+
+def test_the_model_goes_to_the_site_that_lacks_it_and_to_no_other(made, town, monkeypatch):
+    sent, send = Counter(), Link.send
+
+    async def counting(link, body):
+        sent[link.peer.startswith("the relay")] += len(body) if len(body) > SIZE else 0
+        await send(link, body)
+
+    monkeypatch.setattr(Link, "send", counting)
+    rounds = made(4)
+    catch_up(rounds, town)
+    assert rounds[3].moved == 2
+    assert WHOLE <= sent[False] < 1.01 * WHOLE
+    on_its_way_to_the_relay = sent[True]
+    assert WHOLE * town.store._relay <= on_its_way_to_the_relay <= 1.01 * WHOLE * town.store._relay
+
+
+def test_a_model_on_a_slow_line_may_take_longer_than_a_wait(made, town, monkeypatch):
+    limit, pieces = timedelta(seconds=4.5), 25
+    monkeypatch.setattr(meeting, "PIECE", WHOLE // pieces)
+    send, slow = Link.send, []
+
+    async def slowly(link, body):
+        if len(body) > WHOLE // pieces // 2:
+            slow.append(0.1)
+            await asyncio.sleep(slow[-1])
+        await send(link, body)
+
+    monkeypatch.setattr(Link, "send", slowly)
+    rounds = made(2, limit=limit)
+    catch_up(rounds, town)
+    assert sum(slow) > limit.total_seconds() / 3  # a wait's limit
+    assert sum(each.moved for each in rounds) >= pieces
+
+
+class Flight:
+    """A round that takes longer than patience lasts, while pieces of a model arrive."""
+
+    def __init__(self, rounds, waits):
+        self._rounds, self._waits = rounds, waits
+
+    def result(self, timeout):
+        if not self._waits:
+            raise WaitTimeout
+        self._rounds.moved += self._waits.pop()
+        raise WaitTimeout if self._waits else Landed
+
+
+class Landed(Exception):
+    """The round has ended."""
+
+
+def test_a_round_in_which_pieces_arrive_does_not_hang_and_one_in_which_none_do_does(places):
+    model = Net(0)
+    local = LocalSteps(model, torch.optim.SGD(model.parameters(), lr=0.1), at=places(1))
+    local._flight = Flight(local._rounds, [1, 1, 1])
+    with pytest.raises(Landed):
+        local._arrived()
+    local._flight = Flight(local._rounds, [0, 0])
+    with pytest.raises(RuntimeError, match=r"has not ended within .*: a site hangs"):
+        local._arrived()
+    local._flight = None
+    local.close()

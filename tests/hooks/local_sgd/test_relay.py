@@ -1,0 +1,200 @@
+"""Sites that only dial out: the rendezvous passes their payloads on, each of which leaves its sender once."""
+
+import json
+import struct
+from collections import Counter
+from datetime import timedelta
+
+import pytest
+import torch
+
+from gradwire import Rendezvous
+from gradwire.compress.protocol.requests import AllGather, AllReduce, AllToAll, ReduceScatter
+from gradwire.hooks.local_sgd import rendezvous
+from gradwire.hooks.local_sgd.background import Background
+from gradwire.hooks.local_sgd.link import Link, dial
+from gradwire.hooks.local_sgd.records import BadRecord
+from gradwire.hooks.local_sgd.relay import _read_address
+from gradwire.hooks.local_sgd.secret import Secret
+from gradwire.hooks.local_sgd.server import keep
+
+from .sites import BUSY, LIMIT, together
+from .test_local_steps import assert_same, trained
+
+HERE = "127.0.0.1"
+WAIT = timedelta(seconds=BUSY)
+
+
+@pytest.fixture
+def relay(monkeypatch):
+    """A rendezvous that relays, for sites at which nobody can listen."""
+    server = keep(relay=True)
+    monkeypatch.setattr(rendezvous, "Listener", None)
+    yield server
+    server.close()
+
+
+def site(server, count, name, **options):
+    options = {"limit": timedelta(seconds=LIMIT), "start": timedelta(seconds=20)} | options
+    return Rendezvous(f"{HERE}:{server.port}", count, name=name, **options)
+
+
+def met(server, count):
+    made = [site(server, count, f"site {place}") for place in range(count)]
+    for each in made:
+        each.join("alike")
+    return made, together(count, lambda place: made[place].meet())
+
+
+def test_sites_that_nobody_can_dial_train_as_those_that_reach_each_other(relay, places):
+    made = [site(relay, 2, f"site {place}") for place in range(2)]
+    through = together(2, lambda place: trained(place, made[place], seed=0, compressor="none"))
+    direct = places(2), places(2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rendezvous, "Listener", Listener)
+        expected = together(2, lambda place: trained(place, direct[place], seed=0, compressor="none"))
+    assert_same(model for model, _, _ in (*through, *expected))
+    assert not relay._rooms
+
+
+Listener = rendezvous.Listener
+
+
+@pytest.mark.parametrize("spec", ["int4", "powersgd:rank=1", "topk:ratio=0.2"])
+def test_three_sites_end_with_one_model_through_a_relay(relay, spec):
+    made = [site(relay, 3, f"site {place}") for place in range(3)]
+    results = together(3, lambda place: trained(place, made[place], compressor=spec))
+    assert_same(model for model, _, _ in results)
+    assert all(stats.sites == 3 for stats in results[0][2].history)
+
+
+def test_every_collective_through_a_relay_is_what_it_says(relay):
+    count = 3
+    _, meetings = met(relay, count)
+    rank = [meeting.ranks.rank for meeting in meetings]
+    given = [torch.arange(count * 2, dtype=torch.float32).view(count, 2) + 10 * place for place in rank]
+    ordered = [given[rank.index(place)] for place in range(count)]
+
+    def answers(place):
+        wait = lambda request: meetings[place].start(request, 0).wait(WAIT)  # noqa: E731
+        mine = given[place]
+        return [
+            wait(AllGather(mine)),
+            wait(AllReduce(mine, "sum")),
+            wait(AllToAll(mine)),
+            wait(ReduceScatter(mine, "sum")),
+        ]
+
+    for place, (gathered, reduced, exchanged, scattered) in enumerate(together(count, answers)):
+        assert torch.equal(gathered, torch.stack(ordered))
+        assert torch.equal(reduced, sum(ordered))
+        assert torch.equal(exchanged, torch.stack([each[rank[place]] for each in ordered]))
+        assert torch.equal(scattered, sum(ordered)[rank[place]])
+
+
+def test_an_all_gather_leaves_a_site_once_and_not_once_for_each_other(relay, places, monkeypatch):
+    sent, send = Counter(), Link.send
+
+    async def counting(link, body):
+        sent[link.peer] += len(body)
+        await send(link, body)
+
+    monkeypatch.setattr(Link, "send", counting)
+    count, payload = 4, torch.zeros(3 << 20, dtype=torch.uint8)
+
+    def bytes_sent(meetings, peers):
+        sent.clear()
+        gathered = together(count, lambda place: meetings[place].start(AllGather(payload), 0).wait(WAIT))
+        assert [tuple(each.shape) for each in gathered] == [(count, *payload.shape)] * count
+        return sum(size for peer, size in sent.items() if peer.startswith(peers)) / count / payload.numel()
+
+    _made, meetings = met(relay, count)
+    assert 1.0 < bytes_sent(meetings, "the relay") < 1.01
+    monkeypatch.setattr(rendezvous, "Listener", Listener)
+    direct = [places(count) for _ in range(count)]
+    for each in direct:
+        each.join("alike")
+    assert 3.0 < bytes_sent(together(count, lambda place: direct[place].meet()), "site") < 3.01
+
+
+def test_when_a_site_leaves_the_others_go_on_through_the_relay(relay):
+    made = [site(relay, 3, f"site {place}") for place in range(3)]
+
+    def run(place):
+        model, _, local = trained(place, made[place], steps=5 if place == 2 else 16, finish=place < 2)
+        if place == 2:
+            local.close()
+        return model, local
+
+    first, second, _ = together(3, run)
+    assert_same([first[0], second[0]])
+    assert [first[1].history[0].sites, first[1].history[-1].sites] == [3, 2]
+
+
+def test_a_relay_that_dies_is_named(relay, monkeypatch, caplog):
+    monkeypatch.setattr(rendezvous, "SEARCH", 0.5)
+    monkeypatch.setattr(rendezvous, "PAUSE", 0.1)
+    made, meetings = met(relay, 2)
+    relay.close()
+    for error in together(2, lambda place: meetings[place].tell([5])):
+        assert isinstance(error, RuntimeError)
+        assert f"the relay at {HERE}:{relay.port} closed the connection" in str(error)
+    for error in together(2, lambda place: made[place].meet()):
+        assert isinstance(error, RuntimeError)
+        assert f"no rendezvous answers at {HERE}:{relay.port}" in str(error)
+
+
+def test_a_site_that_does_not_come_to_the_relay_is_told_of(relay, monkeypatch):
+    made = [site(relay, 2, f"site {place}", limit=timedelta(seconds=1.5)) for place in range(2)]
+    for each in made:
+        each.join("alike")
+    monkeypatch.setattr(rendezvous, "ATTEMPTS", 1)
+    monkeypatch.setattr(made[1], "_connected", lambda record: None)
+    error, _ = together(2, lambda place: made[place].meet())
+    assert isinstance(error, RuntimeError)
+    assert "reach the rendezvous" in str(error)
+
+
+def asked(server, question):
+    """The answer to a question of somebody who knows the secret."""
+
+    async def ask():
+        mine = await dial(HERE, server.port, Secret(), "the relay")
+        await mine.send(json.dumps(question).encode())
+        try:
+            return json.loads(await mine.receive())
+        finally:
+            mine.close()
+
+    background = Background()
+    try:
+        return background.run(ask(), BUSY)
+    finally:
+        background.close()
+
+
+@pytest.mark.parametrize("change", [{"token": "guessed"}, {"id": "x"}, {"prefix": "other"}, {"phase": -1.0}])
+def test_the_relay_passes_on_nothing_of_a_site_that_is_not_in_the_meeting(relay, change):
+    made, meetings = met(relay, 2)
+    right = {"ask": "relay", "prefix": "training", "token": made[0]._token, "id": made[0]._id, "phase": 1.0}
+    assert asked(relay, {**right, **change})["error"] == "bad"
+    assert together(2, lambda place: meetings[place].tell([5])) == [[[5], [5]]] * 2
+    assert "has been in this meeting" in asked(relay, right)["message"]
+
+
+def test_a_server_that_relays_no_more_says_so():
+    server = keep()
+    at = site(server, 1, "site 0")
+    at._relayed = True  # as it was when the site asked first
+    at.join("alike")
+    with pytest.raises(RuntimeError, match="site 0 does not listen, and this rendezvous does not relay"):
+        at.meet()
+    server.close()
+
+
+@pytest.mark.parametrize(
+    "frame", [b"", b"\x00", struct.pack(">H", 3), struct.pack(">HH", 2, 1), struct.pack(">HH", 1, 3), b"\xff" * 50]
+)
+def test_a_frame_whose_destinations_cannot_be_is_refused(frame):
+    with pytest.raises(BadRecord, match="a frame for the relay names"):
+        _read_address(frame, 3)

@@ -1,0 +1,158 @@
+"""The secret of sites: what is refused, what a guess costs, and encryption by a private key with its certificate."""
+
+import hashlib
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from gradwire import Rendezvous
+from gradwire.hooks.local_sgd import link, rendezvous, secret
+from gradwire.hooks.local_sgd.background import Background
+from gradwire.hooks.local_sgd.link import MAGIC, LinkError, Listener, NotProven, dial
+from gradwire.hooks.local_sgd.secret import Secret
+from gradwire.hooks.local_sgd.server import keep
+
+from .sites import BUSY, LIMIT, together
+from .test_attacks import Recorder
+from .test_local_steps import assert_same, trained
+
+TEXT = "a secret of this test alone"
+HERE = "127.0.0.1"
+PAGE = Path(__file__).parents[3] / "docs" / "local-steps.md"
+
+
+@pytest.fixture
+def background():
+    made = Background()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """Two private keys with their certificates, made as the page says."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    page = PAGE.read_text("utf-8").replace("\\\n", " ")
+    command = re.search(r"^openssl req .*sites\.pem$", page, re.MULTILINE)[0]
+    assert shlex.split(command) == shlex.split(secret.MAKE)
+    folders = [tmp_path_factory.mktemp("pair") for _ in range(2)]
+    for folder in folders:
+        subprocess.run(shlex.split(command), cwd=folder, check=True, capture_output=True)
+    return [folder / "sites.pem" for folder in folders]
+
+
+def test_only_the_owner_reads_a_key_that_is_made(pairs):
+    assert pairs[0].stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a" * 40, "password" * 3, "0123456789abcdef", "abcdefghijklmnopqrst", "1234" * 5, "qwertyqwertyqwerty", "-_" * 10],
+)
+def test_a_secret_that_is_a_pattern_is_refused(text):
+    with pytest.raises(ValueError, match="not a repeated or consecutive text"):
+        Secret.of(text)
+
+
+@pytest.mark.parametrize(
+    "text", [TEXT, "Zx8_qLm2-Tr5vBn9", "correct horse battery staple", hashlib.sha256().hexdigest()]
+)
+def test_a_secret_that_is_none_is_taken(text):
+    assert Secret.of(text).text == text
+
+
+def test_a_guess_costs_32_mebibytes_and_a_site_pays_once():
+    oracle = (
+        "import hashlib, sys\nprint(hashlib.scrypt(sys.argv[1].encode(), salt=b'gradwire sites 2', n=32768, r=8, p=1, "
+    )
+    oracle += "maxmem=1 << 27, dklen=32).hex())"
+    done = subprocess.run([sys.executable, "-c", oracle, TEXT], capture_output=True, text=True, check=True)
+    assert Secret(TEXT).key.hex() == done.stdout.strip()
+    assert 128 * secret.COST["n"] * secret.COST["r"] == 32 << 20
+    assert Secret(TEXT).key is Secret(TEXT).key
+
+
+def test_a_private_key_is_given_as_a_file(pairs):
+    with pytest.raises(ValueError, match=r"is no private key: for a file give secret=pathlib\.Path"):
+        Secret.of(pairs[0].read_text())
+
+
+@pytest.mark.parametrize("text", [f"-----BEGIN {secret.PRIVATE}\n{TEXT}", None])
+def test_a_file_that_lacks_a_certificate_or_a_key_is_refused(tmp_path, pairs, text):
+    key = pairs[0].read_text().partition("-----BEGIN CERTIFICATE")[0]
+    file = tmp_path / "sites.pem"
+    file.write_text(text or key)
+    with pytest.raises(ValueError, match="holds no private key with its own certificate: make both by `openssl req"):
+        keep(secret=file)
+
+
+@pytest.mark.parametrize("relay", [False, True])
+def test_sites_with_a_certificate_train_and_nobody_on_the_way_reads_anything(pairs, relay):
+    server = keep(secret=pairs[0], relay=relay)
+    recorder = Recorder(server.port)
+    options = {
+        "limit": timedelta(seconds=LIMIT),
+        "start": timedelta(seconds=20),
+        "secret": pairs[0],
+        "prefix": "visible",
+    }
+    made = [Rendezvous(f"{HERE}:{recorder.port}", 2, name=f"site {place}", **options) for place in range(2)]
+    results = together(2, lambda place: trained(place, made[place]))
+    assert_same(model for model, _, _ in results)
+    said = [bytes(each) for each in recorder.said]
+    assert said
+    assert all(each[:1] == b"\x16" for each in said)  # a handshake of TLS
+    assert not any(words in each for each in said for words in (MAGIC, b"visible", b"site 0"))
+    recorder.close()
+    server.close()
+
+
+def test_without_a_certificate_the_same_can_be_read():
+    server = keep(secret=TEXT)
+    recorder = Recorder(server.port)
+    Rendezvous(f"{HERE}:{recorder.port}", 1, secret=TEXT, prefix="visible").close()
+    assert any(MAGIC in each and b"visible" in each for each in recorder.said)
+    recorder.close()
+    server.close()
+
+
+def test_sites_with_different_certificates_or_none_do_not_connect(pairs, monkeypatch, background):
+    monkeypatch.setattr(rendezvous, "SEARCH", 0.3)
+    monkeypatch.setattr(rendezvous, "PAUSE", 0.1)
+    first, second = map(Secret.of, pairs)
+    plain = Secret(first.text)  # the same key, without TLS
+    sealed, open_ = keep(secret=first), keep(secret=plain)
+    with pytest.raises(NotProven, match="has another certificate: give all sites the same file"):
+        background.run(dial(HERE, sealed.port, second, "it"), BUSY)
+    with pytest.raises(LinkError, match="may have a secret with a certificate"):
+        background.run(dial(HERE, sealed.port, plain, "it"), BUSY)
+    with pytest.raises(LinkError, match="or has a secret without a certificate"):
+        background.run(dial(HERE, open_.port, first, "it"), BUSY)
+    with pytest.raises(NotProven, match=r"has another secret|does not accept"):
+        background.run(dial(HERE, sealed.port, Secret("another text here", first.pair), "it"), BUSY)
+    for server in (sealed, open_):
+        server.close()
+
+
+def test_strangers_have_no_more_places_before_a_handshake_of_tls(pairs, background):
+    async def serve(other):
+        await other.receive()
+
+    shared = Secret.of(pairs[0])
+    listener = Listener(shared, serve)
+    port = background.run(listener.open(HERE, 0), BUSY)
+    strangers = [socket.create_connection((HERE, port), timeout=BUSY) for _ in range(3 * link.STRANGERS)]
+    member = background.run(dial(HERE, port, shared, "it"), BUSY)
+    assert len(listener._strangers) <= link.STRANGERS
+    for each in strangers:
+        each.close()
+    for close in (member.close, listener.close):
+        background._loop.call_soon_threadsafe(close)
