@@ -68,7 +68,7 @@ class DistributedDataParallel(TorchAttributes):
         module: the model to train, the same on all ranks.
         arguments: those of torch's class, in the same order and with the same defaults. `process_group` may be a list
             of groups that take buckets in turn.
-        compressor: the compressor of the gradients, such as "powersgd:rank=4".
+        compressor: the compressor of the gradients, such as "int4".
         timeout: limit of each wait for an average, on the CPU.
         transport: a function that wraps each transport, for example in an emulated link.
         optimizer: as for `gradwire.attach`.

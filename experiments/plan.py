@@ -51,7 +51,7 @@ class PlanConfig:
         if self.local_every < 0:
             raise ValueError(f"local_every is at least 1, or 0 for the gradients of every step; got {self.local_every}")
         if not self.compressors:
-            raise ValueError("compressors is empty: name at least one, such as none,bf16,powersgd:rank=4")
+            raise ValueError("compressors is empty: name at least one, such as none,bf16,int4")
         for spec in self.compressors:
             compressor(spec)
 

@@ -67,6 +67,8 @@ class CommHook:
         """Return the signature that torch checks when it registers a hook; that is when the model gets its handle."""
         if name != "__signature__":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        # torch hands a hook buckets alone: their parameters do not lead to names, group and other buckets of the model. Nor
+        # could a shared hook tell whose bucket it gets in one backward of two models. Who registers it is known here alone.
         frame = inspect.currentframe()
         while frame is not None and frame.f_code.co_name != "register_comm_hook":
             frame = frame.f_back

@@ -31,7 +31,7 @@ class BenchConfig(EmulationConfig):
     ddp: list[Literal["torch", "gradwire"]] = field(default_factory=lambda: ["gradwire"])
     """DistributedDataParallel to time; torch,gradwire compares the two"""
     compressors: list[str] = field(default_factory=lambda: ["none"])
-    """compressors to time, separated by commas, such as none,powersgd:rank=1"""
+    """compressors to time, separated by commas, such as none,int4"""
     bucket_mb: list[float] = field(default_factory=list)
     """DDP's bucket sizes in MiB; if not given, 1 for the first bucket and 25 for the others"""
     process_groups: list[int] = field(default_factory=lambda: [1])

@@ -52,7 +52,7 @@ COMMANDS: dict[str, Command] = {
         function=".compare:compare",
         examples=(
             "gradwire compare --steps 20",
-            "gradwire compare --link 100mbit,none --compressors none,bf16,powersgd:rank=4",
+            "gradwire compare --link 100mbit,none --compressors none,bf16,int4",
         ),
         common=("compressors", "model", "data", "link", "steps", "batch_size", "optimizer", "lr", "nproc", "out"),
         defaults=CONFIGS / "compare.yaml",

@@ -12,6 +12,7 @@ from ..network.link import links_of
 from ..network.ranks_config import RanksConfig
 from ..workloads.data import DataConfig
 from ..workloads.models import ModelConfig
+from ..workloads.optimizers import OptimizerName
 from ..workloads.order import BACKWARD, Order
 from ..workloads.sharding import TORCH, check_payloads
 from ..workloads.training import TrainingConfig
@@ -28,15 +29,15 @@ class CompareConfig(RanksConfig):
     data: DataConfig = field(default_factory=DataConfig)
     """data set to train on"""
     compressors: list[str] = field(default_factory=lambda: ["none", *ANSWERED])
-    """compressors to compare, separated by commas, such as none,powersgd:rank=1,topk:ratio=0.01"""
+    """compressors to compare, separated by commas, such as none,int4,topk:ratio=0.01"""
     steps: int = 100
     """number of batches per rank for each compressor"""
     sync_every: int = 1
     """number of batches whose gradients are accumulated for one optimizer step; only the last one communicates"""
     batch_size: int = 8
     """samples per rank and batch"""
-    optimizer: Literal["adamw", "sgd"] = "sgd"
-    """optimizer, the same for all compressors"""
+    optimizer: OptimizerName = "sgd"
+    """optimizer, the same for all compressors; muon is for the matrices of gpt's blocks, with adamw beside it"""
     lr: float = 0.1
     """learning rate"""
     momentum: float = 0.5
@@ -87,7 +88,7 @@ class CompareConfig(RanksConfig):
         if self.simulated and (self.ddp != "gradwire" or self.order != BACKWARD):
             raise ValueError("simulated ranks have no DistributedDataParallel: leave out ddp and order, or simulated")
         if not self.compressors:
-            raise ValueError("compressors is empty: name at least one, such as none,bf16,powersgd:rank=4")
+            raise ValueError("compressors is empty: name at least one, such as none,bf16,int4")
         if twice := sorted({spec for spec in self.compressors if self.compressors.count(spec) > 1}):
             raise ValueError(f"compressors names the same one twice: {', '.join(twice)}")
         for spec in self.compressors:

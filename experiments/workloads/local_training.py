@@ -7,9 +7,8 @@ from datetime import timedelta
 from functools import partial
 
 from torch import nn
-from torch.optim import Optimizer
 
-from ...compress import Traffic
+from ...compress import Optimizers, Traffic
 from ...ddp_core import Decorator
 from ...hooks.local_sgd.local_steps import LocalSteps
 from ...hooks.local_sgd.outer import outer
@@ -30,7 +29,7 @@ def check_local(every: int, specification: str, parallel: str, order: str) -> No
 
 
 class LocalTraining:
-    """Local steps that have not begun: their optimizer comes later."""
+    """Local steps that have not begun: their optimizers come later."""
 
     def __init__(
         self, spec: str, every: int, specification: str, timeout: timedelta, transport: Decorator | None
@@ -46,8 +45,8 @@ class LocalTraining:
             transport=transport,
         )
 
-    def begin(self, model: nn.Module, optimizer: Optimizer) -> Callable[[], None]:
-        """Have the optimizer's steps counted; what to call at the end, for all ranks to have the same model."""
+    def begin(self, model: nn.Module, optimizer: Optimizers) -> Callable[[], None]:
+        """Have the optimizers' steps counted; what to call at the end, for all ranks to have the same model."""
         self._local = self._made(model, optimizer)
         return self._local.synchronize
 

@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import math
+from typing import Literal, TypeAlias
 
-import torch
 from torch import nn
+from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from ...compress import WorkerMomentum, compressor, without_momentum
 from ...compress.algorithms.dgc import DGC
 from ...compress.protocol.compressor import inside
+from .muon import Muon
+
+OptimizerName: TypeAlias = Literal["adamw", "sgd", "muon"]
+BLOCKS = "blocks."  # in the names of parameters of a GPT's blocks
 
 
-def optimizer_for(model: nn.Module, spec: str, name: str, lr: float, momentum: float) -> torch.optim.Optimizer:
-    """`adamw`, or `sgd` with momentum; without its momentum where the compressor `spec` has that."""
-    optimizer: torch.optim.Optimizer
+def optimizers_for(model: nn.Module, spec: str, name: OptimizerName, lr: float, momentum: float) -> list[Optimizer]:
+    """Return the optimizers of a model; without their momentum where the compressor `spec` has that.
+
+    `muon` is for the matrices of a GPT's blocks, and AdamW beside it for all other parameters. `momentum` is sgd's.
+    """
+    optimizers: list[Optimizer]
     if name == "sgd":
-        optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
+        optimizers = [SGD(model.parameters(), lr=lr, momentum=momentum)]
+    elif name == "adamw":
+        optimizers = [AdamW(model.parameters(), lr=lr)]
     else:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+        named = [(BLOCKS in path and each.dim() == 2, each) for path, each in model.named_parameters()]
+        matrices, others = ([each for in_block, each in named if in_block == wanted] for wanted in (True, False))
+        optimizers = [Muon(matrices, lr), AdamW(others, lr=lr)]
     theirs = any(isinstance(each, WorkerMomentum | DGC) and each.momentum for each in inside(compressor(spec)))
-    return without_momentum(optimizer) if theirs else optimizer
+    return without_momentum(optimizers) if theirs else optimizers
 
 
-def schedule_for(optimizer: torch.optim.Optimizer, name: str, warmup: int, steps: int) -> LambdaLR:
+def schedule_for(optimizer: Optimizer, name: str, warmup: int, steps: int) -> LambdaLR:
     """The learning rate of so many steps: a linear warm-up, then `constant`, or `cosine` down to zero."""
 
     def factor(step: int) -> float:

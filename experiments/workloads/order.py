@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 from torch import nn
 from torch.optim import Optimizer
 
+from ...compress import Optimizers, optimizers_of
 from ...ddp_core import DistributedDataParallel
 from ...ddp_core.overlap.overlapped_optimizer import OverlappedOptimizer
 from ...hooks.overlap import overlap
 
 Order: TypeAlias = Literal["backward", "slices", "priority", "auto"]
 BACKWARD: Order = "backward"
+AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizers)
 
 
-def ordered(model: nn.Module, optimizer: Optimizer, order: Order, slice_mb: float | None = None) -> Optimizer:
-    """The optimizer of a model whose gradients go in an order.
+def ordered(model: nn.Module, optimizer: AnyOptimizer, order: Order, slice_mb: float | None = None) -> AnyOptimizer:
+    """The optimizer of a model whose gradients go in an order, or all of its optimizers.
 
     `backward`: buckets, all of which have arrived when backward ends. `slices`: the same with slices of `slice_mb` MiB on
     the wire. `priority`, `auto`: gradwire.overlap's. Raises ValueError for another order than backward's where the model is
@@ -27,13 +29,14 @@ def ordered(model: nn.Module, optimizer: Optimizer, order: Order, slice_mb: floa
     if not isinstance(model, DistributedDataParallel):
         raise ValueError(f"order {order} needs gradwire's DistributedDataParallel, got {type(model).__name__}")
     how = "synchronous" if order == "slices" else order
-    return overlap(model, optimizer, order=how, slice_mb=slice_mb)
+    return overlap(model, optimizer, order=how, slice_mb=slice_mb, per_parameter=True)
 
 
-def drain(optimizer: Optimizer) -> None:
+def drain(optimizer: Optimizers) -> None:
     """Wait for all updates that are under way."""
-    if isinstance(optimizer, OverlappedOptimizer):
-        optimizer.drain()
+    for each in optimizers_of(optimizer):
+        if isinstance(each, OverlappedOptimizer):
+            each.drain()
 
 
 def waited_seconds(optimizer: Optimizer) -> float:

@@ -16,7 +16,7 @@ from .data import Dataset
 from .evaluation import digest_of, evaluation_of, held_out_sums
 from .history import History
 from .memory import peak_memory, reset_peak_memory
-from .optimizers import optimizer_for, schedule_for
+from .optimizers import optimizers_for, schedule_for
 from .sample import Batch
 from .training import REPORT_EVERY, Report, TrainingConfig, initial_model, loss_of, steady
 
@@ -105,8 +105,8 @@ def _steps(
     report: Report,
 ) -> float:
     """Train; the seconds that a rank spent in its programs."""
-    optimizer = optimizer_for(model, spec, config.optimizer, config.lr, config.momentum)
-    schedule = schedule_for(optimizer, config.schedule, config.warmup, config.optimizer_steps)
+    optimizers = optimizers_for(model, spec, config.optimizer, config.lr, config.momentum)
+    schedules = [schedule_for(each, config.schedule, config.warmup, config.optimizer_steps) for each in optimizers]
     batches = [
         dataset.train_batches(config.batch_size, seed=config.seed, rank=rank, world_size=world_size)
         for rank in range(world_size)
@@ -119,9 +119,9 @@ def _steps(
             ranks.average()
             share = (time.process_time() - start) / world_size
             start = time.process_time()
-            optimizer.step()
-            optimizer.zero_grad()
-            schedule.step()
+            for each in (*optimizers, *schedules):
+                each.step()
+            model.zero_grad()
             seconds += share + time.process_time() - start
             averaging += share
         history.add(loss, seconds)

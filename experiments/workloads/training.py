@@ -32,7 +32,7 @@ from .history import History, Steps
 from .local_training import LocalTraining, check_local
 from .memory import peak_memory, reset_peak_memory
 from .models import ModelConfig, build_model
-from .optimizers import optimizer_for, schedule_for
+from .optimizers import OptimizerName, optimizers_for, schedule_for
 from .order import BACKWARD, Order, drain, ordered
 from .sharding import copy_whole, sharded, torchs_traffic, without_sync
 from .turns import Training
@@ -54,7 +54,7 @@ class TrainingConfig:
     """batches whose mean gradient makes an optimizer step; only the last of them communicates"""
     batch_size: int
     """samples a rank and step"""
-    optimizer: Literal["adamw", "sgd"]
+    optimizer: OptimizerName
     lr: float
     momentum: float
     """of sgd"""
@@ -90,6 +90,8 @@ class TrainingConfig:
                 raise ValueError(f"{name} is above 0, got {getattr(self, name)}")
         if not 1 <= self.sync_every <= self.steps:
             raise ValueError(f"sync_every is from 1 to steps, {self.steps}, got {self.sync_every}")
+        if self.optimizer == "muon" and self.model.name != "gpt":
+            raise ValueError(f"optimizer muon is for gpt, and the model is {self.model.name}: choose adamw or sgd")
         if self.order != BACKWARD and self.ddp == "torch":
             raise ValueError(f"order {self.order} needs gradwire's DistributedDataParallel: leave out --ddp torch")
         if self.local_every:
@@ -131,10 +133,10 @@ def train(
         reset_peak_memory(device)
     model = initial_model(config, dataset, device)
     wrapped, handle = _wrapped(model, spec, config, device, transport)
-    optimizer = _optimizer(wrapped, spec, config)
-    at_end = handle.begin(wrapped, optimizer) if isinstance(handle, LocalTraining) else (lambda: None)
+    optimizers = _optimizers(wrapped, spec, config)
+    at_end = handle.begin(wrapped, optimizers) if isinstance(handle, LocalTraining) else (lambda: None)
     turn_steps = config.turn_steps if turns else None
-    history = yield from _steps(wrapped, optimizer, config, dataset, group, device, report, at_end, turn_steps)
+    history = yield from _steps(wrapped, optimizers, config, dataset, group, device, report, at_end, turn_steps)
     if config.parallel == "fsdp":
         model = initial_model(config, dataset, device)
         copy_whole(wrapped, model)
@@ -184,15 +186,15 @@ def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
 
 
-def _optimizer(model: nn.Module, spec: str, config: TrainingConfig) -> Optimizer:
+def _optimizers(model: nn.Module, spec: str, config: TrainingConfig) -> list[Optimizer]:
     momentum_of = "none" if config.parallel == "fsdp" or config.local_every else spec
-    optimizer = optimizer_for(model, momentum_of, config.optimizer, config.lr, config.momentum)
-    return ordered(model, optimizer, config.order)
+    optimizers = optimizers_for(model, momentum_of, config.optimizer, config.lr, config.momentum)
+    return ordered(model, optimizers, config.order)
 
 
 def _steps(
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizers: list[Optimizer],
     config: TrainingConfig,
     dataset: Dataset,
     group: dist.ProcessGroup,
@@ -202,7 +204,7 @@ def _steps(
     turn_steps: int | None,
 ) -> Generator[None, None, History]:
     """Train, and pause after each turn with nothing under way."""
-    schedule = schedule_for(optimizer, config.schedule, config.warmup, config.optimizer_steps)
+    schedules = [schedule_for(each, config.schedule, config.warmup, config.optimizer_steps) for each in optimizers]
     batches = dataset.train_batches(config.batch_size, seed=config.seed, rank=group.rank(), world_size=group.size())
     history = History()
     for step in range(config.steps):
@@ -213,12 +215,13 @@ def _steps(
             loss = loss_of(model, inputs, targets)
             (loss / config.sync_every).backward()
         if synced:
-            optimizer.step()
-            optimizer.zero_grad()
-            schedule.step()
+            for stepping in (*optimizers, *schedules):
+                stepping.step()
+            for each in optimizers:
+                each.zero_grad()
         ends_turn = turn_steps is not None and (step + 1) % turn_steps == 0
         if ends_turn or step + 1 == config.steps:
-            drain(optimizer)
+            drain(optimizers)
         if step + 1 == config.steps:
             at_end()
         history.add(loss.item(), time.perf_counter() - start)

@@ -14,7 +14,7 @@ from .lightning_package import FabricDDPStrategy
 
 
 class GradwireFabricStrategy(FabricDDPStrategy):
-    """gradwire's DistributedDataParallel in Fabric: `Fabric(strategy=GradwireFabricStrategy("powersgd:rank=4"), ...)`.
+    """gradwire's DistributedDataParallel in Fabric: `Fabric(strategy=GradwireFabricStrategy("int4"), ...)`.
 
     `options`: those of Fabric's DDPStrategy, of torch's DistributedDataParallel, and `transport`. The handle of a model that
     `fabric.setup` returned is `gradwire.handle_of(model)`. To save its state, add

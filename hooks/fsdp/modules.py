@@ -40,6 +40,25 @@ class _Done(dist._Work):
         return True
 
 
+class OneBuffer:
+    """The reduce-scatter of one rank, in one buffer: torch copies what it gets to where the result goes, which is there."""
+
+    def __init__(self, torchs: Any) -> None:
+        self._torchs = torchs
+        self._result: Tensor | None = None
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return new memory for what is reduced, and then the same tensor for the result."""
+        result, self._result = self._result, None
+        if result is None or result.shape != torch.Size(size) or result.dtype != dtype:
+            self._result = result = torch.empty(*size, dtype=dtype, device=device)
+        return result
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """Reduce and scatter as torch does."""
+        return self._torchs(*arguments, **options)
+
+
 class OwnDivisor(float):
     """A divisor of gradients that gradwire has set, and not the user."""
 
@@ -197,6 +216,8 @@ class ShardedModule:
     def take_replicas(self, hook: Callable[[Tensor], None]) -> None:
         """Have a hook average over replicas in place of torch, for which this rank then is the only replica."""
         self.module.set_all_reduce_hook(hook)
+        if self.whole and self.device.type == "cpu":  # on CUDA both buffers belong to streams of their own
+            self.group._reduce_scatter_comm = OneBuffer(self.group._reduce_scatter_comm)
         self.group.mesh_info = copy.copy(self.group.mesh_info)
         self.group.mesh_info.replicate_process_group = OneRank()
 

@@ -176,7 +176,6 @@ def made_of_nccl(monkeypatch, limit):
     backend = SimpleNamespace(name=lambda: "nccl", options=SimpleNamespace(_timeout=limit))
     parent = SimpleNamespace(rank=lambda: 2, size=lambda: 4, _get_backend=lambda device: backend)
     types = SimpleNamespace(BackendType=dist.ProcessGroup.BackendType)
-    nccl = SimpleNamespace(side_effect=None)
 
     def process_group_nccl(store, rank, size, options):
         made.options = options

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from gradwire.experiments.cli import main
-from gradwire.experiments.workloads.optimizers import optimizer_for, schedule_for
+from gradwire.experiments.workloads.models import ModelConfig, build_model
+from gradwire.experiments.workloads.optimizers import optimizers_for, schedule_for
 
 
 def rates(name, warmup, steps):
@@ -35,8 +36,26 @@ def test_without_a_schedule_the_rate_is_the_same_from_the_first_step():
 @pytest.mark.parametrize(("spec", "kept"), [("topk", 0.9), ("topk:momentum=0.9", 0.0), ("dgc:momentum=0.9", 0.0)])
 def test_the_optimizer_has_no_momentum_where_the_workers_have(spec, kept):
     model = torch.nn.Linear(2, 2)
-    assert optimizer_for(model, spec, "sgd", 0.1, 0.9).param_groups[0]["momentum"] == kept
-    assert optimizer_for(model, spec, "adamw", 0.1, 0.9).param_groups[0]["betas"][0] == kept
+    (sgd,), (adamw,) = (optimizers_for(model, spec, name, 0.1, 0.9) for name in ("sgd", "adamw"))
+    assert sgd.param_groups[0]["momentum"] == kept
+    assert adamw.param_groups[0]["betas"][0] == kept
+
+
+@pytest.mark.parametrize(("spec", "kept"), [("int4", (0.95, 0.9)), ("topk:momentum=0.9", (0.0, 0.0))])
+def test_muon_has_the_matrices_of_blocks_and_adamw_all_other_parameters(spec, kept):
+    model = build_model(ModelConfig("gpt", width=8, layers=2, heads=1, context=4))
+    muon, adamw = optimizers_for(model, spec, "muon", 0.1, 0.9)
+    assert {each.shape for each in muon.param_groups[0]["params"]} == {(24, 8), (8, 8), (32, 8), (8, 32)}
+    assert len(muon.param_groups[0]["params"]) == 2 * 4
+    both = [*muon.param_groups[0]["params"], *adamw.param_groups[0]["params"]]
+    assert set(map(id, both)) == set(map(id, model.parameters()))
+    assert len(both) == len(list(model.parameters()))
+    assert (muon.param_groups[0]["momentum"], adamw.param_groups[0]["betas"][0]) == kept
+
+
+def test_muon_is_refused_for_a_model_without_blocks(capsys):
+    assert main(["compare", "--model=mlp", "--optimizer=muon"]) == 2
+    assert "the model is mlp" in capsys.readouterr().err
 
 
 def test_a_warm_up_ends_within_the_run(capsys):

@@ -19,7 +19,13 @@ MLP = {"model": ModelConfig("mlp", width=24), "data": DataConfig("digits"), "bat
 RESNET = {"model": ModelConfig("resnet18-cifar", width=8, layers=1), "data": DataConfig("patterns"), "batch_size": 4}
 SCHEDULED = {"schedule": "cosine", "warmup": 2, "momentum": 0.9, "lr": 0.05, "steps": 5}
 ACCUMULATED = {"optimizer": "adamw", "lr": 0.01, "steps": 4, "sync_every": 2, "bucket_mb": 0.01}
+GPT = {
+    "model": ModelConfig("gpt", width=16, layers=1, heads=1, context=16),
+    "data": DataConfig("text"),
+    "batch_size": 2,
+}
 CASES = {
+    "muon": (2, {**GPT, **SCHEDULED, "optimizer": "muon", "eval_batches": 2, "compressors": ["powersgd:rank=2"]}),
     "methods": (2, {**MLP, **SCHEDULED, "compressors": SPECS}),
     "accumulation": (3, {**MLP, **ACCUMULATED, "compressors": ["int4"]}),
 }
