@@ -11,7 +11,7 @@ HUGE = Layout(("w",), ((1 << 44,),), torch.float32, torch.device("cpu"))  # 70 T
 
 
 def test_a_state_that_does_not_fit_names_the_compressor_and_what_it_keeps():
-    with pytest.raises(torch.OutOfMemoryError, match=r"what topk keeps.* 4\.0 bytes per parameter.*residual_bits=8"):
+    with pytest.raises(torch.OutOfMemoryError, match=r"the state of topk.* 4\.0 bytes per parameter.*residual_bits=8"):
         BucketMemory(compressor("topk"), HUGE, 0)
 
 
