@@ -105,7 +105,7 @@ def _average_q(grad: Tensor, state: ACPPowerSGDState, residual: Residual | None)
 
 def _mean(factor: Tensor, grad: Tensor, state: ACPPowerSGDState, residual: Residual | None) -> Program[Tensor]:
     """The mean of a factor; what is sent whole rides along, and is put back."""
-    (mean, _), (whole, _) = yield from means(factor, taken_whole(grad, state.whole, residual))
+    (mean, _), (whole, _) = yield from means(factor, taken_whole(grad, state.whole, residual, factor.dtype))
     put_whole(whole, None, grad, state.whole, residual)
     return mean
 

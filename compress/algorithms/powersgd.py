@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ... import kernels
 from ...kernels import Factors, Matrix, Residual
-from ..protocol.layout import Layout, working_dtype
+from ..protocol.layout import Layout
 from ..protocol.registry import register
 from ..protocol.requests import AllReduce, Program
 from ..protocol.together import together
@@ -119,7 +119,7 @@ class PowerSGD:
             p = q.new_empty(factors.left_offsets[-1])
             if iteration == 0:
                 kernels.low_rank_left(grad, residual, factors, q, p)
-                whole = taken_whole(grad, state.whole, residual)
+                whole = taken_whole(grad, state.whole, residual, q.dtype)
                 (p, _), (mean, own) = yield from self._means(p, whole, state, state.rows[0])
                 put_whole(mean, None if own is mean else whole.sub_(own), grad, state.whole, residual)
             else:
@@ -187,11 +187,11 @@ def means(factor: Tensor, whole: Tensor) -> Program[Sequence[tuple[Tensor, Tenso
     return [(mean, mean) for mean in payload.split(sizes)]
 
 
-def taken_whole(grad: Tensor, places: tuple[Place, ...], residual: Residual | None) -> Tensor:
-    """Scattered parts of a bucket, with what is held back of them."""
+def taken_whole(grad: Tensor, places: tuple[Place, ...], residual: Residual | None, dtype: torch.dtype) -> Tensor:
+    """Scattered parts of a bucket, with what is held back of them, in the dtype of arithmetic."""
     if not places:
-        return grad.new_empty(0, dtype=working_dtype(grad.dtype))
-    values = torch.cat(pieces(grad, places)).to(working_dtype(grad.dtype))
+        return grad.new_empty(0, dtype=dtype)
+    values = torch.cat(pieces(grad, places)).to(dtype)
     return values if residual is None else values.add_(torch.cat(pieces(residual.before, places)))
 
 

@@ -123,7 +123,7 @@ class CompressedAverager:
             memory.end_step()  # the one before
             if memory.step % EVERY == 0:
                 self._diverges.check(memory.live)
-            self.totals.count(self.step)
+            self.totals.count(self.step.programs, self.step)
             self.step = step
             memory.step += 1
             step.number, memory.committed = memory.step, False
@@ -304,7 +304,7 @@ class CompressedAverager:
 
     def _forget(self) -> None:
         """Forget the plans of all buckets, and a step that is under way."""
-        self.totals.count(self.step)
+        self.totals.count(self.step.programs, self.step)
         self.step = Step()
         self._plans, self._known = {}, object()
         self.engines.agreement.due = True

@@ -99,7 +99,7 @@ class ShardAverager:
         return engine.submit(task, on_wait=True)
 
     def _note(self, stats: BucketStats, training: bool) -> None:
-        self._recorded().programs.append(stats) if training else self.totals.add([stats])
+        self._recorded().programs.append(stats) if training else self.totals.count([stats])
 
     def _agree(self) -> None:
         """Compare with the other ranks how this one is set up."""
@@ -119,7 +119,7 @@ class ShardAverager:
     def _recorded(self) -> Step:
         """The step that is under way; what comes after the end of one belongs to the next."""
         if self._step.finished or not self._step.programs:
-            self.totals.count(self._step)
+            self.totals.count(self._step.programs, self._step)
             self._step = Step()
             self.totals.begin(self._step, self.memory.step)
         return self._step

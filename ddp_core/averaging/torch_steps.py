@@ -40,11 +40,14 @@ class TorchSteps:
         averager, index = self._averager, bucket.index()
         begins = averager.step.number == 0
         if not begins and averager.step is self._step:  # nobody else has begun it
-            begins = self._expected or (index <= self._last_index and not self._is_new(bucket))
+            begins = self._expected or (index <= self._last_index and not (self._announced and self._is_new(bucket)))
         if begins:
-            self._begin(Step())
+            self._in_first_step = self._in_first_step if self._step is None else None
+            averager.begin_step(Step())
+            if self._announced:
+                self._note_end(averager.step)
         self._step, self._last_index, self._expected = averager.step, index, False
-        if self._in_first_step is not None:
+        if self._announced and self._in_first_step is not None:
             self._in_first_step.update(map(id, bucket.parameters()))
         average = averager.average_for_hook(bucket)
         if not self._announced:
@@ -54,14 +57,11 @@ class TorchSteps:
     def _is_new(self, bucket: dist.GradBucket) -> bool:
         """Return True for another bucket of the first step of a static graph, which has all its buckets at index 0."""
         first = self._in_first_step
-        return self._announced and first is not None and id(bucket.parameters()[0]) not in first
+        return first is not None and id(bucket.parameters()[0]) not in first
 
-    def _begin(self, step: Step) -> None:
-        """Begin a step. Where no index shows which bucket is its last one, the end of backward does."""
-        if self._averager.steps_begun:
-            self._in_first_step = None
-        self._averager.begin_step(step)
-        if self._announced and torch._C._current_graph_task_id() == -1:
+    def _note_end(self, step: Step) -> None:
+        """Where no index shows which bucket is the last one, the end of backward does."""
+        if torch._C._current_graph_task_id() == -1:
             step.sent = True
-        elif self._announced:
+        else:
             Variable._execution_engine.queue_callback(partial(setattr, step, "sent", True))

@@ -56,14 +56,10 @@ class Totals:
         for watcher in tuple(self.watchers):
             watcher.step_ended(ended)
 
-    def count(self, step: Step) -> None:
-        """A step that has sent anything counts; what it has cost is what it has until another one is counted."""
-        if step.programs:
+    def count(self, programs: Iterable[BucketStats], step: Step | None = None) -> None:
+        """Count programs, which belong to a step or to none; their cost may still be noted."""
+        if step is not None and programs:
             self.recent.append(step)
-            self.add(step.programs)
-
-    def add(self, programs: Iterable[BucketStats]) -> None:
-        """Count programs that belong to no step; their cost may still be noted."""
         if len(self._earlier) > MANY:  # not at every step; nor all records of a training when somebody asks
             self._total, self._earlier = total(self._earlier[:-LATEST], self._total), self._earlier[-LATEST:]
         self._earlier += programs

@@ -91,7 +91,7 @@ class PendingUpdate:
 
     def _hand_out(self, average: Tensor | None) -> bool:
         """Gradients are where they were, averaged; those that will be cleared are only lent by the bucket."""
-        used = self.backward.used_by_any()
+        used = self.backward.used_by_any and self.backward.used_by_any()
         if (
             average is not None
             and used is None

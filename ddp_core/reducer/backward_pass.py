@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
 
 from ..buckets.slices import Sendable
 from ..measure.step import Step
@@ -38,7 +37,7 @@ class Backward:
     asks: bool  # ranks tell each other which parameters they used
     skips: bool  # what no rank used is not sent
     leaves_out: bool  # that, or zeros stand for old gradients of what no rank used
-    static_usage: Sequence[int] | None  # as `used_by_any`, in a static graph that is known
+    used_by_any: Callable[[], Sequence[int]] | None  # by index, not 0 for those; None where nobody asks, or not yet
     step: Step = field(default_factory=Step)  # the record of it
     order: list[int] = field(default_factory=list)
     undefined: set[int] = field(default_factory=set)  # parameters whose hook fired with no gradient
@@ -61,14 +60,11 @@ class Backward:
         """Keep for the next iteration why averages did not come."""
         self.broken = str(error) or type(error).__name__
 
-    def used_by_any(self) -> Sequence[int] | None:
-        """By index, not 0 for the parameters that any rank used; None where it is not asked, or not asked yet."""
-        return self.static_usage if self.usage is None else self.usage.by_any()
-
     def needs(self, bucket: Sendable) -> bool:
         """Return True if a bucket is sent; parts of it that no rank used are taken out (section 6.2.2)."""
-        if (used := self.used_by_any()) is None:
+        if self.used_by_any is None:
             return True
+        used = self.used_by_any()
         absent = [index for index in bucket.members if not used[index]]
         if self.skips and len(absent) == len(bucket.members):
             return False
@@ -85,13 +81,3 @@ class Backward:
         self.missing = [1] * len(counted)
         self.order = list(dict.fromkeys(reversed(self.order)))[::-1]
         return counted
-
-
-class DeferredDelivery(Protocol):
-    """A receiver of averages that waits for them, and hands them out, after backward has returned."""
-
-    def takes(self, backward: Backward) -> bool:
-        """Return True if it does so for this backward."""
-
-    def hold(self, backward: Backward) -> None:
-        """Take responsibility for a backward whose buckets have all been sent."""

@@ -23,7 +23,7 @@ from ..measure.step import Step
 from ..measure.timeline import Timeline
 from . import messages
 from .autograd import arriving, gradient_node
-from .backward_pass import Backward, DeferredDelivery, Rules
+from .backward_pass import Backward, Rules
 from .other_wrappers import Bypass, living, shared
 from .parameter_hooks import ParameterHooks
 from .unused_parameters import Usage
@@ -53,7 +53,7 @@ class Reducer:
         self.averager, self.group = averager, group
         self.rules, self._timeout = rules, timeout
         self._firings: list[int] | None = None  # of each parameter's hook in a step; None until a static graph is known
-        self._static_usage: Sequence[int] | None = None  # by index, not 0 for parameters that any rank uses in it
+        self._static_usage: Callable[[], Sequence[int]] | None = None  # see `Backward.used_by_any`; of its first step
         self._backward: Backward | None = None
         self._used = bytearray(len(parameters))  # on this rank, since the last synchronization
         self._over = False  # the averages are there, and no forward has begun since
@@ -69,7 +69,7 @@ class Reducer:
         self.before_sending: Callable[[Sendable], None] | None = None
         self.at_end: list[Callable[[], None]] = []
         self.optimizers: list[Callable[[], None]] = []  # their steps, at the end of backward
-        self.deferred: DeferredDelivery | None = None  # who hands averages out after the end of backward
+        self.deferred: Any = None  # an Overlap: it takes backwards, whose averages it hands out after their end
         self.timeline = Timeline(names)
         self.assignment = assignment
         self.anchor = torch.zeros((), requires_grad=True, device="cpu")
@@ -120,7 +120,7 @@ class Reducer:
             asks=self.rules.dynamic or (self.rules.static_graph and self._static_usage is None),
             skips=self.rules.skip_all_reduce_unused_params,
             leaves_out=self.leaves_out,
-            static_usage=self._static_usage,
+            used_by_any=self._static_usage,
             step=step,
         )
 
@@ -162,7 +162,7 @@ class Reducer:
                 if not comes[index]:
                     self._pass_over(backward, index)
             if backward.leaves_out:
-                backward.usage = self._ask([a or b for a, b in zip(comes, self._used, strict=True)])
+                self._ask(backward, [a or b for a, b in zip(comes, self._used, strict=True)])
             else:
                 self._launch(backward)
 
@@ -256,7 +256,7 @@ class Reducer:
             self._send(backward, bucket)
             if backward.launched == len(sending):
                 if backward.usage is None and backward.asks:
-                    backward.usage = self._ask(self._used)
+                    self._ask(backward, self._used)
                 backward.step.last_launch = time.perf_counter()
                 if not backward.ending:
                     Variable._execution_engine.queue_callback(self._finish)
@@ -270,9 +270,7 @@ class Reducer:
         else:
             if create_graph := torch.is_grad_enabled():
                 self._warn("create_graph", messages.CREATE_GRAPH)
-            used: Sequence[int] = self._used
-            if backward.usage is not None or backward.static_usage is not None:
-                used = backward.used_by_any() or used
+            used = (backward.used_by_any and backward.used_by_any()) or self._used
             try:
                 undifferentiated(bucket.fill, used) if create_graph else bucket.fill(used)
             except RuntimeError as error:
@@ -293,8 +291,10 @@ class Reducer:
         if came := set(absent).intersection(backward.order) - backward.undefined:
             raise self._failure(messages.removed(self.names_of(sorted(came))))
 
-    def _ask(self, used: Sequence[int]) -> Usage:
-        return Usage(used, self.group, self.device, self._timeout)
+    def _ask(self, backward: Backward, used: Sequence[int]) -> None:
+        """Have the ranks tell each other which parameters they used."""
+        backward.usage = Usage(used, self.group, self.device, self._timeout)
+        backward.used_by_any = backward.usage.by_any
 
     @torch._disable_dynamo
     def _flush(self) -> None:
@@ -344,7 +344,7 @@ class Reducer:
             for bucket in self.assignment.buckets:
                 if (average := self.average_of(bucket, backward)) is not None:
                     average = average if self.share == 1.0 else average.div_(self.share)
-                    bucket.deliver(average, backward.used_by_any())
+                    bucket.deliver(average, backward.used_by_any and backward.used_by_any())
 
     def average_of(self, bucket: GradBucket, backward: Backward) -> Tensor | None:
         """Wait for a bucket's average; None where it was not sent."""
@@ -367,7 +367,7 @@ class Reducer:
                 self._reached_others = True
         self.usage = backward.usage
         if self.rules.static_graph:
-            self._static_usage = backward.used_by_any()
+            self._static_usage = backward.used_by_any
         self._used = bytearray(len(self.parameters))
         self.finished += 1
 

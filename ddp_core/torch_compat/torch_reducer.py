@@ -65,11 +65,11 @@ class TorchReducer(Reducer):
     def _send_nothing(self, backward: Backward) -> None:
         nothing = bytearray(len(self.parameters))
         if self.rules.dynamic and backward.leaves_out:
-            backward.usage = self._ask(nothing)
+            self._ask(backward, nothing)
         for bucket in self.assignment.sending:
             self._send(backward, bucket, zeros=True)
         if backward.usage is None and backward.asks:
-            backward.usage = self._ask(nothing)
+            self._ask(backward, nothing)
 
     def _failure(self, text: str) -> RuntimeError:
         if self.logger is not None:

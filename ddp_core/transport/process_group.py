@@ -19,41 +19,35 @@ from ...compress.protocol.requests import AllGather, AllReduce, AllToAll, Reduce
 from ...kernels import temporary
 from .agreement import CHECK_EVERY, Check, nothing
 from .backends import end_when_idle, future_of, orders_streams, polled
-from .direct import GLOO, PINNED, Collectives, best_ways
-from .direct.exchange import Exchange, is_large
+from .direct import GLOO, PINNED, Collectives, Direct, best_ways
 from .private_group import meeting_place, new_name, private_group
 from .protocol import Reply, Transport
 
 EVERYONE: tuple[Scope, ...] = ("all",)
+LARGE = 10**6  # bytes of all ranks' rows together: worth connections of their own; less Gloo does while a thread wakes
 
 
+@dataclass(eq=False)
 class GroupPending(Reply):
     """A collective of a process group, and the tensor that will hold its result.
 
-    `check`: what a wait that takes long does now and then; it may raise. `by_streams`: it is ordered among streams, as with
-    NCCL, and whoever is told that it is there is told on a stream behind it. `timed`: see `takes_time_limits`.
+    `work`: None once it was waited for or given up, and on a rank that is not a member of the group. `check`: what a wait
+    that takes long does now and then; it may raise. `by_streams`: it is ordered among streams, as with NCCL, and whoever is
+    told that it is there is told on a stream behind it. `timed`: see `takes_time_limits`.
     """
 
-    def __init__(
-        self,
-        work: dist.Work | None,
-        reply: Tensor,
-        *,
-        check: Check = nothing,
-        by_streams: bool = False,
-        timed: bool = True,
-    ) -> None:
-        if work is None:
-            raise RuntimeError("this rank is not a member of the process group that it reduces on")
-        self._work: dist.Work | None = work
-        self._reply, self._check, self._by_streams, self._timed = reply, check, by_streams, timed
+    work: dist.Work | None
+    reply: Tensor
+    check: Check = nothing
+    by_streams: bool = False
+    timed: bool = True
 
     def expect_late_wait(self, now: Callable[[], float]) -> None:
         """Have the process group's thread note when it is there, or a stream behind it; not with Gloo on CUDA."""
-        noted = self._work is not None and (self._by_streams or not self._reply.is_cuda)
-        future = future_of(self._work) if noted and self._work is not None else None
-        if future is not None:
-            future.add_done_callback(partial(self._arrives, now))
+        if self.work is not None and (self.by_streams or not self.reply.is_cuda):
+            future = future_of(self.work)
+            if future is not None:
+                future.add_done_callback(partial(self._arrives, now))
 
     def _arrives(self, now: Callable[[], float], _: torch.futures.Future[list[Tensor]]) -> None:
         """On a thread of the process group, which must not wait, or with the stream as the current one: note when."""
@@ -64,23 +58,23 @@ class GroupPending(Reply):
 
         The host waits in parts, and looks around between them; and where a connection was lost, for the reason.
         """
-        if (work := self._work) is None:
-            raise RuntimeError("it was given up")
-        if self._reply.is_cuda:
+        if (work := self.work) is None:
+            raise RuntimeError("it was given up, or this rank is not a member of the process group that it reduces on")
+        if self.reply.is_cuda:
             work.wait()
-        deadline, waits = time.monotonic() + timeout.total_seconds(), not self._reply.is_cuda
+        deadline, waits = time.monotonic() + timeout.total_seconds(), not self.reply.is_cuda
         while waits:
             began = time.monotonic()
             part = max(min(deadline - began, CHECK_EVERY.total_seconds()), 0.001)
             try:
-                if self._timed:
+                if self.timed:
                     work.wait(timedelta(seconds=part))
                 else:
                     polled(work, part)
                 waits = False
             except RuntimeError as error:
                 failed = time.monotonic() - began < part / 2
-                self._check()
+                self.check()
                 if failed:
                     raise
                 if time.monotonic() >= deadline:
@@ -88,14 +82,14 @@ class GroupPending(Reply):
                         f"it did not come within {timeout}: a rank hangs, or has died. {error}"
                     ) from error
                 if work.is_completed():  # while this one looked
-                    _ = work.wait(CHECK_EVERY) if self._timed else work.wait()
+                    _ = work.wait(CHECK_EVERY) if self.timed else work.wait()
                     waits = False
-        self._work = None  # whoever keeps this, as a traceback may, keeps no connection open
-        return self._reply
+        self.work = None  # whoever keeps this, as a traceback may, keeps no connection open
+        return self.reply
 
     def abandon(self) -> None:
         """Let go of the work, and so of its connection."""
-        self._work = None
+        self.work = None
 
 
 @dataclass(frozen=True)
@@ -168,6 +162,9 @@ class ProcessGroup(Transport):
 
     def _direct(self, request: Request, channel: int, group: dist.ProcessGroup) -> Reply | None:
         """Start a large request on connections of its own. Return None if the request goes over the group."""
+        rows_differ, rows = (bool(request.sizes), group.size()) if isinstance(request, AllGather) else (False, 1)
+        if rows_differ or request.tensor.nbytes * rows < LARGE:
+            return None
         key = channel, request.scope
         if key not in self._exchanges:
             self._exchanges[key] = self._exchange(f"{self._name(*key)}/direct", group)
@@ -198,7 +195,7 @@ class ProcessGroup(Transport):
                 )
             group = self._groups[channel, request.scope] = self._private(channel, request.scope)
         direct = None
-        if self._device.type == "cpu" and is_large(request, group.size()):
+        if isinstance(request, AllGather | AllToAll) and self._device.type == "cpu" and group.size() > 1:
             direct = self._direct(request, channel, group)
         return direct or started(request, group, self.check, by_streams=self._by_streams)
 
@@ -224,6 +221,32 @@ class ProcessGroup(Transport):
         self._names, self._groups, self._exchanges = [], {}, {}
         for exchange in filter(None, exchanges):
             exchange.close()
+
+
+class Exchange:
+    """Large all-to-alls and all-gathers on the CPU, straight from rank to rank, among `size` ranks; `direct` does them.
+
+    Bits and bytes are those of Gloo's collectives. Its all-to-all begins to send before it is ready to receive, so that a
+    link carries one direction after the other; here both go at once. Its all-gathers pass blocks on from rank to rank.
+    """
+
+    def __init__(self, direct: Collectives, size: int) -> None:
+        self._direct, self._size = direct, size
+        self.close = direct.close  # breaks the connections, once what is under way has ended
+
+    def start(self, request: Request) -> tuple[dist.Work, Tensor] | None:
+        """Begin a large request, and what it writes to; None where Gloo is to carry it."""
+        tensor = request.tensor.contiguous()
+        if isinstance(request, AllToAll):
+            reply = temporary(*tensor.shape, dtype=tensor.dtype, device=tensor.device)
+            return Direct(self._direct.all_to_all("swap", self._rows(reply), self._rows(tensor)), [reply]), reply
+        if "gather" not in self._direct.ways():
+            return None
+        reply = temporary(self._size, *tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        return Direct(self._direct.all_gather("gather", self._rows(reply), tensor), [reply]), reply
+
+    def _rows(self, tensor: Tensor) -> list[Tensor]:
+        return list(tensor.view(self._size, -1).unbind())
 
 
 def filled(sizes: Sequence[int]) -> bool:

@@ -6,9 +6,9 @@ the same for any number of threads.
 """
 
 from ..dispatch import register_backend
-from . import bases, casting, finite, low_rank, marking, quantization, selection, signs
+from . import operations
 from .library import NAME, library, probe
 
-__all__ = ["NAME", "bases", "casting", "finite", "library", "low_rank", "marking", "quantization", "selection", "signs"]
+__all__ = ["NAME", "library", "operations"]
 
 register_backend(NAME, "cpu", probe)

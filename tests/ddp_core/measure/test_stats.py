@@ -9,7 +9,7 @@ def test_what_is_noted_after_it_was_added_counts_too():
     totals = Totals()
     for _ in range(2 * MANY + 5):
         program = BucketStats(("weight",), 1, Record())
-        totals.add([program])
+        totals.count([program])
         program.record.requests.append(("all", 4, 6.0))
     traffic = totals.stats(Step(), 0).total.traffic
     assert (traffic.rounds, traffic.payload_bytes, traffic.sent_bytes) == (

@@ -12,8 +12,7 @@ import torch.distributed as dist
 from gradwire.compress import AllGather, AllReduce, AllToAll
 from gradwire.ddp_core import ProcessGroup
 from gradwire.ddp_core.transport.direct import GLOO, PINNED, Direct
-from gradwire.ddp_core.transport.direct.exchange import SMALLEST_BYTES
-from gradwire.ddp_core.transport.process_group import GroupPending
+from gradwire.ddp_core.transport.process_group import LARGE, GroupPending
 
 LIMIT, SOON = timedelta(seconds=20), timedelta(seconds=1)
 CPU = torch.device("cpu")
@@ -21,7 +20,7 @@ CPU = torch.device("cpu")
 
 def rows(rank, count, dtype):
     """As many bytes as go directly, and some."""
-    size = SMALLEST_BYTES // dtype.itemsize // count + 7
+    size = LARGE // dtype.itemsize // count + 7
     return (
         torch.randn(count, size, generator=torch.Generator().manual_seed(rank)).mul(50).abs().clamp(max=255).to(dtype)
     )
