@@ -44,7 +44,7 @@ class GroupPending(Reply):
         timed: bool = True,
     ) -> None:
         if work is None:
-            raise RuntimeError("this rank is not a member of the process group that it reduces on")
+            raise RuntimeError("this rank is not in the process group that averages: pass a group with this rank")
         self._work: dist.Work | None = work
         self._reply, self._check, self._by_streams, self._timed = reply, check, by_streams, timed
         self._arrived: float | None = None
