@@ -84,7 +84,7 @@ def as_real(buffer: Tensor) -> Tensor:
     """
     if buffer.is_sparse:
         raise TypeError(
-            "sparse gradients cannot be compressed: build the embedding with sparse=False, or leave it out of DDP with "
-            "_ddp_params_and_buffers_to_ignore"
+            "sparse gradients cannot be compressed: use sparse=False or gradwire.DistributedDataParallel, or leave it out "
+            "with _ddp_params_and_buffers_to_ignore"
         )
     return torch.view_as_real(buffer).view(-1) if buffer.is_complex() else buffer

@@ -87,7 +87,7 @@ def checked(saved: Any, compressor: Compressor, ranks: Ranks, frozen: Collection
     expected = header(compressor, ranks)
     missing = [key for key in (*expected, *FIELDS) if key not in saved]
     if missing:
-        raise ValueError(f"this is no state of a gradwire hook: it lacks {', '.join(missing)}")
+        raise ValueError(f"this is no result of handle.state_dict(): it lacks {', '.join(missing)}")
     alike = {"compressor"} if saved.get("spec") == specification(compressor) else set()  # options may have come since
     for key, here in expected.items():
         if type(saved[key]) is not type(here) or (saved[key] != here and key not in alike):

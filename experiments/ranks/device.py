@@ -17,7 +17,7 @@ def chosen_backend(backend: str, nproc: int) -> str:
         return "nccl" if dist.is_nccl_available() and torch.cuda.device_count() >= nproc else "gloo"
     if backend == "nccl" and torch.cuda.device_count() < nproc:
         raise ValueError(
-            f"nccl needs a GPU a rank: {nproc} ranks, {torch.cuda.device_count()} GPUs here; use --backend gloo, or "
+            f"nccl needs a GPU per rank: {nproc} ranks, {torch.cuda.device_count()} GPUs here; use --backend gloo, or "
             "gloo-cuda, with which ranks share GPUs"
         )
     if backend == "gloo-cuda" and not torch.cuda.is_available():

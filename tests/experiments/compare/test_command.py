@@ -193,7 +193,7 @@ def test_what_cannot_run_is_refused_before_anything_starts(wrong, message, tmp_p
 def test_nccl_without_a_gpu_for_every_rank_is_refused(tmp_path, capsys):
     out = tmp_path / "out"
     assert main(["compare", "--model=mlp", "--data=digits", "--backend=nccl", f"--out={out}"]) == 2
-    assert "nccl needs a GPU a rank: 2 ranks" in capsys.readouterr().err
+    assert "nccl needs a GPU per rank: 2 ranks" in capsys.readouterr().err
     assert not out.exists()
 
 
