@@ -259,6 +259,11 @@ class CompressedAverager:
         Where the step that is under way on another thread overwrites residuals, the memory after that step.
         """
         self.drain()
+        found = self._snapshot()
+        self.engines.follow()
+        return found
+
+    def _snapshot(self) -> Snapshot:
         with self.step_lock.lock:
             elsewhere = self.step_lock.thread != threading.get_ident() and not self.engines.failed
             if not (self.under_way and elsewhere and self.memory.in_place):

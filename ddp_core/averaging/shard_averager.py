@@ -67,7 +67,8 @@ class ShardAverager:
         `held`: the module's weights in use, for differences to them.
         """
         task = Task(self.weights.gather(mine, out, held), labelled(index, names))
-        return self._submit(task, BucketStats(names, out.numel(), task.record, None, out.element_size()), training)
+        stats = BucketStats(names, out.numel(), task.record, None, out.element_size())
+        return self._submit(task, stats, training, gathers=True)
 
     def gather_again(self, names: tuple[str, ...], rows: Tensor, out: Tensor) -> None:
         """Fill `out` with weights in use that this rank holds. Nothing is sent."""
@@ -87,12 +88,12 @@ class ShardAverager:
         task = Task(self.memory.reduction.reduce(grad, state, out, scale), labelled(index, names))
         return self._submit(task, BucketStats(names, grad.numel(), task.record, None, grad.element_size()))
 
-    def _submit(self, task: Task, stats: BucketStats, training: bool = True) -> Pending:
+    def _submit(self, task: Task, stats: BucketStats, training: bool = True, *, gathers: bool = False) -> Pending:
         engine = self.engines.of(self.device, 0)
         if not self._agreed:
             self._agree()
         self._note(stats, training)
-        return engine.submit(task, on_wait=True)
+        return engine.submit(task, on_wait=self.device.type == "cpu", gathers=gathers)
 
     def _note(self, stats: BucketStats, training: bool) -> None:
         self._recorded().programs.append(stats) if training else self.totals.add([stats])
@@ -153,7 +154,9 @@ class ShardAverager:
     def snapshot(self) -> ShardSnapshot:
         """The memory after the last step that came to its end; on any thread, at any time."""
         with self.step_lock.lock:
-            return self.memory.snapshot()
+            found = self.memory.snapshot()
+        self.engines.follow()
+        return found
 
     def measured(self) -> Measured:
         """Return the records of the last steps. They are not timed in full: backward is torch's."""

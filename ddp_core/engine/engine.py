@@ -23,7 +23,7 @@ from ..transport.protocol import Pending, Transport
 from .driver import Driver
 from .lanes import Lanes
 from .on_wait import OnWait
-from .side_stream import SideStream
+from .side_stream import NO_LIMIT, SideStream
 from .task import HookError, ProgramError, Task
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,9 @@ class Engine:
         self._beside: Driver = (
             SideStream(transport, device, self._ended) if on_cuda else Lanes(transport, timeout, self._ended)
         )
-        self._on_wait: Driver = self._beside if on_cuda else OnWait(transport, timeout, self._ended)
+        limit = NO_LIMIT if on_cuda else timeout
+        self._on_wait: Driver = OnWait(transport, limit, self._ended, notes=not on_cuda)
+        self._gathers: Driver = SideStream(transport, device, self._ended) if on_cuda else self._on_wait
 
     def prepare(self, rounds: int, scopes: Sequence[Collection[Scope]] = ()) -> None:
         """Make ready for tasks of `rounds` rounds, each among the ranks of some scopes, or all of them.
@@ -75,22 +77,29 @@ class Engine:
         way_out = "; use the same compressor and model on all ranks, and load the same checkpoint of it on all of them"
         agree(text, self.transport.group, self.device, what="how their first bucket is set up", way_out=way_out)
 
-    def submit(self, task: Task, *, on_wait: bool = False) -> Pending:
+    def submit(self, task: Task, *, on_wait: bool = False, gathers: bool = False) -> Pending:
         """Run a bucket's task after those submitted before; returns at once.
 
         `on_wait`: whoever waits for it runs it, which is for tasks that have next to nothing to compute. Until all tasks so
-        far have ended, the next ones go the same way. Waiting gives the program's result, or raises RuntimeError with the
+        far have ended, the next ones go the same way. `gathers`: it gathers weights, which on a GPU do not wait for what
+        reductions compute. Waiting gives the program's result, or raises RuntimeError with the
         task's label and the cause.
         """
         if self._failure is not None or self._closed:
             self._refuse_if_failed()
         with self._lock:
             self._live[task] = None
-        return (self._on_wait if on_wait else self._beside).submit(task)
+        driver = self._gathers if gathers else self._on_wait if on_wait else self._beside
+        return driver.submit(task)
 
     def send_all(self) -> None:
         """Have all that was submitted come to its end, whoever waits for what, and in whatever order."""
         self._beside.send_all()
+
+    def follow(self) -> None:
+        """Have the current stream of a GPU wait for all that was submitted."""
+        self._beside.follow()
+        self._gathers.follow()
 
     @property
     def failed(self) -> bool:
@@ -109,9 +118,13 @@ class Engine:
             return
         deadline = time.monotonic() + (limit or self._timeout).total_seconds()
         self._beside.close(deadline)
+        self._gathers.close(deadline)
         for task in list(self._live):
             task.drop(deadline)  # nobody has waited for it
-        self.transport.abort()
+        if self._failure is None:
+            self.transport.close(deadline)
+        else:
+            self.transport.abort()
         self._closed = True
         pool.release()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -16,17 +17,19 @@ class OnWait(Driver):
     """Starts a task's first request where it is submitted; the rest is done where it is waited for, in the order submitted.
 
     Waiting out of order would have ranks differ in the order of later rounds; where that may be, tasks have one round.
+    `notes`: when a reply comes is noted in each step, not only in those that are measured: on a GPU that is dear.
     """
 
-    def __init__(self, transport: Transport, timeout: timedelta, on_end: OnEnd) -> None:
-        self._transport, self._timeout, self._on_end = transport, timeout, on_end
+    def __init__(self, transport: Transport, timeout: timedelta, on_end: OnEnd, *, notes: bool = True) -> None:
+        self._transport, self._timeout, self._on_end, self._notes = transport, timeout, on_end, notes
 
     def submit(self, task: Task) -> WaitedTask:
         """Begin a task; an error is told where it is waited for."""
         waited = WaitedTask(task, self._transport, self._on_end)
         try:
             waited.runs = task.advance(self._transport, 0, self._timeout)
-            task.expect_late_wait()
+            if self._notes or task.now is not time.perf_counter:
+                task.expect_late_wait()
         except Exception as error:
             waited.error = error
         return waited
