@@ -107,6 +107,11 @@ class Observed:
         self._loss_scale = LossScale(scaler, self._rescale)
         averager.before_step = self._loss_scale.follow
 
+    def forward_begins(self) -> None:
+        """Read the scale of a scaler, if the handle follows one: at the first bucket a GPU would be behind."""
+        if self._loss_scale is not None and torch.is_grad_enabled():
+            self._loss_scale.read_ahead()
+
     def discard_step(self) -> None:
         """Forget the gradients of the last synchronized backward, so that error feedback does not carry them over.
 
@@ -223,7 +228,7 @@ class Handle(Observed):
     def follow(self, scaler: Scaler) -> None:
         """Rescale the residuals whenever GradScaler changes its loss scale.
 
-        It reads the scale once per step. On CUDA the host waits for it, as it does in `scaler.step()`.
+        It reads the scale once per step, before a forward. On CUDA the host waits for it, as it does in `scaler.step()`.
 
         Args:
             scaler: a torch.amp.GradScaler.

@@ -240,6 +240,7 @@ class DistributedDataParallel(TorchAttributes):
             self.backward_is_synced(joined=False)
         if self._overlap is not None:
             self._overlap.forward_begins(joins=self._join_config.enable)
+        self.compression.forward_begins()
         self.timeline.forward_begins()
         if self.device_ids:
             moved, moved_kwargs = _to_kwargs(inputs, kwargs, torch.device(self.device_type, self.device_ids[0]), True)

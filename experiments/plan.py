@@ -13,10 +13,12 @@ from torch import Tensor, nn
 
 from ..compress import compressor
 from ..hooks.plan import Plan, plan, ready_order
+from .network.link import parse_rate
 from .workloads.data import data_names, data_shape
 from .workloads.models import ModelConfig, build_model
 from .workloads.training import loss_of
 
+BUSES = {"pcie3x16": "126gbit", "pcie4x16": "252gbit", "pcie5x16": "504gbit"}  # 16 lanes of 8, 16, 32 GT/s, 128b/130b
 RUN_AT_MOST = 2**26  # parameters: one backward of a larger model is traced on the meta device, at no cost
 
 
@@ -38,6 +40,9 @@ class PlanConfig:
     local_every: int = 0
     """average the models every N optimizer steps by local SGD and spread its bytes over them; 0 averages the
     gradients of every step"""
+    bus: str | None = None
+    """bandwidth of a bus that all ranks of a host share: pcie3x16, pcie4x16, pcie5x16, or a rate such as 100gbit;
+    adds the computed time of a step's bytes on it"""
     json: bool = False
     """print JSON instead of a table"""
 
@@ -50,6 +55,8 @@ class PlanConfig:
             raise ValueError(f"bucket_mb is above 0, got {self.bucket_mb}")
         if self.local_every < 0:
             raise ValueError(f"local_every is at least 1, or 0 for the gradients of every step; got {self.local_every}")
+        if self.bus is not None and not parse_rate(BUSES.get(self.bus, self.bus)) > 0:
+            raise ValueError(f"bus is {', '.join(BUSES)} or a rate above 0 such as 100gbit, got {self.bus!r}")
         if not self.compressors:
             raise ValueError("compressors is empty: name at least one, such as none,bf16,int4")
         for spec in self.compressors:
@@ -65,7 +72,7 @@ def plan_command(config: PlanConfig) -> int:
     ]
     elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
     if config.json:
-        rows = [_row(each) for each in plans]
+        rows = [_row(each) | _on_bus(config, each) for each in plans]
         document = {
             "model": config.model.name,
             "parameters": elements,
@@ -113,12 +120,20 @@ def _row(each: Plan) -> dict[str, object]:
     }
 
 
+def _on_bus(config: PlanConfig, each: Plan) -> dict[str, float]:
+    """The seconds of a step's bytes of all ranks on the bus that they share, if there is one."""
+    if config.bus is None:
+        return {}
+    return {"bus_seconds": config.workers * each.sent_bytes_per_step / parse_rate(BUSES.get(config.bus, config.bus))}
+
+
 def _table(config: PlanConfig, elements: int, plans: list[Plan]) -> Table:
     local = f" of {config.local_every} local ones" if config.local_every else ""
     table = Table(title=f"{config.model.name}: {elements:,} parameters on {config.workers} ranks, a step{local}")
     table.add_column("compressor")
     memory = () if config.local_every else ("state", "work", "per parameter")  # local SGD has state of its own
-    for heading in ("payload of a rank", "sent by a rank", "ratio", *memory):
+    on_bus = () if config.bus is None else ("on the bus",)
+    for heading in ("payload of a rank", "sent by a rank", "ratio", *on_bus, *memory):
         table.add_column(heading, justify="right")
     for each in plans:
         payload, sent = decimal(each.payload_bytes_per_step), decimal(round(each.sent_bytes_per_step))
@@ -127,5 +142,6 @@ def _table(config: PlanConfig, elements: int, plans: list[Plan]) -> Table:
             if memory
             else []
         )
-        table.add_row(each.compressor, payload, sent, f"{each.compression_ratio:.2f}", *kept)
+        seconds = [f"{1000 * value:.4g} ms" for value in _on_bus(config, each).values()]
+        table.add_row(each.compressor, payload, sent, f"{each.compression_ratio:.2f}", *seconds, *kept)
     return table

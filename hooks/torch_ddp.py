@@ -172,7 +172,26 @@ def attach(
         handle = _attach_whole(model, spec, (gather, reduce, replicas), options, optimizer)
     if scaler is not None:
         handle.follow(scaler)
+    model.register_forward_pre_hook(ScaleAhead(handle))
     return handle
+
+
+class ScaleAhead:
+    """A forward pre-hook that has a handle read the scale of the scaler that it follows."""
+
+    _handle: "Handle | ShardHandle | None" = None  # in copies
+
+    def __init__(self, handle: "Handle | ShardHandle") -> None:
+        self._handle = handle
+
+    def __call__(self, *_: Any) -> None:
+        """Read it before a forward."""
+        if self._handle is not None and not torch.compiler.is_compiling():
+            self._handle.forward_begins()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Nothing: a copy of the model has no handle."""
+        return {}
 
 
 def _attach_whole(

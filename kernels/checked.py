@@ -86,12 +86,15 @@ class Checked(Generic[P, R]):
         structure: list[Any] = []
         tensors: list[Tensor] = []
         for each in given:
-            for part in each if isinstance(each, Residual) else (each,):
-                if isinstance(part, Tensor):
+            if isinstance(each, Tensor):
+                tensors.append(each)
+                structure.append((each.dtype, each.shape, each.stride(), each.device))
+            elif isinstance(each, Residual):
+                for part in each:
                     tensors.append(part)
-                    structure += (part.dtype, part.shape, part.stride(), part.device)
-                else:
-                    structure.append(part)
+                    structure.append((part.dtype, part.shape, part.stride(), part.device))
+            else:
+                structure.append(each)
         key = tuple(structure)
         pairs = self.decided.get(key, NEW)
         if pairs is NEW:

@@ -265,7 +265,9 @@ class CompressedAverager:
         Where the step that is under way on another thread overwrites residuals, the memory after that step.
         """
         self.drain()
-        return self.take(lambda under_way: self.memory.snapshot(under_way=under_way))
+        found = self.take(lambda under_way: self.memory.snapshot(under_way=under_way))
+        self.engines.follow()
+        return found
 
     def take(self, snapshot: Callable[[bool], T]) -> T:
         """Return what `snapshot` gives after the last step that ended: see `StepLock.take`."""

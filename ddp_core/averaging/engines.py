@@ -116,6 +116,11 @@ class Engines:
         for engine in self._made.values():
             engine.send_all()
 
+    def follow(self) -> None:
+        """Have the current stream of each GPU wait for all that was submitted: what a thread reads may still be written."""
+        for engine in self._made.values():
+            engine.follow()
+
     def close(self) -> None:
         """End their threads and connections."""
         for engine in self._made.values():

@@ -71,7 +71,8 @@ class ShardAverager:
         `held`: the module's weights in use, for differences to them.
         """
         task = Task(self.weights.gather(mine, out, held), labelled(index, names))
-        return self._submit(task, BucketStats(names, out.numel(), task.record, None, out.element_size()), training)
+        stats = BucketStats(names, out.numel(), task.record, None, out.element_size())
+        return self._submit(task, stats, training, gathers=True)
 
     def gather_again(self, names: tuple[str, ...], rows: Tensor, out: Tensor) -> None:
         """Fill `out` with weights in use that this rank holds. Nothing is sent."""
@@ -91,12 +92,12 @@ class ShardAverager:
         task = Task(self.memory.reduction.reduce(grad, state, out, scale), labelled(index, names))
         return self._submit(task, BucketStats(names, grad.numel(), task.record, None, grad.element_size()))
 
-    def _submit(self, task: Task, stats: BucketStats, training: bool = True) -> Pending:
+    def _submit(self, task: Task, stats: BucketStats, training: bool = True, *, gathers: bool = False) -> Pending:
         engine = self.engines.of(self.device, 0)
         if not self._agreed:
             self._agree()
         self._note(stats, training)
-        return engine.submit(task, on_wait=True)
+        return engine.submit(task, on_wait=self.device.type == "cpu", gathers=gathers)
 
     def _note(self, stats: BucketStats, training: bool) -> None:
         self._recorded().programs.append(stats) if training else self.totals.count([stats])
@@ -156,7 +157,10 @@ class ShardAverager:
 
     def take(self, snapshot: Callable[[bool], T]) -> T:
         """Return what `snapshot` gives after the last step that ended, also among replicas: see `StepLock.take`."""
-        return self.step_lock.take(snapshot, lambda: self.memory.under_way, self._in_place, self.signs)
+        found = self.step_lock.take(snapshot, lambda: self.memory.under_way, self._in_place, self.signs)
+        for each in (self, *filter(None, [self._replicas])):
+            each.engines.follow()
+        return found
 
     def _in_place(self) -> bool:
         both: list[ShardAverager | CompressedAverager] = [self, *filter(None, [self._replicas])]

@@ -21,7 +21,7 @@ from ..transport.collectives import agree
 from ..transport.processes import explained
 from ..transport.protocol import Pending, Transport
 from .lanes import Lanes
-from .side_stream import SideStream
+from .side_stream import NO_LIMIT, SideStream
 from .task import Driver, HookError, ProgramError, Task, WaitedTask
 
 logger = logging.getLogger(__name__)
@@ -57,6 +57,7 @@ class Engine:
         self._beside: Driver = (
             SideStream(transport, device, self._ended) if self._on_cuda else Lanes(transport, timeout, self._ended)
         )
+        self._gathers: Driver = SideStream(transport, device, self._ended) if self._on_cuda else self._beside
 
     def prepare(self, rounds: int, scopes: Sequence[Collection[Scope]] = ()) -> None:
         """Make ready for tasks of `rounds` rounds, each among the ranks of some scopes, or all of them.
@@ -72,23 +73,27 @@ class Engine:
         way_out = "; use the same compressor and model on all ranks, and load the same checkpoint of it on all of them"
         agree(text, self.transport.group, self.device, what="the setup of their first bucket", way_out=way_out)
 
-    def submit(self, task: Task, *, on_wait: bool = False) -> Pending:
+    def submit(self, task: Task, *, on_wait: bool = False, gathers: bool = False) -> Pending:
         """Run a bucket's task after those submitted before; returns at once.
 
-        `on_wait`: on the CPU whoever waits for it runs it, once its first request was started here: with nothing to compute
-        beside backward, no other thread need wake up. Until all tasks so far have ended, the next ones go the same way, and
-        are waited for in this order: otherwise ranks would differ in the order of later rounds, where there are any. Waiting
-        gives the program's result, or raises RuntimeError with the task's label and the cause.
+        `on_wait`: whoever waits for it runs it, once its first request was started here: with nothing to compute beside
+        backward, no other thread or stream need take part. Until all tasks so far have ended, the next ones go the same
+        way, and are waited for in this order: otherwise ranks would differ in the order of later rounds, where there are
+        any. `gathers`: it gathers weights, which on a GPU do not wait for what reductions compute. Waiting gives the
+        program's result, or raises RuntimeError with the task's label and the cause.
         """
         if self._failure is not None or self._closed:
             self._refuse_if_failed()
         with self._lock:
             self._live[task] = None
-        if not on_wait or self._on_cuda:
+        if gathers and self._on_cuda:
+            return self._gathers.submit(task)
+        if not on_wait:
             return self._beside.submit(task)
         waited = WaitedTask(task, self.transport, self._ended)
+        noted = not self._on_cuda or task.now is not time.perf_counter  # on a GPU it is dear, so in measured steps only
         try:
-            waited.runs = task.advance(self.transport, 0, self._timeout, late=True)
+            waited.runs = task.advance(self.transport, 0, NO_LIMIT if self._on_cuda else self._timeout, late=noted)
         except Exception as error:  # raised where it is waited for
             waited.error = error
         return waited
@@ -96,6 +101,11 @@ class Engine:
     def send_all(self) -> None:
         """Have all that was submitted come to its end, whoever waits for what, and in whatever order."""
         self._beside.send_all()
+
+    def follow(self) -> None:
+        """Have the current stream of a GPU wait for all that was submitted."""
+        for driver in {self._beside, self._gathers}:
+            driver.follow()
 
     @property
     def failed(self) -> bool:
@@ -113,10 +123,14 @@ class Engine:
             _inherited.append(self)  # in a fork: threads and connections are the parent's, and cannot be ended here
             return
         deadline = time.monotonic() + (limit or self._timeout).total_seconds()
-        self._beside.close(deadline)
+        for driver in {self._beside, self._gathers}:
+            driver.close(deadline)
         for task in list(self._live):
             task.drop(deadline)  # nobody has waited for it
-        self.transport.abort()
+        if self._failure is None:
+            self.transport.close(deadline)
+        else:
+            self.transport.abort()
         self._closed = True
         pool.release()
 

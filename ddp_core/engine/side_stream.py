@@ -64,6 +64,14 @@ class SideStream(Driver):
             while self._running:
                 self._carry_on()
 
+    def follow(self) -> None:
+        """Have the current stream wait for all that is queued here."""
+        torch.cuda.current_stream(self._stream.device_index).wait_stream(self._stream)
+
+    def close(self, deadline: float) -> None:
+        """Let what comes behind, as the end of process groups, wait for all that is queued."""
+        self.follow()
+
     def current(self) -> torch.cuda.Stream:
         """The device's current stream; a number for the device spares the host some time."""
         return torch.cuda.current_stream(self._stream.device_index)

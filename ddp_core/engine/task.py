@@ -119,6 +119,10 @@ class Driver(Protocol):
         """Let no request of what was submitted depend on anybody's waiting, where any does."""
         return None
 
+    def follow(self) -> None:
+        """Have the current stream of a GPU wait for all that was submitted."""
+        return None
+
     def close(self, deadline: float) -> None:
         """End what runs between calls, if anything does, once what is queued is done."""
         return None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from torch import Tensor
+
 
 class Scaler(Protocol):
     """The part of torch.amp.GradScaler that shows its scale."""
@@ -22,10 +24,25 @@ class LossScale:
             raise TypeError(f"scaler is a torch.amp.GradScaler, or has get_scale() as that has; got {scaler!r}")
         self.scaler, self._rescale = scaler, rescale
         self._scale: float | None = None  # of what is held back; None where a loaded state tells not
+        self._ahead: tuple[float, tuple[int, int]] | None = None  # a scale, and when it was read: see `_moment`
+
+    def read_ahead(self) -> None:
+        """Read the scale before a forward, when a GPU has little left to do that the host would wait for."""
+        if (moment := self._moment()) is not None and (self._ahead is None or self._ahead[1] != moment):
+            self._ahead = float(self.scaler.get_scale()), moment
+
+    def _moment(self) -> tuple[int, int] | None:
+        """Return what differs once the scale has changed; None where nothing shows that."""
+        scale = getattr(self.scaler, "_scale", None)
+        return (id(scale), scale._version) if isinstance(scale, Tensor) and not scale.is_inference() else None
+
+    def _now(self) -> float:
+        ahead, self._ahead = self._ahead, None
+        return ahead[0] if ahead is not None and ahead[1] == self._moment() else float(self.scaler.get_scale())
 
     def follow(self) -> None:
         """Bring what is held back to the scaler's scale, between steps."""
-        scale, before = float(self.scaler.get_scale()), self._scale
+        scale, before = self._now(), self._scale
         if before is not None and scale != before:
             self._rescale(scale / before)
         self._scale = scale

@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from ..averaging.averager import CompressedAverager
 from ..buckets.assignment import Allocate, BucketAssignment, allocate_own
@@ -37,6 +38,8 @@ class BucketOrder:
         self._looked_at = 0
         self._followed_at: int | None = None  # when a state brought buckets, while these have memory of their own
         self.agreed = False  # rank 0 has told its order once
+        self._captured = False  # a CUDA graph writes to the buckets whenever it is replayed
+        self._kept: list[Tensor] = []  # buffers of former buckets that a graph may write to
         self._making = False  # buckets, in a place where an error would leave this rank with others than the rest
         self.drain: Callable[[], None] = lambda: None  # before the buckets are made anew
 
@@ -49,6 +52,9 @@ class BucketOrder:
         """
         if self._making:
             raise RuntimeError(BROKEN_OFF)
+        if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            self._captured = True  # and nothing is asked for, which the host would have to read
+            return
         allocator = partial(self._allocator, None if hooked else averager)
         saved = averager.loaded_order() if averager is not None else ()
         due = steps not in (0, self._looked_at) and (steps == 1 or steps % INTERVAL == 0)
@@ -96,5 +102,7 @@ class BucketOrder:
     def _build(self, order: list[int], allocate: Allocate) -> None:
         self._making = True
         self.drain()
+        if self._captured:
+            self._kept += [bucket.buffer() for bucket in self._assignment.buckets]
         self._assignment.build(order, allocate)
         self._making = False

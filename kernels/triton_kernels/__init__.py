@@ -89,15 +89,14 @@ UNLESS: dict[Operation[Any, Any], Unless] = {
 def _implement(operation: Operation[Any, Any], module: str, supports: Supports) -> None:
     """Let the function of the operation's name in `module` implement it, imported on first use."""
 
-    @functools.cache
-    def function() -> Any:
-        return getattr(import_module(f".{module}", __name__), operation.name)
-
     @functools.wraps(operation.reference)
     def run(*args: Any, **kwargs: Any) -> Any:
-        return function()(*args, **kwargs)
+        function = getattr(import_module(f".{module}", __name__), operation.name)
+        checked.function = function  # from now on
+        return function(*args, **kwargs)
 
     operation.implement(NAME, supports, UNLESS.get(operation))(run)
+    checked: Any = operation.implementations[NAME]
 
 
 for _module, _operations in MODULES.items():

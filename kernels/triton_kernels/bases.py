@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..factors import Factors
 from .gram_schmidt import gram_schmidt
-from .launching import divided, on_device, options, power_of_two
+from .launching import divided, launched, on_device, options, power_of_two
 from .tasks import table_of, vectors
 
 FIELDS = tl.constexpr(7)
@@ -104,12 +104,14 @@ def _vectors(factors: Factors, device: torch.device) -> Tensor:
     return table_of(list(vectors(factors)), device)
 
 
+@launched
 @triton.jit
 def _gram(p: tl.tensor, products: tl.tensor, table: tl.tensor, RANKS: tl.constexpr, STEP: tl.constexpr) -> None:
     task = table + tl.program_id(0).to(tl.int64) * FIELDS
     _write_products(p, products, task, RANKS, STEP)
 
 
+@launched
 @triton.jit
 def _solve(
     p: tl.tensor, products: tl.tensor, following: tl.tensor, triangles: tl.tensor, table: tl.tensor,
@@ -130,6 +132,7 @@ def _solve(
         _write_square(following, tl.full([RANKS, RANKS], float("nan"), tl.float64), RANKS)
 
 
+@launched
 @triton.jit
 def _refine(
     p: tl.tensor, products: tl.tensor, triangles: tl.tensor, table: tl.tensor,
@@ -146,6 +149,7 @@ def _refine(
         _repair(p, task, RANKS, TILE)
 
 
+@launched
 @triton.jit
 def _repair_all(p: tl.tensor, table: tl.tensor, RANKS: tl.constexpr, TILE: tl.constexpr) -> None:
     _repair(p, table + tl.program_id(0).to(tl.int64) * FIELDS, RANKS, TILE)
@@ -267,6 +271,7 @@ def _write_axes(p: tl.tensor, task: tl.tensor, RANKS: tl.constexpr, ROWS: tl.con
     tl.debug_barrier()
 
 
+@launched
 @triton.jit
 def _normalize(q: tl.tensor, previous: tl.tensor, table: tl.tensor, TILE: tl.constexpr) -> None:
     entry = table + tl.program_id(0).to(tl.int64) * 2

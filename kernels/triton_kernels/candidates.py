@@ -12,6 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .launching import launched
 from .ranking import magnitude
 from .tiles import load_tile, store_tile
 
@@ -41,6 +42,7 @@ def has_spilled(state: tl.tensor, count: tl.tensor, k: tl.tensor, capacity: tl.t
     return (gathered > capacity) | (gathered < tl.minimum(count, k))
 
 
+@launched
 @triton.jit(do_not_specialize=["length", "size", "k", "capacity"])
 def sample_rows(
     grad: tl.tensor, before: tl.tensor, state: tl.tensor,
@@ -67,6 +69,7 @@ def sample_rows(
     tl.store(state + row * STATE + TO_TAKE, tl.minimum(count, k))
 
 
+@launched
 @triton.jit(do_not_specialize=["size", "k", "capacity", "tiles"])
 def gather_candidates(
     grad: tl.tensor, before: tl.tensor, vector: tl.tensor, state: tl.tensor, table: tl.tensor, candidates: tl.tensor,

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launching import divided, on_device, options
+from .launching import divided, launched, on_device, options
 from .tiles import load_tile, store_mean
 
 TILE = 4096
@@ -27,6 +27,7 @@ def cast_scaled(source: Tensor, out: Tensor, scale: float, residual: Tensor | No
             )  # fmt: skip
 
 
+@launched
 @triton.jit(do_not_specialize=["scale", "size"])
 def _cast(
     source: tl.tensor, out: tl.tensor, residual: tl.tensor, scale: tl.float32, size: tl.int64,

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launching import divided, on_device, options
+from .launching import divided, launched, on_device, options
 from .tiles import load_tile
 
 TILE = 4096
@@ -22,6 +22,7 @@ def all_finite(tensor: Tensor) -> Tensor:
     return all_finite
 
 
+@launched
 @triton.jit(do_not_specialize=["size"])
 def _refute(tensor: tl.tensor, all_finite: tl.tensor, size: tl.int64, TILE: tl.constexpr) -> None:
     start = tl.program_id(0).to(tl.int64) * TILE

@@ -28,7 +28,7 @@ from .candidates import (
     row_size,
     sample_rows,
 )
-from .launching import divided, multiprocessors, options, tile
+from .launching import divided, launched, multiprocessors, options, tile
 from .ranking import chosen_of, magnitude, narrowed
 from .tiles import load_tile
 
@@ -89,6 +89,7 @@ def _launch(grad: Tensor, residual: Residual | None, indices: Tensor, values: Te
     )  # fmt: skip
 
 
+@launched
 @triton.jit(do_not_specialize=["length", "size", "k", "capacity", "counters"])
 def _count(
     vector: tl.tensor, state: tl.tensor, candidates: tl.tensor,
@@ -122,6 +123,7 @@ def _count(
     tl.atomic_add(state + HISTOGRAMS + LEVEL * BINS + bins, histogram.to(tl.int64), mask=counted, sem="relaxed")
 
 
+@launched
 @triton.jit
 def _resolve(state: tl.tensor, LEVEL: tl.constexpr) -> None:
     """One more digit of the k-th largest magnitude, and how many are still to take among those that share it."""
@@ -152,6 +154,7 @@ def _elements_of_tile(
     return found, local, tl.where(index < width, magnitude(found), -1)
 
 
+@launched
 @triton.jit(do_not_specialize=["length", "size", "k", "capacity", "tiles"])
 def _tally(
     vector: tl.tensor, state: tl.tensor, table: tl.tensor, candidates: tl.tensor,
@@ -180,6 +183,7 @@ def _tally(
     tl.store(entry + 3, tl.sum(tl.sum(equal, 1), 0).to(tl.int64))
 
 
+@launched
 @triton.jit(do_not_specialize=["tiles"])
 def _number_tiles(state: tl.tensor, table: tl.tensor, tiles: tl.int64, CHUNK: tl.constexpr) -> None:
     """Running sums over the tiles of a row: of what is selected, and of what equals the k-th largest magnitude."""
@@ -200,6 +204,7 @@ def _number_tiles(state: tl.tensor, table: tl.tensor, tiles: tl.int64, CHUNK: tl
         equals += tl.sum(equal, 0)
 
 
+@launched
 @triton.jit(do_not_specialize=["index_stride", "value_stride", "length", "size", "k", "capacity", "tiles"])
 def _write(
     vector: tl.tensor, state: tl.tensor, table: tl.tensor, candidates: tl.tensor,

@@ -7,13 +7,15 @@ and sums are those of float32, whatever the dtype of the gradient.
 
 from __future__ import annotations
 
+import functools
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ..factors import Factors
 from ..residual import Residual
-from .launching import on_device, options, power_of_two, tile
+from .launching import launched, on_device, options, power_of_two, tile
 from .low_rank_dots import Launch, dots_by_columns, dots_by_rows, dots_over_ranks, finish_dots, left_dots, right_dots
 from .tasks import SUMS, Cut, Tasks, tasks_of
 from .tiles import FIELDS, rounded, told
@@ -27,7 +29,7 @@ def low_rank_left(grad: Tensor, residual: Residual | None, factors: Factors, q: 
     if not factors.matrices:
         return
     rank = _rank(factors)
-    kernel, (cut, settings) = (_left, _by_rows(rank)) if rank <= RANKS else (left_dots, dots_by_rows(rank))
+    kernel, (cut, settings) = (_left, _by_rows(rank)) if rank <= RANKS else (left_dots, dots_by_rows(rank, grad.device))
     held = residual or Residual(grad, grad)
     with on_device(grad):
         tasks = tasks_of(factors, cut, grad.device)
@@ -79,12 +81,14 @@ def _known(rank: int, tasks: Tasks) -> dict[str, bool]:
     return {"ALIGNED": tasks.aligned} if rank > RANKS else {}
 
 
+@functools.cache
 def _by_rows(rank: int) -> Launch:
     """Pieces of rows, fewer where more sums lie in registers; tasks long enough to reuse what they know of P."""
     rows = tile(8 if rank <= 2 else 4, interpreted=64)
     return Cut(True, rows, COLUMNS, least=4096, resident=32), _settings(rank, rows)
 
 
+@functools.cache
 def _by_columns(rank: int) -> Launch:
     """Cut into as many rows as registers hold, and spans so long that partial sums are few against what is read."""
     ranks = power_of_two(rank)
@@ -105,6 +109,7 @@ def _add_partials(tasks: Tasks, work: Tensor, factor: Tensor) -> None:
         _add[(len(tasks.sums),)](work, factor, tasks.sums, TILE=SUMS, **options(2))
 
 
+@launched
 @triton.jit
 def _left(
     grad: tl.tensor, before: tl.tensor, after: tl.tensor, q: tl.tensor, p: tl.tensor, work: tl.tensor, table: tl.tensor,
@@ -153,6 +158,7 @@ def _left_piece(
     tl.store(out + vector * rows + row, tl.sum(sums, 2), mask=(vector < rank) & (row < rows))
 
 
+@launched
 @triton.jit
 def _right(
     matrices: tl.tensor, p: tl.tensor, q: tl.tensor, work: tl.tensor, table: tl.tensor,
@@ -190,6 +196,7 @@ def _right_piece(
     tl.store(out + vector * columns + column, sums, mask=(vector < rank) & (column < columns))
 
 
+@launched
 @triton.jit
 def _finish(
     grad: tl.tensor, residual: tl.tensor, p: tl.tensor, q: tl.tensor, table: tl.tensor,
@@ -231,6 +238,7 @@ def _finish_piece(
             tl.store(residual + start_of_row + column, numbers - sent.to(tl.float32), mask=inside)
 
 
+@launched
 @triton.jit
 def _add(work: tl.tensor, factor: tl.tensor, table: tl.tensor, TILE: tl.constexpr) -> None:
     """Partial sums, in the order of their spans."""

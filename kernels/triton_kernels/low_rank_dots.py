@@ -6,13 +6,14 @@ keeps the accuracy of float32 ("3xTF32", Ootomo and Yokota, "Recovering single p
 
 from __future__ import annotations
 
+import functools
 from typing import Any, TypeAlias
 
 import torch
 import triton
 import triton.language as tl
 
-from .launching import options, power_of_two
+from .launching import launched, options, power_of_two, shared_kilobytes
 from .tasks import Cut
 from .tiles import FIELDS, rounded, told
 
@@ -22,16 +23,23 @@ SUMMED = 32  # ranks that are summed over at a time
 WARPS = 4
 # Rows and columns of a matrix at a time, loads ahead, tasks that fill a multiprocessor: the best on an H100 without spills.
 LEFT, FINISH, RIGHT = (64, 32, 3, 4), (64, 32, 1, 8), (16, 64, 4, 8)
+ROOMY = 200  # KiB of shared memory of a multiprocessor that two programs from the left take, of the most ranks
 PRECISION = "ieee" if torch.version.hip else "tf32x3"  # AMD's matrix cores have float32 itself
 
 
-def dots_by_rows(rank: int) -> Launch:
-    """For the kernel whose tasks are pieces of rows: spans so long that partial sums are few against what is read."""
+@functools.cache
+def dots_by_rows(rank: int, device: torch.device) -> Launch:
+    """For the kernel whose tasks are pieces of rows: spans so long that partial sums are few against what is read.
+
+    Of the most ranks, fewer loads ahead where two programs would not share a multiprocessor otherwise.
+    """
     rows, columns, stages, resident = LEFT
     ranks = _ranks(rank)
+    stages -= ranks == LARGEST and shared_kilobytes(device) < ROOMY
     return Cut(True, rows, columns, 8 * ranks * rows, resident), _settings(ranks, rows, columns, stages)
 
 
+@functools.cache
 def dots_over_ranks(rank: int) -> Launch:
     """For the kernel that sums over the ranks: it takes fewer of them at a time, in the same pass."""
     rows, columns, stages, resident = FINISH
@@ -39,6 +47,7 @@ def dots_over_ranks(rank: int) -> Launch:
     return Cut(True, rows, columns, 8 * ranks * rows, resident), _settings(min(ranks, SUMMED), rows, columns, stages)
 
 
+@functools.cache
 def dots_by_columns(rank: int) -> Launch:
     """For the kernel whose tasks are pieces of columns."""
     rows, columns, stages, resident = RIGHT
@@ -55,6 +64,7 @@ def _settings(ranks: int, rows: int, columns: int, stages: int) -> dict[str, Any
     return {**sizes, "num_stages": stages, **options(WARPS, fused=True)}
 
 
+@launched
 @triton.jit
 def left_dots(
     grad: tl.tensor, before: tl.tensor, after: tl.tensor, q: tl.tensor, p: tl.tensor, work: tl.tensor, table: tl.tensor,
@@ -111,6 +121,7 @@ def _left_dot(
     tl.store(out + vector * rows + row, sums, mask=(vector < rank) & (row < rows))
 
 
+@launched
 @triton.jit
 def right_dots(
     matrices: tl.tensor, p: tl.tensor, q: tl.tensor, work: tl.tensor, table: tl.tensor,
@@ -154,6 +165,7 @@ def _right_dot(
     tl.store(out + vector * columns + column, sums, mask=(vector < rank) & (column < columns))
 
 
+@launched
 @triton.jit
 def finish_dots(
     grad: tl.tensor, residual: tl.tensor, p: tl.tensor, q: tl.tensor, table: tl.tensor,

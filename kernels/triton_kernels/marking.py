@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..rows import Block, Rows
-from .launching import on_device, options, tile
+from .launching import launched, on_device, options, tile
 from .tasks import table_of
 
 TILE = tile(4096, interpreted=16_384)  # elements of a program
@@ -62,6 +62,7 @@ def _piece(table: tl.tensor, TILE: tl.constexpr) -> tl.tensor:
     return tl.load(fields) + lane, lane < count, tl.load(fields + 2) + (place + lane) // size
 
 
+@launched
 @triton.jit
 def _mark(values: tl.tensor, used: tl.tensor, table: tl.tensor, TILE: tl.constexpr) -> None:
     places, there, row = _piece(table, TILE)
@@ -70,6 +71,7 @@ def _mark(values: tl.tensor, used: tl.tensor, table: tl.tensor, TILE: tl.constex
     tl.store(used + row, 1, mask=unknown & (numbers != 0))
 
 
+@launched
 @triton.jit
 def _clear(values: tl.tensor, used: tl.tensor, table: tl.tensor, TILE: tl.constexpr) -> None:
     places, there, row = _piece(table, TILE)

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..quantization import FORMATS, steps_of
 from ..residual import Residual
 from .float_codes import codes_of, spacing, values_of
-from .launching import on_device
+from .launching import launched, on_device
 from .tiles import load_tile, store_mean, store_tile
 from .units import cut, is_whole, place_in_row, unit_places
 
@@ -113,6 +113,7 @@ def _uniform(seed: tl.tensor, counter: tl.tensor, UNITS: tl.constexpr, UNIT: tl.
     return (words >> 8).to(tl.float32) * 0.000000059604644775390625
 
 
+@launched
 @triton.jit(do_not_specialize=["scale_stride", "seed", "counter", "blocks", "block", "units", "size"])
 def _quantize(
     grad: tl.tensor, before: tl.tensor, after: tl.tensor, scales: tl.tensor, codes: tl.tensor,
@@ -180,6 +181,7 @@ def _quantize_units(
         store_tile(after, places, numbers - scale[:, None, None] * levels, limit, WHOLE)
 
 
+@launched
 @triton.jit(do_not_specialize=["voter_scales", "scale_stride", "voters", "share", "blocks", "block", "units", "size"])
 def _dequantize(
     scales: tl.tensor, codes: tl.tensor, out: tl.tensor, residual: tl.tensor,

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launching import divided, on_device, options, tile
+from .launching import divided, launched, on_device, options, tile
 
 TILE = tile(1024, interpreted=4096)  # elements of a program, at least
 ELEMENTS_PER_WARP = 1024
@@ -28,6 +28,7 @@ def rotate_blocks(values: Tensor, signs: Tensor, back: bool = False) -> None:
                 )  # fmt: skip
 
 
+@launched
 @triton.jit(do_not_specialize=["size"])
 def _rotate(
     values: tl.tensor, signs: tl.tensor, factor: tl.float32, size: tl.int64,

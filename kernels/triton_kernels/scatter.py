@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launching import divided, on_device, options, power_of_two, tile
+from .launching import divided, launched, on_device, options, power_of_two, tile
 from .tiles import store_tile
 
 TILE = 8192  # elements of a program; shorter rows are not worth one
@@ -69,6 +69,7 @@ def _bisect(indices: tl.tensor, keys: tl.tensor, inside: tl.tensor, count: tl.te
     return below
 
 
+@launched
 @triton.jit(do_not_specialize=["voters", "rows", "k", "widest", "size", "tiles", "share"])
 def _scatter_tile(
     indices: tl.tensor, values: tl.tensor, out: tl.tensor,
@@ -105,6 +106,7 @@ def _scatter_tile(
             tl.store(out + index, before + value.to(tl.float32) * share, mask=inside)
 
 
+@launched
 @triton.jit(do_not_specialize=["index_stride", "value_stride", "pairs", "k", "length", "size", "share"])
 def _scatter(
     indices: tl.tensor, values: tl.tensor, out: tl.tensor, index_stride: tl.int64, value_stride: tl.int64,

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..residual import Residual
-from .launching import divided, on_device, options, power_of_two
+from .launching import divided, launched, on_device, options, power_of_two
 from .long_rows import select_from_long_rows
 from .ranking import chosen_of, magnitude, narrowed
 from .tiles import load_tile, store_tile
@@ -44,6 +44,7 @@ def _select_from_short_rows(
     )  # fmt: skip
 
 
+@launched
 @triton.jit(do_not_specialize=["index_stride", "value_stride", "rows", "k", "length", "size"])
 def _select_rows(
     grad: tl.tensor, before: tl.tensor, after: tl.tensor, indices: tl.tensor, values: tl.tensor,

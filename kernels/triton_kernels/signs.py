@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..residual import Residual
-from .launching import on_device, options
+from .launching import launched, on_device, options
 from .tiles import load_tile, store_mean, store_tile
 from .units import cut, is_whole, place_in_row, unit_places
 
@@ -58,6 +58,7 @@ def _lanes(UNIT: tl.constexpr) -> tl.tensor:
     return tl.arange(0, UNIT // 8)[None, :, None] * 8 + tl.arange(0, 8)[None, None, :]
 
 
+@launched
 @triton.jit(do_not_specialize=["scale_stride", "blocks", "block", "units", "size"])
 def _pack(
     grad: tl.tensor, before: tl.tensor, after: tl.tensor, scales: tl.tensor, bits: tl.tensor, sums: tl.tensor,
@@ -105,6 +106,7 @@ def _pack_units(
         store_tile(after, places, values, limit, WHOLE)
 
 
+@launched
 @triton.jit(do_not_specialize=["scale_stride", "blocks", "block", "units", "size", "each"])
 def _scale(
     sums: tl.tensor, scales: tl.tensor, scale_stride: tl.int64,
@@ -120,6 +122,7 @@ def _scale(
     tl.store(scales + row * scale_stride + (group - row * blocks), tl.div_rn(tl.sum(total, 0), elements.to(tl.float32)))
 
 
+@launched
 @triton.jit(do_not_specialize=["scale_stride", "blocks", "block", "units", "size"])
 def _subtract_signs(
     residual: tl.tensor, scales: tl.tensor, scale_stride: tl.int64,
@@ -146,6 +149,7 @@ def _subtract_units(
     store_tile(residual, places, values - tl.where(values >= 0, scale, -scale), limit, WHOLE)
 
 
+@launched
 @triton.jit(do_not_specialize=["scale_stride", "voter_scales", "voters", "share", "blocks", "block", "units", "size"])
 def _unpack(
     scales: tl.tensor, bits: tl.tensor, out: tl.tensor, residual: tl.tensor,

@@ -5,6 +5,7 @@ A unit has a power of two elements. A program takes several where they are small
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import triton
@@ -28,12 +29,12 @@ class Units:
     each: int
     count: int
 
-    @property
+    @functools.cached_property
     def programs(self) -> tuple[int]:
         """The grid."""
         return (divided(self.count, self.sizes["UNITS"]),)
 
-    @property
+    @functools.cached_property
     def sizes(self) -> dict[str, int]:
         """The constants of the kernels for a program, and the warps."""
         units = max(1, TILE // self.unit)
@@ -42,6 +43,7 @@ class Units:
         return {"EACH": self.each, "UNITS": units, "UNIT": self.unit, "EXACT": exact, **options(warps)}
 
 
+@functools.lru_cache(maxsize=1024)
 def cut(blocks: int, block: int) -> Units:
     """The units of so many blocks of so many elements."""
     unit = power_of_two(block) if block <= LARGEST_UNIT else UNIT

@@ -65,6 +65,17 @@ def test_local_steps_spread_an_average_over_all_of_them(planned):
         assert spread["compression_ratio"] == 8 * one["compression_ratio"]
 
 
+def test_a_bus_carries_the_bytes_of_all_ranks(planned, capsys):
+    flags = ("--model=mlp", "--compressors=none,int4", "--workers=8")
+    for bus, bytes_a_second in (("pcie4x16", 16e9 * 16 * 128 / 130 / 8), ("80gbit", 1e10)):
+        for row in planned(*flags, f"--bus={bus}")["rows"]:
+            assert row["bus_seconds"] == pytest.approx(8 * row["sent_bytes_per_step"] / bytes_a_second, rel=1e-3)
+    assert main(["plan", *flags, "--bus=80gbit"]) == 0
+    assert "bus" in capsys.readouterr().out
+    assert main(["plan", *flags, "--bus=0"]) != 0
+    assert "pcie3x16, pcie4x16, pcie5x16 or a rate above 0" in capsys.readouterr().err
+
+
 def test_one_rank_sends_nothing_and_its_payload_makes_the_ratio(planned):
     (row,) = planned("--model=mlp", "--compressors=bf16", "--workers=1")["rows"]
     assert row["sent_bytes_per_step"] == 0

@@ -49,8 +49,24 @@ def end_group(process):
     process.wait()
 
 
+def commit():
+    """The commit of the tree, with a mark where files differ from it; empty without git."""
+    try:
+        asked = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        return subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def earlier(summary, now):
+    """Results of an earlier call, by part, of the same commit, and of parts that ran to their end."""
+    results = json.loads(summary.read_text()) if summary.exists() else []
+    ended = ("passed", "short of its goal")
+    return {each["part"]: each for each in results if now and each.get("commit") == now and each["verdict"] in ended}
+
+
 def main():
-    """Run the parts that are asked for, as far as they can run here.
+    """Run the parts that are asked for, as far as they can run here; of all, those that did not end at this commit before.
 
     1 where one failed, else 2 where there is no GPU, else 0, also where goals were missed.
     """
@@ -64,16 +80,19 @@ def main():
         print(f"torch {torch.__version__} sees no CUDA device here: most of `make gpu` needs one", file=sys.stderr)
     out = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    results = []
+    summary, now = out / "summary.json", commit()
+    results = earlier(summary, now)
     for name in options.parts or PARTS:
-        result = run(name, out)
-        results.append(result)
+        if name in results and not options.parts:
+            print(f"{name:8} {results[name]['verdict']:18} before, at this commit", flush=True)
+            continue
+        result = results[name] = {**run(name, out), "commit": now}
         print(f"{name:8} {result['verdict']:18} {result['seconds']:4.0f} s  {PARTS[name].says}", flush=True)
         for line in result["why"]:
             print(f"{'':8} {line}", flush=True)
-        (out / "summary.json").write_text(json.dumps(results, indent=1) + "\n")
+        summary.write_text(json.dumps([results[part] for part in PARTS if part in results], indent=1) + "\n")
     print(f"logs, figures and summary.json: {out}")
-    if any(result["verdict"] == "failed" for result in results):
+    if any(result["verdict"] == "failed" for result in results.values()):
         return 1
     return 0 if torch.cuda.is_available() else 2
 

@@ -16,7 +16,7 @@ FLOOR, LARGE_BUCKET = 0.85, 64_000_000  # of a copy's speed, from so many elemen
 AGAINST_TOPK = 10.0  # times torch.topk
 OVERHEAD = 1.01  # times torch's step
 HOST = 0.15e-3  # seconds a bucket
-CASES = ("none", "bf16", "powersgd:rank=4", "topk:ratio=0.01", "onebit")
+CASES = ("none", "bf16", "int8", "int4", "powersgd:rank=4", "topk:ratio=0.01", "onebit")
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """FSDP2 and `replicate` on CUDA: parameters end where the same training on the CPU brings them."""
 
+import importlib.util
+
 import pytest
 import torch
 from torch import nn
@@ -10,12 +12,15 @@ import gradwire
 from gradwire.hooks.fsdp.modules import SINCE
 
 from ..hooks.fsdp.given import network, trained, whole
+from ..hooks.replicate.conftest import WHERE
+from ..hooks.replicate.given import local
 from .test_engine_cuda import nccl, needs_nccl
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 needs_shards = pytest.mark.skipif(
     torch.__version__ < SINCE, reason=f"FSDP2 takes communication of others since {SINCE}"
 )
+needs_newer = pytest.mark.skipif(importlib.util.find_spec(WHERE) is None, reason="this torch has no newer replicate()")
 NAMES = ("replicate", "shard")
 RATE = 0.01  # of learning: a rounding is not amplified
 CLOSE = 0.01  # of the way from the first parameters to the last; a code of 4 bits that is rounded otherwise is 0.004
@@ -103,3 +108,34 @@ def replicated(rank, world_size, device, backend, spec):
 @pytest.mark.parametrize("spec", ["none", "int8", "onebit", "powersgd:rank=2"])
 def test_replicate_trains_as_on_the_cpu(ranks, backend, world_size, spec):
     assert_as_on_the_cpu(ranks, replicated, world_size, backend, spec)
+
+
+def replicated_by_fsdp(rank, world_size, device, backend, spec):
+    """The parameters before and after a training by torch's newer `replicate`, on the CPU."""
+    from torch.distributed._composable.replicate_with_fsdp import replicate as by_fsdp
+
+    if device == "cuda":
+        torch.cuda.set_device(0)
+    nccls = backend == "nccl" and device == "cuda"
+    mesh = DeviceMesh.from_group(nccl(rank), device) if nccls else init_device_mesh(device, (world_size,))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(7, 33), nn.ReLU(), nn.Linear(33, 5)).to(device)
+    for module in (model[0], model):
+        by_fsdp(module, mesh=mesh)
+    handle = gradwire.attach(model, spec)
+    optimizer, first = torch.optim.SGD(model.parameters(), lr=RATE), flat(map(local, model.parameters()))
+    for step in range(4):
+        inputs = torch.randn(8, 7, generator=torch.Generator().manual_seed(100 * rank + step))
+        model(inputs.to(device)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    last = flat(map(local, model.parameters()))
+    handle.close()
+    return first, last
+
+
+@needs_newer
+@BACKENDS
+@pytest.mark.parametrize("spec", ["none", "int8", "onebit", "powersgd:rank=2"])
+def test_the_newer_replicate_trains_as_on_the_cpu(ranks, backend, world_size, spec):
+    assert_as_on_the_cpu(ranks, replicated_by_fsdp, world_size, backend, spec)

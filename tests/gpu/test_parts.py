@@ -179,6 +179,22 @@ def test_what_a_part_has_started_ends_with_it(tmp_path, monkeypatch):
             time.sleep(0.01)
 
 
+def test_a_second_call_runs_what_did_not_end_at_this_commit(monkeypatch, tmp_path):
+    monkeypatch.setattr(command, "commit", lambda: "a commit")
+    count = part(f"open({str(tmp_path / 'count')!r}, 'a').write('+')")
+    for _ in range(2):
+        code, results = ran(monkeypatch, tmp_path, count, part("raise SystemExit(3)"))
+        assert code == 1
+        assert [(each["verdict"], each["commit"]) for each in results] == [
+            ("passed", "a commit"),
+            ("failed", "a commit"),
+        ]
+    assert (tmp_path / "count").read_text() == "+"
+    monkeypatch.setattr(command, "commit", lambda: "another")
+    ran(monkeypatch, tmp_path, count, part("pass"))
+    assert (tmp_path / "count").read_text() == "++"
+
+
 def ran(monkeypatch, tmp_path, *codes):
     """The exit code of parts that are there alone, and their results as written."""
     monkeypatch.setattr(command, "PARTS", {f"part {number}": code for number, code in enumerate(codes)})

@@ -25,6 +25,7 @@ FEWER_RESIDENT_THREADS = {"basis_finish_32": 256, "basis_solve_32": 256}  # with
 REGISTERS = 65_536  # of a multiprocessor, all architectures; a warp takes them 8 a thread at a time
 # What a multiprocessor has: threads, and KiB of shared memory (CUDA C++ Programming Guide, technical specifications).
 PROCESSORS = {"sm_80": (2048, 164), "sm_90": (2048, 228), "sm_100": (2048, 228), "sm_120": (1536, 100)}
+PROCESSORS |= {"sm_75": (1024, 64), "sm_86": (1536, 100), "sm_89": (1536, 100)}
 TRITON = importlib.util.find_spec("triton")
 INSPECTOR = Path(TRITON.origin if TRITON else "").parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 

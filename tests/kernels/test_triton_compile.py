@@ -9,10 +9,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 QUICK = ["cuda:90", "cuda:80", "hip:gfx942"]
-TARGETS = [*QUICK, *(pytest.param(target, marks=pytest.mark.thorough) for target in ("cuda:100", "cuda:120"))]
+TARGETS = [
+    *QUICK,
+    *(
+        pytest.param(target, marks=pytest.mark.thorough)
+        for target in ("cuda:75", "cuda:86", "cuda:89", "cuda:100", "cuda:120")
+    ),
+]
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
@@ -41,7 +48,7 @@ def kernels_in_the_tree():
     folder = ROOT / "kernels" / "triton_kernels"
     text = "\n".join(file.read_text() for file in folder.glob("*.py"))
     launched = re.findall(r"^ +(?!kernel\b)(\w+)\[.+\]\(", text, re.MULTILINE)
-    return {*launched, *re.findall(r"\((\w+), \w+\(rank\)\)", text)}
+    return {*launched, *re.findall(r"\((\w+), \w+\(rank(?:, grad.device)?\)\)", text)}
 
 
 @pytest.mark.slow
@@ -59,6 +66,23 @@ def test_every_kernel_compiles_and_keeps_to_registers(compilers, target):
     assert {row["kernel"] for row in rows} >= kernels_in_the_tree()
     if any(row["spills"] is None for row in rows):
         pytest.skip("all compile, but spills were not looked at: there is no cuobjdump")
+
+
+@pytest.mark.parametrize(
+    ("capability", "kilobytes"),  # NVIDIA's CUDA programming guide, technical specifications by compute capability
+    [((7, 5), 64), ((8, 0), 164), ((8, 6), 100), ((8, 9), 100), ((9, 0), 228), ((10, 0), 228), ((12, 0), 100)],
+)
+def test_two_programs_of_the_most_ranks_share_a_multiprocessor(monkeypatch, capability, kilobytes):
+    dots = pytest.importorskip("gradwire.kernels.triton_kernels.low_rank_dots")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.version, "hip", None)
+    device = torch.device("cuda", sum(capability))  # of each its own: what is known of a device is remembered
+    ahead = dots.dots_by_rows(65, device)[1]["num_stages"]
+    shared = (
+        48 * (ahead - 1) if capability >= (8, 0) else 16
+    )  # KiB, as Triton 3.9 compiles it; before, no load is ahead
+    assert 2 * (shared + 1) <= kilobytes
+    assert dots.dots_by_rows(32, device)[1]["num_stages"] == dots.LEFT[2]
 
 
 def test_spills_that_nothing_tells_of_are_not_taken_for_none(monkeypatch):

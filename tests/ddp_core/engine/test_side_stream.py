@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire.compress import AllReduce, Layout, Ranks, compressor
-from gradwire.ddp_core import ProcessGroup
+from gradwire.ddp_core import Engine, ProcessGroup
 from gradwire.ddp_core.engine import side_stream as side_stream_module
 from gradwire.ddp_core.engine.lanes import Lanes
 from gradwire.ddp_core.engine.side_stream import SideStream
@@ -25,11 +25,17 @@ class Streams(StandIn):
     """Streams and events by name. `log`: what was done, in order."""
 
     def __init__(self):
-        super().__init__(SimpleNamespace(name="backward", device_index=0))
+        super().__init__(self.named("backward"))
         self.log, self.events = [], 0
 
+    def named(self, name):
+        def wait_stream(other):
+            self.log.append(f"{name} waits for all of {other.name}")
+
+        return SimpleNamespace(name=name, device_index=0, wait_stream=wait_stream)
+
     def Stream(self, device, priority):
-        return SimpleNamespace(name="side", device_index=device.index)
+        return self.named("side")
 
     def Event(self):
         self.events += 1
@@ -195,6 +201,36 @@ def test_a_backward_inside_autocast_does_not_cast_what_a_program_computes(stream
     finally:
         torch.set_autocast_enabled("cuda", False)
     assert seen == [False]
+
+
+def engine_on(streams):
+    return Engine(Wire(streams), DEVICE, LIMIT)
+
+
+def test_sums_go_on_the_stream_of_backward_and_make_no_events(streams):
+    engine = engine_on(streams)
+    pending = engine.submit(Task(one_round(torch.tensor([1.0])), "bucket 0"), on_wait=True)
+    assert pending.wait(LIMIT).tolist() == [1.0]
+    assert streams.log == ["backward sends [1.0]"]
+    assert engine.idle
+
+
+def test_weights_are_gathered_on_a_stream_of_their_own(streams):
+    engine = engine_on(streams)
+    engine._gathers._stream.name = "gathers"
+    reduction = engine.submit(Task(two_rounds(torch.tensor([1.0])), "module 1"))
+    gather = engine.submit(Task(one_round(torch.tensor([2.0])), "module 0"), gathers=True)
+    gather.wait(LIMIT)
+    assert "gathers sends [2.0]" in streams.log
+    assert not any("side records" in line for line in streams.log)  # the reduction has not come to its end
+    assert reduction.runs
+
+
+def test_whoever_reads_a_state_waits_for_what_both_streams_were_given(streams):
+    engine = engine_on(streams)
+    engine._gathers._stream.name = "gathers"
+    engine.follow()
+    assert streams.log == ["backward waits for all of side", "backward waits for all of gathers"]
 
 
 def averages(rank, world_size, spec, driver):

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from gradwire.ddp_core.memory.loss_scale import LossScale
 
@@ -26,6 +27,26 @@ def test_a_save_between_the_loads_of_state_and_scaler_does_not_take_the_old_scal
     scaler.scale = 4.0
     scale.catch_up()
     assert factors == [2.0]
+
+
+def test_a_scale_is_read_before_forward_and_again_only_where_it_has_changed_since():
+    scaler, factors, reads = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1), [], []
+    read = scaler.get_scale
+    scaler.get_scale = lambda: reads.append(read()) or read()
+    scaler.scale(torch.ones(1))  # makes its tensor
+    scale, optimizer = LossScale(scaler, factors.append), torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+    for step, stepped in enumerate([True, False, True]):
+        for _ in range(3):  # micro-batches
+            scale.read_ahead()
+        if step == 2:
+            scaler.update(4.0)  # between forward and backward
+        scale.follow()
+        optimizer.param_groups[0]["params"][0].grad = torch.ones(1)
+        if stepped:
+            scaler.step(optimizer)
+            scaler.update()
+    assert reads == [8.0, 16.0, 16.0, 4.0]
+    assert factors == [2.0, 1 / 4]
 
 
 def test_what_has_no_scale_is_refused():

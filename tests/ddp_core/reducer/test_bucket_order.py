@@ -1,6 +1,7 @@
 """Buckets follow the order in which gradients get ready; what compressors hold back follows the parameters."""
 
 import copy
+import weakref
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -11,6 +12,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import gradwire
+from gradwire.ddp_core.buckets.assignment import BucketAssignment, allocate_own
 from gradwire.ddp_core.reducer import bucket_order
 
 from ..errors import message_of
@@ -54,6 +56,20 @@ def orders(rank, world_size, called):
         seen.append([bucket.members[0] for bucket in model.reducer.assignment.buckets])
     model.compression.close()
     return seen
+
+
+def test_buckets_that_a_graph_writes_to_are_kept_when_others_are_made(monkeypatch):
+    capturing, parameters = [False], [torch.ones(2, requires_grad=True) for _ in range(2)]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    assignment = BucketAssignment(parameters, [False, False], [8], alias=False, allocate=allocate_own)
+    order = bucket_order.BucketOrder(assignment, ["a", "b"], None, torch.device("cuda"))
+    written = [weakref.ref(bucket.buffer()) for bucket in assignment.buckets]
+    capturing[0] = True
+    order.update(64, None, hooked=False, dynamic=False)  # asks nobody for an order
+    capturing[0] = False
+    order._rebuild([1, 0], allocate_own)
+    assert [bucket.members for bucket in assignment.buckets] != [(0,), (1,)]
+    assert all(each() is not None for each in written)
 
 
 @looks_often()

@@ -175,7 +175,6 @@ def made_of_nccl(monkeypatch, limit):
     made._set_group_desc = lambda text: setattr(made, "described", text)
     backend = SimpleNamespace(name=lambda: "nccl", options=SimpleNamespace(_timeout=limit))
     parent = SimpleNamespace(rank=lambda: 2, size=lambda: 4, _get_backend=lambda device: backend)
-    types = SimpleNamespace(BackendType=dist.ProcessGroup.BackendType)
 
     def process_group_nccl(store, rank, size, options):
         made.options = options
@@ -184,7 +183,7 @@ def made_of_nccl(monkeypatch, limit):
     monkeypatch.setattr(dist, "ProcessGroupNCCL", process_group_nccl, raising=False)
     monkeypatch.setattr(private_group, "store_of", lambda _: dist.HashStore())
     group_class = lambda store, rank, size: made  # noqa: E731
-    group_class.BackendType = types.BackendType
+    group_class.BackendType = dist.ProcessGroup.BackendType
     monkeypatch.setattr(dist, "ProcessGroup", group_class)
     private_group.private_group(parent, LIMIT, "a life/1", (2, 3), torch.device("cuda"))
     return made

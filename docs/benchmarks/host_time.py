@@ -1,0 +1,115 @@
+"""The host's time for a bucket, with a GPU that does nothing: torch's DDP and its hooks, and gradwire's.
+
+    python host_time.py --json result.json
+
+A bucket has 8 small tensors. A case's time is that of a step beyond a step without any DDP, in the same turn, by the number
+of buckets, of this thread's processor alone. On a real GPU gpu_step.py measures the same; there launches and collectives
+take the host a few microseconds each as well.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import step_time
+import torch
+from null_device import NullKernel, null_device
+from torch import Tensor, nn
+
+import gradwire
+
+BUCKETS, LAYERS, WIDTH = 16, 4, 32  # layers of a bucket, each with two tensors
+MEGABYTES = LAYERS * (WIDTH * WIDTH + WIDTH) * 4 / 2**20
+CASES = ("none", "bf16", "int8", "int4", "topk:ratio=0.01", "powersgd:rank=4", "onebit")
+TORCH = ("torch:none", "torch:bf16", "torch:powersgd")
+WARM = 8  # steps: buckets are built anew, torch's PowerSGD begins
+
+
+def layers() -> nn.Module:
+    """Small layers, of which each bucket has as many."""
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(BUCKETS * LAYERS)))
+
+
+class Case(step_time.Case):
+    """A case that counts its calls, too."""
+
+    def run(self, inputs: Tensor) -> float:
+        """Seconds of this thread in a forward and a backward."""
+        start = time.thread_time()  # other processes do not count
+        self.model(inputs).sum().backward()
+        taken = time.thread_time() - start
+        self.optimizer.zero_grad()
+        return taken
+
+    def calls(self, inputs: Tensor) -> int:
+        """Calls of functions, Python's and C's, that a forward and a backward make."""
+        count = 0
+
+        def note(frame: object, event: str, argument: object) -> None:
+            nonlocal count
+            count += event in ("call", "c_call")
+
+        sys.setprofile(note)
+        try:
+            self.model(inputs).sum().backward()
+        finally:
+            sys.setprofile(None)
+        self.optimizer.zero_grad()
+        return count
+
+
+def measured(names: list[str], turns: int) -> list[dict[str, float | str]]:
+    """A row for each case: microseconds, calls and launches for each bucket beyond no DDP."""
+    inputs, cases = torch.ones(1, WIDTH), [Case(f"{name}@{MEGABYTES}", layers, None) for name in ("alone:none", *names)]
+    times: list[list[float]] = [[] for _ in cases]
+    for case in cases:
+        case.begin_round()
+        for _ in range(WARM):
+            case.run(inputs)
+    for _ in range(turns):
+        for case, mine in zip(cases, times, strict=True):
+            mine.append(case.run(inputs))
+    rows = [row(case, mine, times[0], inputs, cases[0]) for case, mine in zip(cases, times, strict=True)]
+    for case in cases:
+        case.end_round()
+    return rows[1:]
+
+
+def row(case: Case, mine: list[float], alone: list[float], inputs: Tensor, bare: Case) -> dict[str, float | str]:
+    """The figures of a case. `least_us`: of the quickest steps, which other processes have not held up."""
+    extra = statistics.median(own - other for own, other in zip(mine, alone, strict=True))
+    few, least = (min(each.calls(inputs) for _ in range(5)) for each in (case, bare))  # some steps take samples
+    NullKernel.launches = 0
+    case.run(inputs)
+    return {
+        "case": case.name.partition("@")[0],
+        "us": 1e6 * extra / BUCKETS,
+        "least_us": 1e6 * (min(mine) - min(alone)) / BUCKETS,
+        "calls": (few - least) / BUCKETS,
+        "launches": NullKernel.launches / BUCKETS,
+    }
+
+
+def main() -> None:
+    """Measure on this process alone."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help="of step_time.py, without megabytes")
+    parser.add_argument("--turns", type=int, default=100)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    names = arguments.cases or [*TORCH, *(f"gradwire:{case}" for case in CASES)]
+    with null_device():
+        rows = measured(names, arguments.turns)
+    for each in rows:
+        print("{case:28} {us:7.0f} us {least_us:7.0f} us {calls:6.0f} calls {launches:4.0f} launches".format(**each))
+    if arguments.json:
+        about = {"torch": torch.__version__, "gradwire": gradwire.__version__, "processor": step_time.processor()}
+        arguments.json.write_text(json.dumps({**about, "turns": arguments.turns, "cases": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
