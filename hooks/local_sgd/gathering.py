@@ -27,8 +27,9 @@ class Arrival:
 
     `link`: the name of the connections that it holds from earlier meetings; `host`, `port`: where others reach it.
     `port` 0: it only dials out, to a relay. `met`: the last meeting that it was in. `sites`: how many it waits for in a new
-    training, at most `start` seconds. `phase`: seconds that it waits for others in a training that it is in. A site that
-    knows its training from a server that has started anew waits for as many as there were.
+    training, at most `start` seconds. `phase`: seconds that it waits for others in a training that it is in; `grace`: for
+    the last ones, once most are there. A site that knows its training from a server that has started anew waits for as many
+    as there were.
     """
 
     id: str
@@ -40,6 +41,7 @@ class Arrival:
     met: int
     sites: int
     phase: float
+    grace: float
     start: float
     claim: Claim
     since: float
@@ -51,7 +53,7 @@ class Arrival:
         site, name, setup, link, host = (checked(record, key, str, what) for key in TEXTS)
         same, met = checked(record, "epoch", str, what) == epoch, checked(record, "met", int, what)
         port, sites, known = (checked(record, key, int, what) for key in ("port", "sites", "known"))
-        phase, start = (checked(record, key, float, what) for key in ("phase", "start"))
+        phase, grace, start = (checked(record, key, float, what) for key in ("phase", "grace", "start"))
         claim = Claim(checked(record, "training", str, what), checked(record, "round", int, what))
         if not is_identity(claim.training):
             raise BadRecord(
@@ -65,7 +67,7 @@ class Arrival:
             raise BadRecord(f"{what} has a port from 1 to 65535 and 1 to {SITES} sites; got {port} and {sites}")
         if not same:
             met, sites = 0, min(known, sites) if known > 0 else sites
-        return cls(site, name, setup, link, host, port, met, sites, phase, start, claim, now)
+        return cls(site, name, setup, link, host, port, met, sites, phase, grace, start, claim, now)
 
     @property
     def shown(self) -> Answer:
@@ -147,7 +149,13 @@ class Gathering:
         enough = len(self.waiting) >= arrival.sites
         everyone = self.expected <= self._came() if self.expected else enough
         gone = not self._came() and now - arrival.since >= arrival.phase
-        return everyone or self._late(arrival, now) or (gone and (enough or self._survives(arrival)))
+        late = self._late(arrival, now) or self._most_have_waited(arrival.grace, now)
+        return everyone or late or (gone and (enough or self._survives(arrival)))
+
+    def _most_have_waited(self, grace: float, now: float) -> bool:
+        """Return True if more than half of the last meeting's sites have been here together for so many seconds."""
+        most, came = len(self.expected) // 2, sorted(self.waiting[site].since for site in self._came())
+        return most < len(came) and now - came[most] >= grace
 
     def _survives(self, arrival: Arrival) -> bool:
         """Return True for one of more sites that have the model than were in the last meeting.
@@ -189,7 +197,7 @@ class Gathering:
 
     def deadlines(self, arrival: Arrival) -> Iterator[float]:
         """Return the times at which the wait of a site may end."""
-        yield from (arrival.since + arrival.phase, arrival.since + arrival.start)
+        yield from (arrival.since + seconds for seconds in (arrival.grace, arrival.phase, arrival.start))
 
 
 def _error(error: str, message: str, number: int = 0) -> Answer:

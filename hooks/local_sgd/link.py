@@ -43,7 +43,10 @@ class NotProven(LinkError):
 
 
 class Link:
-    """A connection whose ends have proven themselves. `peer`: the other end's name, for messages."""
+    """A connection whose ends have proven themselves.
+
+    `peer`: the other end's name, for messages. `sent_bytes`: of frames, so far.
+    """
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sending: bytes, receiving: bytes, peer: str
@@ -51,6 +54,7 @@ class Link:
         self._reader, self._writer, self.peer = reader, writer, peer
         self._sending, self._receiving = sending, receiving
         self._sent = self._received = 0
+        self.sent_bytes = 0
 
     @property
     def own_address(self) -> str:
@@ -63,6 +67,7 @@ class Link:
         head = LENGTH.pack(len(body))
         tag = _tag(self._sending, self._sent, head, body)
         self._sent += 1
+        self.sent_bytes += len(head) + len(body) + len(tag)
         try:
             self._writer.write(head + body + tag)
             await self._writer.drain()

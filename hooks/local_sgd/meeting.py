@@ -30,6 +30,10 @@ class Lines(Protocol):
     ) -> list[bytearray]:
         """Send bytes to each other site, and receive as many from each as `sizes` says. `number`: of this exchange."""
 
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that have left this site so far."""
+
     def shut(self) -> None:
         """Close the connections; on the thread of the loop."""
 
@@ -61,6 +65,11 @@ class SiteMeeting(Meeting):
         super().__init__(dist.ProcessGroup(rank, len(names)), names, timeout)  # a group of nothing but rank and size
         self._background, self.lines, self._number = background, lines, 0
         self._turn = asyncio.Lock()
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that have left this site so far."""
+        return self.lines.sent_bytes
 
     def _started(self, request: Request) -> Reply:
         return SiteReply(self._background.start(self._answered(request)))

@@ -135,6 +135,11 @@ class Mesh:
         work += [_sent(link, number, outgoing[place]) for place, link in enumerate(self.links) if link]
         return list((await all_of(work))[: len(self.links)])
 
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that have left this site so far."""
+        return sum(link.sent_bytes for link in self.links if link is not None)
+
     def shut(self) -> None:
         """Close the connections; on the thread of the loop."""
         for link in self.links:

@@ -75,6 +75,11 @@ class Star:
                 del due[place]
         return [parts[place] for place in range(len(sizes))]
 
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that have left this site so far."""
+        return self._link.sent_bytes
+
     def shut(self) -> None:
         """Close the connection; on the thread of the loop."""
         self._link.close()

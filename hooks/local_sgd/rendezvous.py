@@ -56,6 +56,8 @@ class Rendezvous:
         name: this site's name in messages.
         limit: time limit of a round, the same at all sites. A site that is later than a third of it is left out, and
             returns with the others' current model.
+        grace: longest wait for the last sites of a round, once more than half of them are there; by default a third of
+            `limit`. The same at all sites.
         start: limit of the wait at the start.
         prefix: separates trainings that share a server.
         secret: a text, or the `pathlib.Path` of a file that holds it; by default the text in the environment's
@@ -75,6 +77,7 @@ class Rendezvous:
         *,
         name: str | None = None,
         limit: timedelta = timedelta(minutes=3),
+        grace: timedelta | None = None,
         start: timedelta = timedelta(minutes=30),
         prefix: str = "training",
         secret: str | Path | None = None,
@@ -83,8 +86,11 @@ class Rendezvous:
         self._host, self._port = _host_and_port(address)
         if sites < 1 or limit.total_seconds() <= 0:
             raise ValueError(f"sites is at least 1 and limit above 0; got {sites} and {limit}")
+        if grace is not None and not 0 <= grace.total_seconds() <= limit.total_seconds() / PHASES:
+            raise ValueError(f"grace is from 0 to a third of limit; got {grace}, where limit is {limit}")
         self.patience = 10 * limit.total_seconds() + start.total_seconds()  # after which a round has failed for sure
         self._address, self._sites, self._start, self._phase = address, sites, start, limit / PHASES
+        self._grace = self._phase if grace is None else grace
         self._id = uuid.uuid4().hex[:12]
         self._name, self._prefix = name or f"site {self._id}", prefix
         self._secret, self._listen = Secret.of(secret), _host_and_port(listen) if listen else None
@@ -123,7 +129,8 @@ class Rendezvous:
         requested = ", ".join(requested_backends()) if operations else ""
         kernels = f", kernels on {requested}" if requested else ""
         limit = PHASES * self._phase.total_seconds()
-        self._setup, self._met = f"{setup}, limit={limit:g} s, gradwire {_release()}{kernels}", 0
+        waits = f"limit={limit:g} s, grace={self._grace.total_seconds():g} s"
+        self._setup, self._met = f"{setup}, {waits}, gradwire {_release()}{kernels}", 0
         self._kernels = kernel_offer(operations, CPU)
         if self._closed:  # by a training before this one
             self._open()
@@ -163,6 +170,7 @@ class Rendezvous:
                 "sites": self._sites,
                 "known": len(self._expected),
                 "phase": self._phase.total_seconds(),
+                "grace": self._grace.total_seconds(),
                 "start": start,
             }
             question = {"ask": "meet", "setup": self._setup, **who, **stands, **limits}

@@ -44,9 +44,9 @@ ATTEMPTS = 5  # of a round, among whoever is left
 class RoundStats:
     """A finished round. `fragment`: its number; `seconds` it took beside training; `sites`: that took part.
 
-    `payload_bytes` that this site gave to collectives, `sent_bytes` that left it in ring collectives. `replaced`: this site
-    took the others' model over, as it was late, or its difference was not finite or left out. `outliers`: the names of
-    sites whose differences were clipped or left out.
+    `payload_bytes` that this site gave to collectives, `sent_bytes` that left it: as counted between sites that meet, in
+    ring collectives of a process group. `replaced`: this site took the others' model over, as it was late, or its
+    difference was not finite or left out. `outliers`: the names of sites whose differences were clipped or left out.
     """
 
     round: int
@@ -152,6 +152,7 @@ class Rounds:
         began: float,
         weight: float,
     ) -> RoundStats:
+        before = meeting.sent_bytes
         mine = Report.now(self.claim, self.lineage, difference, weight, self.fragments, unfrozen)
         reports = [Report.of(row) for row in meeting.tell(mine.row)]
         verdict = self._verdict(meeting, reports)
@@ -162,7 +163,8 @@ class Rounds:
         able = [alike and each.able for alike, each in zip(current, reports, strict=True)]
         shares, clipped = shares_of(reports, able, self._outliers)
         rank, names = meeting.ranks.rank, [name for name, each in zip(meeting.names, clipped, strict=True) if each < 1]
-        done = partial(self._stats, meeting, self.turn, began, replaced=not shares[rank], outliers=tuple(names))
+        stats = partial(self._stats, meeting, self.turn, began, before)
+        done = partial(stats, replaced=not shares[rank], outliers=tuple(names))
         if not any(shares):
             return done(None)
         flagged = {site: each.flags for site, each in enumerate(reports) if current[site]}
@@ -316,7 +318,15 @@ class Rounds:
             self.buffers.copy_(torch.where(buffers.isfinite(), buffers, self.buffers))
 
     def _stats(
-        self, meeting: Meeting, turn: int, began: float, task: Task | None, *, replaced: bool, outliers: tuple[str, ...]
+        self,
+        meeting: Meeting,
+        turn: int,
+        began: float,
+        before: int | None,
+        task: Task | None,
+        *,
+        replaced: bool,
+        outliers: tuple[str, ...],
     ) -> RoundStats:
         traffic = (Record() if task is None else task.record).traffic
         sites, seconds = meeting.ranks.world_size, time.perf_counter() - began
@@ -324,8 +334,9 @@ class Rounds:
             logger.warning(
                 "round %d: the differences of %s are far larger than the others'", self.round, ", ".join(outliers)
             )
-        sent, payload = traffic.sent_bytes, traffic.payload_bytes
-        return RoundStats(self.round, turn, sites, seconds, payload, sent, replaced, outliers)
+        after = meeting.sent_bytes
+        sent = traffic.sent_bytes if before is None or after is None else after - before
+        return RoundStats(self.round, turn, sites, seconds, traffic.payload_bytes, sent, replaced, outliers)
 
     def close(self) -> None:
         """End the thread, once the round that runs has ended."""

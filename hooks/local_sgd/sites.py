@@ -43,6 +43,11 @@ class Meeting(Transport):
             raise ValueError("LocalSteps averages over whole sites: use a compressor without hosts+")
         return self._started(request)
 
+    @property
+    def sent_bytes(self) -> int | None:
+        """Bytes that have left this participant so far; None where nobody counts them."""
+        return None
+
     def _started(self, request: Request) -> Reply:
         raise NotImplementedError
 

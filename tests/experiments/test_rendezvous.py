@@ -3,11 +3,13 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from gradwire import Rendezvous
-from gradwire.experiments.rendezvous import RendezvousConfig
+from gradwire.experiments.rendezvous import RendezvousConfig, _shown
+from gradwire.hooks.local_sgd.secret import Secret
 
 SECRET = "a secret of this test alone"
 
@@ -58,6 +60,12 @@ def test_a_given_secret_is_used_and_not_printed(tmp_path):
     with kept("--secret-file", str(file)) as lines:
         assert SECRET not in "".join(lines)
         assert reached(lines, SECRET)
+
+
+def test_a_file_with_a_certificate_is_named_to_other_sites():
+    said = _shown("10.0.0.1", 29400, "", Secret("text", Path("/home/me/sites.pem")))
+    assert 'Rendezvous("10.0.0.1:29400", sites=2, secret=pathlib.Path("sites.pem"))' in said
+    assert "export" not in said
 
 
 def test_a_port_that_is_none_is_refused():

@@ -41,7 +41,7 @@ def alike(function, broken, pool, trial, scale):
 
 def of_sites(module, pool, trial, scale):
     """Sites that may not come to the end; what the others have is in a folder."""
-    town = Town()
+    town = Town(relay=getattr(trial, "relay", False))
     with tempfile.TemporaryDirectory() as folder:
         given = trial, town.address, folder, LIMIT * scale
         answers = pool.run(module.train, trial.world_size, *given, timeout=2 * SECONDS * scale, expect_errors=True)

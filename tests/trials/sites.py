@@ -24,7 +24,7 @@ PATIENCE = 100  # seconds for which a site awaits an event
 
 @dataclass(frozen=True)
 class Trial:
-    """A training of sites that meet. `mishap` befalls the last one, which
+    """A training of sites that meet, or connect through a relay. `mishap` befalls the last one, which
 
     new: comes when the others have had a round; stop: is stopped for longer than the others wait for it; return: is stopped
     until the others have ended; after: comes when they have. `moment`: seconds after its start at which it is stopped.
@@ -33,6 +33,7 @@ class Trial:
     training: local.Trial
     mishap: str
     moment: float
+    relay: bool
 
     @property
     def world_size(self):
@@ -43,7 +44,7 @@ def drawn(seed):
     """The trial of a seed."""
     source = Random(f"sites {seed}")
     training = replace(local.drawn(source.randint(0, 10**6)), world_size=3, meets=True, mishap=None, resumes=None)
-    return Trial(training, source.choice(MISHAPS), round(source.uniform(0.0, 0.6), 3))
+    return Trial(training, source.choice(MISHAPS), round(source.uniform(0.0, 0.6), 3), source.random() < 0.5)
 
 
 def train(rank, world_size, trial, address, folder, limit):

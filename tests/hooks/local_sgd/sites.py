@@ -64,8 +64,8 @@ def together(count, function):
 class Town:
     """A rendezvous in this process."""
 
-    def __init__(self):
-        self.store = keep_rendezvous(0)
+    def __init__(self, *, relay=False):
+        self.store = keep_rendezvous(0, relay=relay)
         self.address = f"127.0.0.1:{self.store.port}"
 
     def meeting_place(self, sites, name, **options):

@@ -238,6 +238,7 @@ QUESTION |= {
     "sites": 2,
     "known": 0,
     "phase": 1.0,
+    "grace": 1.0,
     "start": 0.1,
     "training": "",
     "round": -1,

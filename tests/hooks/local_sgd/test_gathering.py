@@ -8,8 +8,10 @@ from gradwire.hooks.local_sgd.standing import NEW, Claim
 PHASE, START, SITES = 10.0, 1000.0, 3
 
 
-def arrive(gathering, site, now, met=0, claim=None):
-    gathering.add(Arrival(site, site, "alike", "", "", 1, met, SITES, PHASE, START, claim or Claim("", NEW), now))
+def arrive(gathering, site, now, met=0, claim=None, grace=PHASE, sites=SITES):
+    gathering.add(
+        Arrival(site, site, "alike", "", "", 1, met, sites, PHASE, grace, START, claim or Claim("", NEW), now)
+    )
 
 
 def begun(members):
@@ -36,6 +38,33 @@ def test_more_sites_with_the_model_than_were_in_the_last_meeting_wait_no_longer_
     answers = gathering.review(50.0 + PHASE)
     assert sorted(answers) == met
     assert {answer["kind"] for answer in answers.values()} <= {"record"}
+
+
+@pytest.mark.parametrize(
+    ("times", "closed"),
+    [
+        ({"a": 50.0}, 50.0 + PHASE),  # alone it waits for the others
+        ({"a": 50.0, "b": 55.0}, 50.0 + PHASE),  # so do two of four
+        ({"a": 50.0, "b": 50.0, "c": 51.0}, 53.0),  # most are there
+        ({"a": 50.0, "b": 50.0, "x": 50.0}, 50.0 + PHASE),  # a newcomer does not count
+    ],
+)
+def test_once_most_sites_are_there_the_last_ones_have_a_grace(times, closed):
+    gathering = Gathering()
+    for site in "abcd":
+        arrive(gathering, site, 0.0, sites=4)
+    gathering.review(0.0)
+    for site, time in times.items():
+        met, claim = (0, None) if site == "x" else (1, Claim(gathering.training, 1))
+        arrive(gathering, site, time, met=met, claim=claim, grace=2.0, sites=4)
+    assert gathering.review(closed - 0.1) == {}
+    assert set(gathering.review(closed)) == set(times)
+
+
+def test_a_site_s_timers_are_at_the_ends_of_its_waits():
+    gathering = Gathering()
+    arrive(gathering, "a", 50.0, grace=2.0)
+    assert list(gathering.deadlines(gathering.waiting["a"])) == [52.0, 50.0 + PHASE, 50.0 + START]
 
 
 def test_a_newcomer_is_behind_the_others_and_dials_them_whoever_asked_first():

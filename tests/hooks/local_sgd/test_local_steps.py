@@ -362,7 +362,9 @@ def test_a_training_whose_sites_are_all_gone_does_not_keep_the_next_one_waiting(
         assert results[0][2].history[0].sites == 2
 
 
-def test_a_rendezvous_keeps_no_more_the_longer_it_is_used(town, places):
+def test_a_rendezvous_keeps_no_more_the_longer_it_is_used(town, places, monkeypatch):
+    monkeypatch.setattr(server, "TRAININGS", 20)
+
     def kept_after(rounds):
         made = [places(2, prefix=f"{rounds} rounds") for _ in range(2)]
         together(2, lambda site: trained(site, made[site], steps=rounds, every=1, fragments=1))
@@ -370,7 +372,7 @@ def test_a_rendezvous_keeps_no_more_the_longer_it_is_used(town, places):
         assert gathering.number > rounds
         return len(gathering.members), len(gathering.waiting), len(made[0]._parking._places)
 
-    assert kept_after(3) == kept_after(20) == (2, 0, 0)
+    assert kept_after(2) == kept_after(8) == (2, 0, 0)
     assert not town.store._answers
     for number in range(server.TRAININGS + 5):
         town.meeting_place(1, "visitor", prefix=f"visit {number}").end(0)

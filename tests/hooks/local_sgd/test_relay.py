@@ -117,6 +117,21 @@ def test_an_all_gather_leaves_a_site_once_and_not_once_for_each_other(relay, pla
     assert 3.0 < bytes_sent(together(count, lambda place: direct[place].meet()), "site") < 3.01
 
 
+def test_a_round_tells_the_bytes_that_left_the_site(relay, places, monkeypatch):
+    """With top-k, whose payloads are gathered: of three sites that are connected directly, each sends them twice."""
+
+    def sent_bytes(made):
+        results = together(3, lambda place: trained(place, made[place], seed=0, compressor="topk:ratio=0.5"))
+        return [stats.sent_bytes for stats in results[0][2].history]
+
+    through = sent_bytes([site(relay, 3, f"site {place}") for place in range(3)])
+    monkeypatch.setattr(rendezvous, "Listener", Listener)
+    direct = sent_bytes([places(3) for _ in range(3)])
+    assert len(through) == len(direct)
+    for once, twice in zip(through, direct, strict=True):
+        assert once < twice < 2 * once + 500  # what sums in a step of its own comes on top
+
+
 def test_when_a_site_leaves_the_others_go_on_through_the_relay(relay):
     made = [site(relay, 3, f"site {place}") for place in range(3)]
 

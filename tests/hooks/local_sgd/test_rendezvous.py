@@ -316,7 +316,7 @@ def test_sites_of_another_release_are_refused(places, monkeypatch):
         each.join("alike")
     results = together(2, lambda site: made[site].meet())
     (error,) = [each for each in results if isinstance(each, ValueError)]
-    assert "set up differently: the others have alike, limit=6 s, gradwire 9." in str(error)
+    assert "set up differently: the others have alike, limit=6 s, grace=2 s, gradwire 9." in str(error)
 
 
 def test_sites_with_different_limits_of_a_round_are_refused(places):
@@ -327,6 +327,12 @@ def test_sites_with_different_limits_of_a_round_are_refused(places):
     (error,) = [each for each in results if isinstance(each, ValueError)]
     assert "set up differently: the others have alike, limit=" in str(error)
     assert "here alike, limit=" in str(error)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 2.1])
+def test_a_grace_is_no_longer_than_a_wait(seconds):
+    with pytest.raises(ValueError, match="grace is from 0 to a third of limit"):
+        Rendezvous("127.0.0.1:1", 2, limit=timedelta(seconds=LIMIT), grace=timedelta(seconds=seconds))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "10.0.0.1", "192.168.1.1", "169.254.0.1", "::1", "fd00::1", "fe80::1"])
