@@ -8,7 +8,8 @@ A case is WHAT@MEGABYTES, the latter the size of the buckets. WHAT is a gradwire
 gradwire:SPECIFICATION, with gradwire's own DDP; torch:none, torch:fp16, torch:bf16, torch:powersgd (rank 1; on Gloo it
 needs one bucket); fsdp:torch and fsdp:WEIGHTS/GRADIENTS, torch's FSDP2 with its own communication and with gradwire's, a
 module a block and no buckets (fsdp:int8/int4@0); replicate:SPECIFICATION, torch's replicate with gradwire's hook
-(replicate:torch without), a module a block; or alone:none, with no DDP at all, and no communication. The model is a
+(replicate:torch without), a module a block; overlap:SPECIFICATION, gradwire's own DDP with gradwire.overlap; or
+alone:none, with no DDP at all, and no communication. compiled+WHAT compiles the model by torch.compile. The model is a
 transformer of 19.2 M parameters; with --model tiny 600 layers of 272; with --model matrices 75 of 128 x 128.
 
 Where memory comes to lie is worth a few percent of a step, and stays as long as the models do. To tell smaller differences,
@@ -134,6 +135,7 @@ class Case:
         what, _, megabytes = self.name.rpartition("@")
         torch.manual_seed(0)
         settings = {"bucket_cap_mb": float(megabytes), "gradient_as_bucket_view": True}
+        compiled, what = what.startswith("compiled+"), what.removeprefix("compiled+")
         kind, _, hook = what.partition(":")
         self.closing = nullcontext()
         if kind == "fsdp":
@@ -145,7 +147,7 @@ class Case:
             self.model = replicated(self.build())
             if hook != "torch":
                 self.closing = closing(gradwire.attach(self.model, hook))
-        elif kind == "gradwire":
+        elif kind in ("gradwire", "overlap"):
             self.model = gradwire.DistributedDataParallel(self.build(), compressor=hook, **settings)
             self.closing = closing(self.model.compression)
         elif kind == "alone":
@@ -154,9 +156,13 @@ class Case:
             self.model = DistributedDataParallel(self.build(), **settings)
         if hook in TORCH_HOOKS and kind == "torch":
             self.model.register_comm_hook(*TORCH_HOOKS[hook]())
-        elif kind not in ("torch", "gradwire", "fsdp", "replicate", "alone"):
+        elif kind not in ("torch", "gradwire", "overlap", "fsdp", "replicate", "alone"):
             self.closing = closing(gradwire.attach(self.model, what))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        if kind == "overlap":
+            gradwire.overlap(self.model, self.optimizer, order="priority")
+        if compiled:
+            self.model = torch.compile(self.model)
         self.rounds.append([])
         self.processor_seconds.append([])
 

@@ -21,7 +21,7 @@ model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-handle = gradwire.accelerate(accelerator, model, "powersgd:rank=4,start_iter=4")  # after prepare()
+handle = gradwire.accelerate(accelerator, model, "int4")  # after prepare()
 
 if whole := sorted(CHECKPOINTS.glob("step-*")):
     accelerator.load_state(str(whole[-1]))  # what is held back, too

@@ -36,7 +36,7 @@ class Training:
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8)))
-handle = gradwire.attach(model, "powersgd:rank=4,start_iter=4")
+handle = gradwire.attach(model, "int4")
 training = Training(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5))
 parts = {"training": training, "compression": gradwire.GatheredState(handle)}
 

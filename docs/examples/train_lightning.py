@@ -27,7 +27,7 @@ def main() -> None:
     inputs = torch.randn(512, 64)
     data = DataLoader(TensorDataset(inputs, inputs[:, :8].argmax(1)), batch_size=32)
     trainer = pl.Trainer(
-        strategy=GradwireStrategy("powersgd:rank=4,start_iter=4"),  # in place of "ddp"
+        strategy=GradwireStrategy("int4"),  # in place of "ddp"
         accelerator="cpu",
         devices=2,
         max_epochs=4,

@@ -33,7 +33,7 @@ arguments = TrainingArguments(
     use_cpu=not torch.cuda.is_available(),
 )
 trainer = Trainer(model, arguments, train_dataset=data)
-trainer.add_callback(callback := GradwireCallback(trainer, "powersgd:rank=4,start_iter=4"))
+trainer.add_callback(callback := GradwireCallback(trainer, "int4"))
 whole = sorted(FOLDER.glob("checkpoint-*/gradwire.pt"), key=lambda path: int(path.parent.name.split("-")[1]))
 last = str(whole[-1].parent) if whole else None  # gradwire.pt is written last: a kill leaves a checkpoint without it
 trainer.train(resume_from_checkpoint=last)

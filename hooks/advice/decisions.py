@@ -56,8 +56,8 @@ CANDIDATES = (
     Candidate("int8", {ADAMW: 0.004, SGD: 0.001, MUON: 0.0}, warm_up=True),
     Candidate("int4", {ADAMW: 0.003, SGD: 0.008, MUON: 0.005}, warm_up=True),
     Candidate("int2", {ADAMW: 0.012, SGD: 0.012, MUON: 0.022}, warm_up=True),
-    Candidate("powersgd:rank=4", {ADAMW: 0.050, SGD: 0.040, MUON: 0.039}, warm_up=True),
-    Candidate("powersgd:rank=8,payload=int8", {ADAMW: 0.025, SGD: 0.018, MUON: 0.021}, warm_up=True),
+    Candidate("powersgd:rank=4", {ADAMW: 0.050, SGD: 0.020, MUON: 0.039}, warm_up=True),
+    Candidate("powersgd:rank=8,payload=int8", {ADAMW: 0.025, SGD: 0.007, MUON: 0.021}, warm_up=True),
     Candidate("topk:ratio=0.01,feedback=0.9", {ADAMW: 0.034, SGD: 0.060, MUON: 0.075}),
     Candidate("onebit", {ADAMW: 0.072, SGD: 0.055, MUON: 0.044}, warm_up=True),
 )

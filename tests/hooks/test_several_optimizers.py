@@ -26,18 +26,18 @@ def two(model):
 
 
 def chosen(rank, world_size):
-    """The compressors that each way of taking optimizers makes of PowerSGD, for two, and for the second alone."""
+    """The compressors that each way of taking optimizers makes of `ternary`, for two, and for the second alone."""
     found = []
     for pick in (lambda optimizers: optimizers, lambda optimizers: optimizers[1]):
         model = network()
         optimizer, handles = pick(two(model)), []
-        handles.append(gradwire.attach(DistributedDataParallel(model), "powersgd", optimizer=optimizer))
-        handles.append(handle_for("powersgd", network(), optimizer=optimizer))
+        handles.append(gradwire.attach(DistributedDataParallel(model), "ternary", optimizer=optimizer))
+        handles.append(handle_for("ternary", network(), optimizer=optimizer))
         handles.append(
-            gradwire.DistributedDataParallel(network(), compressor="powersgd", optimizer=optimizer).compression
+            gradwire.DistributedDataParallel(network(), compressor="ternary", optimizer=optimizer).compression
         )
         handles.append(gradwire.attach(DistributedDataParallel(network()), "none"))
-        handles[-1].swap("powersgd", optimizer=optimizer)
+        handles[-1].swap("ternary", optimizer=optimizer)
         found.append([each.compressor for each in handles])
         for each in handles:
             each.close()
@@ -46,8 +46,8 @@ def chosen(rank, world_size):
 
 def test_every_way_of_taking_optimizers_takes_several(ranks):
     for several, alone in ranks.run(chosen, 1):
-        assert several == [gradwire.compressor("powersgd")] * 4
-        assert alone == [gradwire.compressor("powersgd:feedback=0.9")] * 4
+        assert several == [gradwire.compressor("ternary")] * 4
+        assert alone == [gradwire.compressor("ternary:feedback=0.8")] * 4
 
 
 def counted(rank, world_size):
