@@ -67,12 +67,12 @@ def malformed(source):
     return source.choice([noise, MAGIC + noise, MAGIC + bytes(32) + struct.pack(">I", 0xFFFFFFFF) + noise])
 
 
-def test_ten_thousand_malformed_connections_change_nothing_while_sites_train(server):
+def test_a_thousand_malformed_connections_change_nothing_while_sites_train(server):
     source, over = random.Random(0), threading.Event()
     answers, counts = set(), [0]
 
     def attack():
-        while counts[0] < 10_000:
+        while counts[0] < 1000:
             answers.add(sent_and_read(server.port, malformed(source))[: len(MAGIC)])
             counts[0] += 1
         over.set()
@@ -315,7 +315,7 @@ def mutated(source):
     return bytes(text[: source.randrange(len(text))] if source.random() < 0.1 else text)
 
 
-def test_a_thousand_mutated_questions_of_a_member_stop_nobody(server, background):
+def test_hundreds_of_mutated_questions_of_a_member_stop_nobody(server, background):
     source = random.Random(1)
 
     async def asked(text):
@@ -329,7 +329,7 @@ def test_a_thousand_mutated_questions_of_a_member_stop_nobody(server, background
         finally:
             mine.close()
 
-    kinds = {background.run(asked(mutated(source)), BUSY) for _ in range(1000)}
+    kinds = {background.run(asked(mutated(source)), BUSY) for _ in range(300)}
     assert kinds <= {"error", "here", "record", None}
     assert "error" in kinds
     made = [member(server, 2, f"site {site}") for site in range(2)]
