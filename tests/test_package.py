@@ -142,26 +142,3 @@ def test_a_clone_is_imported_from_where_it_lies(installed):
     source, _ = installed
     code = "import gradwire.compress as a, gradwire.experiments.cli as b; print(a.__file__, b.__file__)"
     assert all(file.startswith(str(source)) for file in python(code, source, PYTHONPATH=str(source)).split())
-
-
-PLUGIN = '''
-from dataclasses import dataclass
-from gradwire.compress import Dense, register
-
-@register("shouting", lossy=False)
-@dataclass(frozen=True)
-class Shouting(Dense):
-    """Dense, but from elsewhere."""
-    volume: int = 11
-'''
-
-
-def test_a_plug_in_package_is_found_by_its_entry_point(tmp_path):
-    site = tmp_path / "site"
-    info = site / "loud-1.0.dist-info"
-    info.mkdir(parents=True)
-    (site / "loud.py").write_text(PLUGIN)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: loud\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[gradwire.compressors]\nshouting = loud:Shouting\n")
-    code = "import gradwire; print(gradwire.compressor('shouting:volume=3'), 'shouting' in gradwire.compressors())"
-    assert python(code, PYTHONPATH=str(site)) == "Shouting(volume=3) True"
