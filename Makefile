@@ -5,7 +5,7 @@ PART ?=
 OUT ?= gpu-results
 SECONDS ?= 600
 SEED ?=
-WORKERS ?= 2
+WORKERS ?= 3
 BIN := $(abspath $(VENV))/bin
 STAMP := $(VENV)/.installed
 # Tests start many processes, which would compile all modules anew where Python may not keep what it compiled.
@@ -37,10 +37,11 @@ help:
 	@echo 'make clean    remove $(VENV) and what tools leave behind'
 	@echo 'The first one makes $(VENV) with $(PYTHON); VENV=... and PYTHON=... choose others.'
 
+# --no-compile: of 270 MB of Python a minute of compiling; most is never imported, and the first import does it.
 $(STAMP): pyproject.toml setup.py
 	@echo 'installing gradwire and its tools into $(VENV): a few minutes where torch is downloaded'
 	@test -x "$(BIN)/python" || "$(PYTHON)" -m venv "$(VENV)"
-	@"$(BIN)/python" -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@"$(BIN)/python" -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev]'
 	@touch $@
 
 compare: $(STAMP)

@@ -1,3 +1,4 @@
+import atexit
 import functools
 import gc
 import importlib.util
@@ -14,6 +15,7 @@ import torch
 
 if importlib.util.find_spec("triton") and not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it where kernels are defined
+    atexit.register(os.dup2, os.open(os.devnull, os.O_WRONLY), 2)  # Triton's bindings report leaks behind the last line
 
 from gradwire import kernels
 
@@ -33,6 +35,7 @@ LONG = (
 )
 COMPILED = [name for name in BACKENDS if name != "triton"]
 multiprocessing.set_forkserver_preload(PRELOADED)
+gc.disable()  # until all tests are collected: what is made until then stays
 
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
@@ -71,8 +74,10 @@ def keep(config, items, kept):
     items[:] = [item for item in items if item in kept]
 
 
-def pytest_collection_finish():
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop():
     gc.freeze()  # or each collection goes through all of torch
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

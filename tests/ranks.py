@@ -62,7 +62,11 @@ class RankPool:
         for rank, (_, pipe) in enumerate(workers):
             pipe.send((run, function, rank, world_size, args, kwargs))
         deadline = time.monotonic() + timeout
-        answers = [self._answer(rank, worker, deadline) for rank, worker in enumerate(workers)]
+        try:
+            answers = [self._answer(rank, worker, deadline) for rank, worker in enumerate(workers)]
+        except BaseException:  # a test's time limit, whose late answers are none of the next run's
+            self._replace(world_size)
+            raise
         lost = [answer for answer in answers if isinstance(answer, LostRank)]
         failures = [answer for answer in answers if isinstance(answer, RankFailure)]
         if lost or failures:

@@ -65,16 +65,10 @@ def printed_commands(page, beginning):
     return [line for line in lines if re.match(beginning, line)]
 
 
-@pytest.mark.timeout(300)
-def test_the_readmes_script_compresses_from_the_first_step(tmp_path):
+def test_the_readmes_script_compresses_from_the_first_step(tmp_path, forked):
     (command,) = printed_commands("README.md", "torchrun --nproc")
-    (program, *words), environment = environment_of(command)
-    assert program == "torchrun"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", *words]
-    folder = saved("README.md", tmp_path)
-    done = subprocess.run(torchrun, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT)
-    watched = done.stderr
-    assert done.returncode == 0, watched
+    saved("README.md", tmp_path)
+    _, watched = forked(command)
     lines = [line for line in watched.splitlines() if line.startswith("step ")]
     assert len(lines) == 3
     ratios = [float(re.search(r"([\d.]+)x fewer bytes", line)[1]) for line in lines]
@@ -172,13 +166,14 @@ def on_two_hosts(commands, folder, port):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3 * LIMIT)
-def test_the_commands_for_two_hosts_run_on_two_in_the_order_of_their_page(tmp_path, unused_port):
+def test_the_command_for_two_hosts_runs_on_two(tmp_path, unused_port):
     saved("docs/two-hosts.md", tmp_path)
-    ratios = []
-    for command in printed_commands("docs/two-hosts.md", "COMPRESSOR="):
-        first = "".join(on_two_hosts([command] * 2, tmp_path, unused_port))
-        ratios.append([round(float(ratio)) for ratio in re.findall(r"step 60 .* ([\d.]+)x fewer bytes", first)])
-    assert ratios == [[1], [2], [7]]
+    *others, command = printed_commands("docs/two-hosts.md", "COMPRESSOR=")
+    assert {each.partition(" ")[2] for each in others} == {
+        command.partition(" ")[2]
+    }  # none and bf16 differ in that alone
+    output = "".join(on_two_hosts([command] * 2, tmp_path, unused_port))
+    assert re.findall(r"step 60 .* (\d)\.\d+x fewer bytes", output) == ["7"]
 
 
 def test_the_commands_for_two_hosts_are_the_readmes():

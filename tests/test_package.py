@@ -13,14 +13,11 @@ import setuptools
 
 import gradwire
 
-from .torch_versions import backends_in_python
-
 ROOT = Path(__file__).parents[1]
 FOLDERS = ["gradwire", "kernels", "compress", "ddp_core", "hooks", "experiments"]
 FILES = [path.relative_to(ROOT) for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 OPTIONAL = "matplotlib sklearn jinja2 jsonargparse rich yaml wandb tensorboard torchvision triton cupy transformers"
 OPTIONAL += " accelerate lightning pytorch_lightning"
-TAKING_SECONDS = ("lightning.py", "transformers.py")  # to import, and with nothing to run
 
 
 def module(file):
@@ -57,15 +54,10 @@ def test_the_metadata_names_the_licence_by_its_spdx_expression_and_brings_its_te
     assert (info / "licenses" / "LICENSE").read_text("utf-8") == (ROOT / "LICENSE").read_text("utf-8")
 
 
-def importable():
-    """The modules whose examples run; the backend, which a torch that is too old may not import, where it may."""
-    for name in (module(file) for file in FILES if file.name not in ("__main__.py", *TAKING_SECONDS)):
-        if name != "gradwire.backend" or not backends_in_python.args[0]:
-            yield name
-
-
 def test_examples_in_docstrings_run():
-    assert [name for name in importable() if doctest.testmod(importlib.import_module(name)).failed] == []
+    examples = [module(file) for file in FILES if ">>> " in (ROOT / file).read_text("utf-8")]
+    assert [name for name in examples if doctest.testmod(importlib.import_module(name)).failed] == []
+    assert len(examples) > 30
 
 
 @pytest.fixture(scope="module")
@@ -142,26 +134,3 @@ def test_a_clone_is_imported_from_where_it_lies(installed):
     source, _ = installed
     code = "import gradwire.compress as a, gradwire.experiments.cli as b; print(a.__file__, b.__file__)"
     assert all(file.startswith(str(source)) for file in python(code, source, PYTHONPATH=str(source)).split())
-
-
-PLUGIN = '''
-from dataclasses import dataclass
-from gradwire.compress import Dense, register
-
-@register("shouting", lossy=False)
-@dataclass(frozen=True)
-class Shouting(Dense):
-    """Dense, but from elsewhere."""
-    volume: int = 11
-'''
-
-
-def test_a_plug_in_package_is_found_by_its_entry_point(tmp_path):
-    site = tmp_path / "site"
-    info = site / "loud-1.0.dist-info"
-    info.mkdir(parents=True)
-    (site / "loud.py").write_text(PLUGIN)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: loud\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[gradwire.compressors]\nshouting = loud:Shouting\n")
-    code = "import gradwire; print(gradwire.compressor('shouting:volume=3'), 'shouting' in gradwire.compressors())"
-    assert python(code, PYTHONPATH=str(site)) == "Shouting(volume=3) True"

@@ -13,7 +13,13 @@ from gradwire.experiments.workloads.emulation import model
 from ..ranks import PRELOADED
 
 multiprocessing.set_forkserver_preload(
-    [*PRELOADED, "torchvision", "gradwire.experiments.bench.run", "gradwire.experiments.compare.command"]
+    [
+        *PRELOADED,
+        "torchvision",
+        "sklearn.datasets",
+        "gradwire.experiments.bench.run",
+        "gradwire.experiments.compare.command",
+    ]
 )
 
 

@@ -17,7 +17,7 @@ from .test_handle import same
 SHAPES = ((64, 48), (48,), (32, 40), (5,))
 SPECS = ["topk:ratio=0.05", "onebit", "powersgd:rank=2", "batched-powersgd"]
 OPTIONS = {"bucket_cap_mb": 0.004}
-STEPS = 18
+STEPS = 12
 
 
 def wrapped(spec, ours):
@@ -72,7 +72,7 @@ def saved_meanwhile(rank, world_size, spec, ours):
     found = []
     for step in range(STEPS):
         found.append(step_of(model, rank, step))
-        if step % 6 == 5:
+        if step % 3 == 2:
             thread.once_more()
     saved = thread.stop()
     last = handle.state_dict()

@@ -15,7 +15,7 @@ from .given import Given, average, gradients
 from .test_handle import LOSSY, same
 
 SHAPES = ((40, 30), (40,), (10, 200), (3,))
-STEPS, EXTRA = 5, (2, 4)  # steps, and those before which gradients are averaged and thrown away
+STEPS, EXTRA = 4, (1, 3)  # steps, and those before which gradients are averaged and thrown away
 
 
 def wrapped(spec, ours, undo=True, **options):

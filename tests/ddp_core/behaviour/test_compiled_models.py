@@ -180,9 +180,17 @@ def backwards(loss):
     loss.backward()
 
 
+OTHER_CHANGES = [
+    pytest.param(case, change, marks=pytest.mark.thorough)
+    for case, change in (("attach", "reset"), ("own DDP", "compile"), ("replicate", "compile"), ("FSDP2", "reset"))
+]
+
+
 @fsdp_of_others
-@pytest.mark.parametrize("change", ["compile", "reset"])
-@pytest.mark.parametrize("case", ["attach", "own DDP", "replicate", "FSDP2"])
+@pytest.mark.parametrize(
+    ("case", "change"),
+    [("attach", "compile"), ("own DDP", "reset"), ("replicate", "reset"), ("FSDP2", "compile"), *OTHER_CHANGES],
+)
 def test_hooks_are_not_compiled_when_compilation_begins_between_forward_and_backward(ranks, case, change):
     for in_python, compiled in ranks.run(between, 2, CASES[case][0], change, timeout=110):
         torch.testing.assert_close(compiled, in_python, rtol=0, atol=0)

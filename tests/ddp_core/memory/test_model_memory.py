@@ -58,7 +58,7 @@ def wishes_of(model):
 def wishes_after_swap(rank, world_size, case, skip, saving):
     """For each specification the wishes of each step after a swap. `saving`: ranks that save after each step."""
     results = {}
-    for spec in (*SPECS, FORGETFUL):
+    for spec in (SPECS[list(CASES).index(case) % 3], FORGETFUL):
         model = swapped(rank, spec, skip_all_reduce_unused_params=skip)
         results[spec] = []
         for step, used in enumerate(CASES[case][0], 2):
@@ -76,7 +76,7 @@ def test_ranks_stop_asking_at_the_same_step_once_all_has_come_out(ranks, case):
     skip, saving = [(False, ()), (True, (0,)), (True, ()), (False, (0,))][list(CASES).index(case) % 4]
     answers = ranks.run(wishes_after_swap, 2, case, skip, saving)
     for results in answers:
-        for spec in SPECS:
+        for spec in results.keys() - {FORGETFUL}:
             assert results[spec] == [(1.0, True)] * carrying + [(0.5, False)] * (len(usage) - carrying), spec
         assert results[FORGETFUL] == answers[0][FORGETFUL]
 
@@ -172,7 +172,7 @@ def resumed(rank, world_size, options):
 
 @pytest.mark.parametrize("options", [STATIC, SKIPPING])
 def test_a_state_saved_while_something_is_owed_goes_on_in_the_same_bits(ranks, options):
-    for *stopped, whole in ranks.run(resumed, 3, options):
+    for *stopped, whole in ranks.run(resumed, 2, options):
         assert len({wishes for wishes, _ in whole}) == 2
         for history in stopped:
             for (wishes, gradients), (expected_wishes, expected) in zip(history, whole, strict=True):

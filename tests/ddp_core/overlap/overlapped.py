@@ -8,7 +8,7 @@ from gradwire.ddp_core import Link, Paced
 
 RATE = 4e6  # bytes a second of the emulated link: a step's gradients take some milliseconds
 SLICE_MB = 0.004
-STEPS = 5
+STEPS = 4
 BATCH = 4
 
 

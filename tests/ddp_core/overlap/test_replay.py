@@ -10,7 +10,7 @@ from gradwire.ddp_core.overlap.bounds import optimal, synchronous
 from gradwire.ddp_core.overlap.replay import backward_order, priority_order, replay
 from gradwire.ddp_core.overlap.step_model import Piece, StepModel, layered, merged
 
-SEEDS = range(60)
+SEEDS = range(20)
 
 
 def random_model(seed, pieces=5, longest=6):

@@ -172,12 +172,11 @@ def sums_of_both_kinds(rank, world_size, dtype):
     shared = transport.allocate(parameters)
     same = []
     for step in range(2):
-        started = []
-        for flat in shared:
-            flat.copy_(numbers(rank, step, flat.numel(), dtype))
+        given, started = [numbers(rank, step, flat.numel(), dtype) for flat in shared], []
+        for flat, own in zip(shared, given, strict=True):
+            flat.copy_(own)
             started.append(transport.start(AllReduce(flat, "sum"), 0))
-        for flat, pending in zip(shared, started, strict=True):
-            expected = numbers(rank, step, flat.numel(), dtype)
+        for flat, expected, pending in zip(shared, given, started, strict=True):
             dist.all_reduce(expected)
             same.append(pending.wait(limit) is flat and torch.equal(flat, expected))
     return same

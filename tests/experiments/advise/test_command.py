@@ -30,20 +30,20 @@ def shown_rank(rank, rendezvous, config, backend):
 
 def test_it_shows_the_table_and_writes_all_of_it(trace, tmp_path, monkeypatch):
     file, picture = tmp_path / "advice.json", tmp_path / "hosts.png"
-    flags = ["--nproc=2", f"--compute=emulate:{trace}", "--link=4mbit", "--compressors=int4", "--hosts=64"]
+    flags = ["--nproc=2", f"--compute=emulate:{trace}", "--link=8mbit", "--compressors=int4", "--hosts=64"]
     monkeypatch.setattr(command, "run_rank", shown_rank)
     assert main(["advise", *flags, f"--json={file}", f"--picture={picture}"]) == 0
     shown = file.with_suffix(".0").read_text()
     document = json.loads(file.read_text())
     assert shown.endswith(f"picture      {picture}\n")
     assert picture.stat().st_size > 10_000
-    for told in ("small, 32,768 parameters, 2 ranks", "NOT REAL: emulated link 4 Mbit/s", "network: AllReduce", "int4"):
+    for told in ("small, 32,768 parameters, 2 ranks", "NOT REAL: emulated link 8 Mbit/s", "network: AllReduce", "int4"):
         assert told in shown
     assert document["here"]["recommended"]["compressor"] == "int4"
     assert document["here"]["recommended"]["sentence"] in shown
     assert [each["ranks"] for each in document["elsewhere"]] == [64]
     rows = {(row["compressor"], row["order"]): row for row in document["here"]["rows"]}
-    wire = 4 * 32_768 * 8 / 4e6
+    wire = 4 * 32_768 * 8 / 8e6
     assert rows["none", "backward"]["step"] == pytest.approx(wire + 0.012, rel=0.3)
     assert rows["int4", "backward"]["sent_bytes"] < rows["none", "backward"]["sent_bytes"] / 6
     assert rows["none", "backward"]["bound"] >= 0.9 * wire

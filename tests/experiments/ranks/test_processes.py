@@ -87,7 +87,7 @@ def arguments(tmp_path):
     text = tmp_path / "text.txt"
     text.write_bytes(bytes(range(256)) * 100)
     model = ["--model=gpt", "--model.width=32", "--model.layers=1", "--model.context=16"]
-    length = ["--turns=false", "--steps=150", "--eval-batches=1", f"--compressors={','.join(COMPRESSORS)}"]
+    length = ["--turns=false", "--steps=50", "--eval-batches=1", f"--compressors={','.join(COMPRESSORS)}"]
     return ["compare", *model, *length, "--data=text", f"--data.path={text}", f"--out={tmp_path / 'out'}"]
 
 

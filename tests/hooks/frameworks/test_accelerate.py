@@ -2,10 +2,7 @@
 
 import gc
 import os
-import subprocess
-import sys
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +11,7 @@ from torch.utils.data import DataLoader
 
 import gradwire
 
+from ...forked import Script
 from ..test_handle import same
 from .launched import (
     BATCH,
@@ -30,7 +28,6 @@ from .launched import (
     numbers,
 )
 
-ROOT = Path(__file__).parents[3]
 ACCUMULATED = 3
 
 
@@ -99,14 +96,11 @@ gradwire.accelerate(accelerator, accelerator.prepare(torch.nn.Linear(4, 4)), "in
 
 
 @needing("accelerate")
-def test_one_process_of_accelerate_launch_is_told_how_to_start_several(tmp_path):
-    (tmp_path / "script.py").write_text(ALONE)
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "script.py"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=TIMEOUT)
-    assert "TypeError: Accelerate runs as one process here" in done.stderr
-    assert "torchrun --nproc-per-node 2 script.py" in done.stderr
-    assert "accelerate launch --cpu starts one process" in done.stderr
+def test_one_process_of_accelerate_is_told_how_to_start_several():
+    errors = Script(ALONE, variables={**os.environ, "HF_HUB_OFFLINE": "1"}).end().errors
+    assert "TypeError: Accelerate runs as one process here" in errors
+    assert "torchrun --nproc-per-node 2 script.py" in errors
+    assert "accelerate launch --cpu starts one process" in errors
 
 
 def by_kwargs(rank, world_size, folder):

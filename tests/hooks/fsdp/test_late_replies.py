@@ -1,6 +1,7 @@
 """Replies that come late, and are NaN until then, change nothing of what is gathered, summed and averaged of shards."""
 
 from datetime import timedelta
+from itertools import zip_longest
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ def taken_by(check):
 
 GATHERED, SUMMED = taken_by(weight_gather), taken_by(shard_sum)
 GATHERED.append("int4:send=weights")
-OF_SHARDS = [{"gather": name} for name in GATHERED] + [{"reduce": name} for name in SUMMED]
+OF_SHARDS = [{"gather": one, "reduce": other} for one, other in zip_longest(GATHERED, SUMMED, fillvalue="none")]
 OF_REPLICAS = [{"replicas": name} for name in ("none", "int8", "topk", "powersgd:rank=2")]
 
 
