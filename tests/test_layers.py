@@ -51,8 +51,9 @@ FLOORS = {  # the rooms of a layer, folders and files, from the ground up; those
         "network kernels",
         "workloads",
         "advise bench collective info plan ready rendezvous replay report top",
-        "compare sweep",
+        "compare",
         "cli",
+        "sweep",
     ],
 }
 LAZY = [  # what is imported only once it is asked for

@@ -108,12 +108,12 @@ COMMANDS: dict[str, Command] = {
     ),
     "sweep": Command(
         "Run a study: one command at every point of a grid, with a table and pictures; finished points are kept.",
-        function=".cli.study:sweep_command",
+        function=".sweep:sweep_command",
         examples=(
             "gradwire sweep --config ddp-fig2-allreduce --short",
             "gradwire sweep --config ddp-fig2-allreduce --out runs/all-reduce",
         ),
-        common=("config", "short", "out", "redraw", "limit", "only"),
+        common=("config", "short", "out", "redraw", "limit"),
     ),
     "kernels": Command(
         "Check the compressors' arithmetic on each backend, and time it against memory and torch's operators.",

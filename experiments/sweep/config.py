@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .derive import check_derivations
+from .columns import SPREAD, check_derivations
 from .figure import Figure, figures_of
-from .mean import SPREAD
 from .recommendation import Criterion, criterion_of
 from .rows import READERS, USE, USED_BY
 
@@ -30,8 +29,6 @@ class SweepConfig:
     grid: list[dict[str, Any]] = field(default_factory=list)
     """options of the command, of which a list has a value for each point; the points are all combinations. Several
     grids come one after the other"""
-    only: dict[str, Any] = field(default_factory=dict)
-    """part of the grid to run and show: {option: [values]}"""
     mean_over: list[str] = field(default_factory=list)
     """columns, such as seed, to average over; NAME.spread shows the standard deviation"""
     shortened: dict[str, Any] = field(default_factory=dict)
@@ -69,8 +66,6 @@ class SweepConfig:
             raise ValueError(f"{USE} is for points of {USED_BY}, whose steps are timed; leave it out of {self.command}")
         if not self.limit > 0:
             raise ValueError(f"limit is above 0 seconds, got {self.limit}")
-        if unknown := self.only.keys() - options:
-            raise ValueError(f"only names options of the grid, {', '.join(options)}; got {', '.join(sorted(unknown))}")
         check_derivations(self.derive)
         figures_of(self.figures)
         criterion_of(self.verdict)

@@ -15,11 +15,9 @@ from rich.table import Table
 from ... import __version__
 from ..bench.rows import FACTORS
 from ..results.rows import Row, shown
-from .cache import Finished
+from .columns import derived, means
 from .config import SweepConfig
-from .derive import derived
-from .mean import means
-from .points import Point
+from .points import Finished, Point
 from .recommendation import recommendations
 from .rows import column_of
 

@@ -18,8 +18,8 @@ from ..results.picture import DPI
 from ..results.rows import Row
 from ..results.statistics import smoothed
 from ..results.words import in_words
+from .columns import SPREAD
 from .figure import Figure
-from .mean import SPREAD
 from .rows import named
 
 SIZE = (8.0, 4.8)  # inches

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..network.lab.utilization import Utilization
 from ..results.rows import Row, flat
-from .mean import RUNS, SPREAD
+from .columns import RUNS, SPREAD
 
 USE = "netlab.utilization"  # a file of the point's, read into its rows
 USED_BY = "bench"  # the command whose points may have it

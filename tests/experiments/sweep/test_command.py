@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from gradwire.experiments.sweep import command, picture
-from gradwire.experiments.sweep.cache import POINTS, read_points
+from gradwire.experiments.sweep.points import POINTS, read_points
 
 from .given import STUDY, document, sweep, with_key
 
