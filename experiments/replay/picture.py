@@ -12,8 +12,7 @@ from matplotlib.patches import Patch
 
 from ...ddp_core.overlap.replay import Replay, backward_order, priority_order, replay
 from ...ddp_core.overlap.step_model import StepModel
-from ..results.palette import COLORS
-from ..results.picture import DPI
+from ..results.palette import COLORS, DPI
 
 STEPS = 2
 HEIGHT = 0.8  # of a row

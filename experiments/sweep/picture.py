@@ -13,8 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
 from ..network.link import shown_rate
-from ..results.palette import look
-from ..results.picture import DPI
+from ..results.palette import DPI, look
 from ..results.rows import Row
 from ..results.statistics import smoothed
 from ..results.words import in_words

@@ -9,10 +9,7 @@ from torch import nn
 
 from ....compress.builder.did_you_mean import did_you_mean
 from ..sample import SampleShape
-from .gpt import GPT
-from .lstm import LSTM
-from .mlp import MLP
-from .resnet import ResNet18
+from .networks import GPT, LSTM, MLP, ResNet18
 
 TORCHVISION = "torchvision:"
 VISION = (
