@@ -1,6 +1,5 @@
 """`gradwire advise`: whether to compress on these hosts, and how."""
 
-from .command import advise_command
-from .config import AdviseConfig
+from .command import AdviseConfig, advise_command
 
 __all__ = ["AdviseConfig", "advise_command"]

@@ -1,6 +1,6 @@
 """`gradwire collective`: how fast collectives are, by size and backend."""
 
 from .command import collective
-from .config import CollectiveConfig
+from .measure import CollectiveConfig
 
 __all__ = ["CollectiveConfig", "collective"]

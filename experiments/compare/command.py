@@ -24,8 +24,7 @@ from ..ranks.group import joined
 from ..ranks.launchers import lab_here, threads_here
 from ..ranks.processes import supervised
 from ..results.comparison import NO_LINK, ONE_PROCESS, SIMULATED, Results, RunResult, ranks_on
-from ..results.environment import command_line, environment
-from ..results.files import prepared_folder
+from ..results.files import command_line, environment, prepared_folder
 from ..results.loggers import check_loggers, log
 from ..workloads.data import Dataset, load_dataset
 from ..workloads.history import Steps

@@ -101,9 +101,10 @@ class LowRank:
     def torch_left(self) -> None:
         """Two passes."""
         self.residual.add_(self.grad)
-        self._torch_products(self.residual)
+        self.torch_products(self.residual)
 
-    def _torch_products(self, matrices: Tensor) -> None:
+    def torch_products(self, matrices: Tensor) -> None:
+        """`P = M Q`, one pass."""
         for m, q, p in zip(self.factors.full(matrices), self.torch_q, self.torch_p, strict=True):
             torch.mm(m, q, out=p)
 
@@ -112,11 +113,8 @@ class LowRank:
         for p in self.torch_p:
             p.copy_(torch.linalg.qr(p).Q if p.shape[1] > 1 else p / p.norm())
 
-    def torch_right(self) -> None:
-        """One pass."""
-        self._torch_transposed(self.residual)
-
-    def _torch_transposed(self, matrices: Tensor) -> None:
+    def torch_transposed(self, matrices: Tensor) -> None:
+        """`Q = M^T P`, one pass."""
         for m, p, q in zip(self.factors.full(matrices), self.torch_p, self.torch_q, strict=True):
             torch.mm(m.T, p, out=q)
 
@@ -137,9 +135,9 @@ class LowRank:
     def torch_whole(self) -> None:
         """As torch's hook, which moves 44 bytes an element."""
         before = self.grad.add_(self.residual).clone()
-        self._torch_products(self.grad)
+        self.torch_products(self.grad)
         self.torch_orthogonalize()
-        self._torch_transposed(self.grad)
+        self.torch_transposed(self.grad)
         self._torch_outer()
         torch.sub(before, self.grad, out=self.residual)
 
@@ -156,10 +154,9 @@ def left(elements: int, dtype: torch.dtype, device: torch.device, rank: int) -> 
 def right(elements: int, dtype: torch.dtype, device: torch.device, rank: int) -> Job:
     """M in; Q up to the rounding of sums."""
     b = LowRank(elements, dtype, device, rank)
-    baseline = "mm of the transposed matrix"
-    return b.job(
-        baseline, [b.residual, b.p], [b.q], b.residual.nbytes, (b.right, b.torch_right), lambda: [Output("q", b.q)]
-    )
+    ways = (b.right, lambda: b.torch_transposed(b.residual))
+    baseline, results = "mm of the transposed matrix", [Output("q", b.q)]
+    return b.job(baseline, [b.residual, b.p], [b.q], b.residual.nbytes, ways, lambda: results)
 
 
 def finish(elements: int, dtype: torch.dtype, device: torch.device, rank: int) -> Job:

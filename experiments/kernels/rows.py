@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from ..results.environment import environment
-from ..results.files import figures_document
+from ..results.files import environment, figures_document
 
 
 @dataclass(frozen=True)

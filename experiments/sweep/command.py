@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.progress import TextColumn, TimeRemainingColumn
 
 from ..ranks.stopping import INTERRUPTED, sigterm_interrupts
-from ..results.environment import command_line
-from ..results.files import prepared_folder
+from ..results.files import command_line, prepared_folder
 from ..results.progress_bar import progress_bar
 from ..results.rows import Row
 from .config import SweepConfig

@@ -6,7 +6,7 @@ from .model import EmulatedModel, emulated
 from .options import chosen_trace
 from .prediction import cost_on, predicted
 from .recording import from_flops
-from .shipped import load_trace, trace_names
+from .shipped import load_trace
 from .step_model import step_by_buckets, step_by_layers, step_by_slices
 from .trace import Layer, Trace
 
@@ -26,5 +26,4 @@ __all__ = [
     "step_by_layers",
     "step_by_slices",
     "trace_command",
-    "trace_names",
 ]
