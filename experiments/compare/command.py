@@ -122,7 +122,7 @@ def _simulated(config: CompareConfig, dataset: Dataset) -> int:
 
     def trainer(spec: str, link: str | None, report: Report) -> Training:
         yield from ()  # no turns: its seconds are those of the processor
-        return train_simulated(spec, config.training, dataset, config.nproc, report)
+        return train_simulated(spec, config, dataset, config.nproc, report)
 
     _run_all(config, _empty_results(config, dataset, ONE_PROCESS, "gradwire", config.nproc), trainer, out)
     write_output(Results.read(out / RESULTS), out)
@@ -151,7 +151,7 @@ def run_rank(
 
         def trainer(spec: str, link: str | None, report: Report) -> Training:
             pace = over_link(link)
-            return train(spec, config.training, dataset, group, device, report, pace, turns=config.in_turns)
+            return train(spec, config, dataset, group, device, report, pace, turns=config.in_turns)
 
         _run_all(config, _empty_results(config, dataset, backend, launcher, group.size()), trainer, out)
 
