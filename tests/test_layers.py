@@ -50,7 +50,7 @@ FLOORS = {  # the rooms of a layer, folders and files, from the ground up; those
         "results",
         "network kernels",
         "workloads",
-        "advise bench collective info plan ready rendezvous replay report top",
+        "advise bench collective info plan ready rendezvous report top",
         "compare",
         "cli",
         "sweep",

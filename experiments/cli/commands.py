@@ -143,12 +143,6 @@ COMMANDS: dict[str, Command] = {
         common=("model", "seconds", "rows", "json"),
         positional=("trace",),
     ),
-    "replay": Command(
-        "Predict the steps that gradwire bench measured on an emulated accelerator, and those of more hosts.",
-        function=".replay:replay_command",
-        examples=("gradwire replay bench.json", "gradwire replay bench.json --hosts 16,64 --picture step.png"),
-        positional=("files",),
-    ),
     "netlab": Command(
         "Run a command on emulated hosts, joined by links of a set bandwidth (Linux, root).",
         function=".network.lab.command:netlab_command",
