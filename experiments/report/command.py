@@ -71,7 +71,7 @@ def _sweep(document: dict[str, Any], path: Path) -> Sequence[Section]:
         about=" ".join(filter(None, [*about, _versions(document)])),
         headings=columns,
         rows=[[shown(row.get(name)) for name in columns] for row in document["rows"]],
-        emphasis=[*short, *document["verdicts"], *failures],
+        emphasis=[*short, *failures],
         pictures=pictures_in({path.with_name(name): caption for name, caption in document["pictures"].items()}),
         details={"Commands": "\n".join(document["commands"]), **_details(document)},
     )

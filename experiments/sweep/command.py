@@ -107,7 +107,6 @@ def _keep(outcome: Outcome, out: Path) -> None:
         console.print(f"NOT REAL: {label}", markup=False, highlight=False, soft_wrap=True)
     for label, why in outcome.failures.items():
         console.print(f"failed: {label}: {why}", style="red", markup=False, highlight=False, soft_wrap=True)
-    console.print(*outcome.recommendations, sep="\n", markup=False, highlight=False, soft_wrap=True)
     places = {"points": [POINTS], "study": [STUDY, PAGE], "pictures": list(outcome.pictures)}
     for name, files in places.items():
         there = ", ".join(str(out / file) for file in files if (out / file).exists())

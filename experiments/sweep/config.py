@@ -8,7 +8,6 @@ from typing import Any
 
 from .columns import SPREAD, check_derivations
 from .figure import Figure, figures_of
-from .recommendation import Criterion, criterion_of
 from .rows import READERS, USE, USED_BY
 
 SHORTENED = ("base", "grid")
@@ -39,8 +38,6 @@ class SweepConfig:
     """columns of the table; if not given, those of the grid and the figures"""
     figures: list[dict[str, Any]] = field(default_factory=list)
     """pictures to draw: name, kind (line, bar, points), x, y, series and more"""
-    verdict: dict[str, Any] = field(default_factory=dict)
-    """column that decides whether compression pays: {of: COLUMN, each: [COLUMNS]}"""
     notes: str = ""
     """text that a reader of the results must know"""
     limit: float = 600.0
@@ -68,7 +65,6 @@ class SweepConfig:
             raise ValueError(f"limit is above 0 seconds, got {self.limit}")
         check_derivations(self.derive)
         figures_of(self.figures)
-        criterion_of(self.verdict)
 
     @property
     def chosen_base(self) -> Mapping[str, Any]:
@@ -92,11 +88,6 @@ class SweepConfig:
         return figures_of(self.figures)
 
     @property
-    def criterion(self) -> Criterion | None:
-        """What the recommendations, `verdict` in the study file, go by."""
-        return criterion_of(self.verdict)
-
-    @property
     def shown(self) -> list[str]:
         """The columns of the table."""
         drawn = [column for figure in self.drawn for column in figure.columns]
@@ -111,6 +102,5 @@ class SweepConfig:
             for name in (*(entry[key] for key in ("of", "over", "seconds") if key in entry), *entry.get("against", ()))
         ]
         drawn = [name for figure in self.drawn for name in figure.named]
-        decide = self.criterion.columns if self.criterion else []
-        named = dict.fromkeys((*derived, *self.columns, *drawn, *decide))
+        named = dict.fromkeys((*derived, *self.columns, *drawn))
         return [name for name in named if name.removesuffix(SPREAD) not in self.derive]

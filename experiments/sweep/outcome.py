@@ -18,7 +18,6 @@ from ..results.rows import Row, shown
 from .columns import derived, means
 from .config import SweepConfig
 from .points import Finished, Point
-from .recommendation import recommendations
 from .rows import column_of
 
 STUDY = "study.json"
@@ -56,12 +55,6 @@ class Outcome:
         rows = self.rows
         wanted = dict.fromkeys(column_of(name, rows[0]) for name in self.config.shown) if rows else {}
         return [name for name in wanted if any(_plain(row.get(name)) for row in rows)]
-
-    @property
-    def recommendations(self) -> list[str]:
-        """A sentence for each setting, where the study asks for them."""
-        criterion = self.config.criterion
-        return list(recommendations(criterion, self.rows)) if criterion and self.finished else []
 
     @property
     def labels(self) -> list[str]:
@@ -106,7 +99,6 @@ class Outcome:
             "config": asdict(config),
             "columns": self.columns,
             "rows": self.rows,
-            "verdicts": self.recommendations,
             "pictures": dict(self.pictures),
             "failures": dict(self.failures),
         }
@@ -121,7 +113,6 @@ class Outcome:
         lines = [f"# {config.title}", "", *filter(None, [config.source, _warning(config.short)]), ""]
         lines += [config.notes, ""] * bool(config.notes)
         lines += [f"Labels: {'; '.join(self.labels)}.", ""] * bool(self.labels)
-        lines += [f"- {sentence}" for sentence in self.recommendations] + [""] * bool(self.recommendations)
         if columns:
             lines += [_line(columns), _line(["---"] * len(columns))]
             lines += [_line([shown(row.get(name)) for name in columns]) for row in self.rows]

@@ -19,7 +19,6 @@ from ..results.statistics import smoothed
 from ..results.words import in_words
 from .columns import SPREAD
 from .figure import Figure
-from .rows import named
 
 SIZE = (8.0, 4.8)  # inches
 TITLE_CHARACTERS = 95  # in a line
@@ -65,7 +64,7 @@ def _name(figure: Figure, row: Row) -> str:
 
 def _shown(column: str, value: Any) -> str:
     """A value as people write it: a compressor in words, a number with its column's name."""
-    text = named(column, value)
+    text = value if isinstance(value, str) else f"{column} {value}"
     return in_words(text) if column == COMPRESSOR else _with_units(text)
 
 

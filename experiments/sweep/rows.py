@@ -83,15 +83,6 @@ def column_of(key: str, row: Mapping[str, Any]) -> str:
     return singular if key not in row and singular in row else key
 
 
-def named(column: str, value: Any) -> str:
-    """A value that tells rows apart, with its column's name where it is no text.
-
-    >>> named("compressor", "none"), named("overlap", True)
-    ('none', 'overlap True')
-    """
-    return value if isinstance(value, str) else f"{column} {value}"
-
-
 def link_use(rows: list[Row], use: Utilization) -> list[Row]:
     """A point's only row, with what host 0 sent in the last two steps: link.seconds, and link.sent_mbit a second.
 

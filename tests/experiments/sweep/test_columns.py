@@ -21,7 +21,6 @@ from .given import STUDY, sweep, with_key
             "figures: [{name: a, kind: line, x: element, y: p50, series: backed, bounds: {a: low}, where: {rank: 0}}]",
             "backed, element, p50, rank, low",
         ),
-        ("verdict: {of: second, each: [link]}", "second, link, compressor"),
     ],
     ids=lambda value: value.partition(":")[0],
 )
@@ -49,7 +48,7 @@ def test_columns_are_checked_at_the_first_rows_and_a_study_that_was_mended_goes_
 def test_a_column_that_some_rows_lack_may_be_named():
     figure = {"name": "use", "kind": "line", "x": "link.seconds", "y": "link.sent_mbit", "series": "bucket_mb"}
     columns = ["compressors", "bucket_mb", "later", "later.spread", "runs"]
-    config = SweepConfig(command="bench", columns=columns, figures=[figure], verdict={"of": "later"})
+    config = SweepConfig(command="bench", columns=columns, figures=[figure])
     check_columns(config.named, "bench", [{"compressor": "none", "bucket_mb": None}, {"later": 1.0}])
     with pytest.raises(ValueError, match=r"names: later, later.spread; there are: compressor, bucket_mb\."):
         check_columns(config.named, "bench", [{"compressor": "none", "bucket_mb": None}])
