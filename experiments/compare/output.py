@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ..report import write_report
+from ..report.page import write_report
 from ..results.comparison import Results
 from ..results.optional import optional_files
 from ..results.recommendation import recommendation

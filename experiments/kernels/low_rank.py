@@ -101,10 +101,9 @@ class LowRank:
     def torch_left(self) -> None:
         """Two passes."""
         self.residual.add_(self.grad)
-        self.torch_products(self.residual)
+        self._torch_products(self.residual)
 
-    def torch_products(self, matrices: Tensor) -> None:
-        """`P = M Q`, one pass."""
+    def _torch_products(self, matrices: Tensor) -> None:
         for m, q, p in zip(self.factors.full(matrices), self.torch_q, self.torch_p, strict=True):
             torch.mm(m, q, out=p)
 
@@ -113,8 +112,11 @@ class LowRank:
         for p in self.torch_p:
             p.copy_(torch.linalg.qr(p).Q if p.shape[1] > 1 else p / p.norm())
 
-    def torch_transposed(self, matrices: Tensor) -> None:
-        """`Q = M^T P`, one pass."""
+    def torch_right(self) -> None:
+        """One pass."""
+        self._torch_transposed(self.residual)
+
+    def _torch_transposed(self, matrices: Tensor) -> None:
         for m, p, q in zip(self.factors.full(matrices), self.torch_p, self.torch_q, strict=True):
             torch.mm(m.T, p, out=q)
 
@@ -135,9 +137,9 @@ class LowRank:
     def torch_whole(self) -> None:
         """As torch's hook, which moves 44 bytes an element."""
         before = self.grad.add_(self.residual).clone()
-        self.torch_products(self.grad)
+        self._torch_products(self.grad)
         self.torch_orthogonalize()
-        self.torch_transposed(self.grad)
+        self._torch_transposed(self.grad)
         self._torch_outer()
         torch.sub(before, self.grad, out=self.residual)
 
@@ -154,9 +156,10 @@ def left(elements: int, dtype: torch.dtype, device: torch.device, rank: int) -> 
 def right(elements: int, dtype: torch.dtype, device: torch.device, rank: int) -> Job:
     """M in; Q up to the rounding of sums."""
     b = LowRank(elements, dtype, device, rank)
-    ways = (b.right, lambda: b.torch_transposed(b.residual))
-    baseline, results = "mm of the transposed matrix", [Output("q", b.q)]
-    return b.job(baseline, [b.residual, b.p], [b.q], b.residual.nbytes, ways, lambda: results)
+    baseline = "mm of the transposed matrix"
+    return b.job(
+        baseline, [b.residual, b.p], [b.q], b.residual.nbytes, (b.right, b.torch_right), lambda: [Output("q", b.q)]
+    )
 
 
 def finish(elements: int, dtype: torch.dtype, device: torch.device, rank: int) -> Job:

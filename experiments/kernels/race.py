@@ -1,4 +1,4 @@
-"""Seconds of work that finds nothing in a cache, of several implementations turn by turn: what disturbs one disturbs all."""
+"""Time implementations of the same work turn by turn, from cold caches: what disturbs one disturbs all."""
 
 from __future__ import annotations
 

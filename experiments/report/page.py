@@ -24,15 +24,10 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG file, and what it shows."""
+    """What a picture shows, and its PNG file in base64."""
 
-    path: Path
     caption: str
-
-    @property
-    def data(self) -> str:
-        """The file's bytes in base64."""
-        return b64encode(self.path.read_bytes()).decode()
+    data: str
 
 
 @dataclass(frozen=True)
@@ -51,8 +46,9 @@ class Section:
 
 def pictures_in(captions: Mapping[Path, str]) -> list[Picture]:
     """Those of the files that are PNG, by their first bytes: a page holds no other, whatever results name as a picture."""
-    files = [path for path in captions if path.is_file()]
-    return [Picture(path, captions[path] or path.stem) for path in files if path.read_bytes().startswith(PNG)]
+    found = {path: path.read_bytes() for path in captions if path.is_file()}
+    pictures = {path: content for path, content in found.items() if content.startswith(PNG)}
+    return [Picture(captions[path] or path.stem, b64encode(content).decode()) for path, content in pictures.items()]
 
 
 def write_page(title: str, sections: Sequence[Section], path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Files that a command is asked to write, with its command line and its machine: refused before it measures."""
+"""Files that a command is asked to write, refused before it measures; they name its command line and its machine."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ class Outcome:
     failures: Mapping[str, str] = field(default_factory=dict)
     pictures: Mapping[str, str] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def rows(self) -> list[Row]:
         """With the derived columns."""
         rows = [row for point in self.finished for row in point.rows]
@@ -49,7 +50,7 @@ class Outcome:
         drawn = [column for figure in self.config.drawn for column in figure.columns]
         return means(found, self.config.mean_over, dimensions, drawn) if self.config.mean_over else found
 
-    @property
+    @cached_property
     def columns(self) -> list[str]:
         """Of the table: those asked for that any row has and that are no lists."""
         rows = self.rows

@@ -1,4 +1,4 @@
-"""Hosts, made and removed: a bridge, and for each host a network namespace behind a limited virtual cable.
+"""Hosts, made and removed with iproute2: a bridge, and for each host a network namespace behind a limited virtual cable.
 
 All that a lab makes has its owner's process id in its name, and a file in `OWNERS` that the owner keeps locked: what
 belongs to an unlocked one was left by a process that is gone, however it ended, and is removed when the next lab starts.

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from gradwire.ddp_core.measure.clock import HostClock
-from gradwire.experiments.bench import BenchConfig, command, rows, run, show
+from gradwire.experiments.bench import command, rows, run, show
 from gradwire.experiments.bench.command import rank_main
+from gradwire.experiments.bench.config import BenchConfig
 from gradwire.experiments.bench.models import task
 from gradwire.experiments.bench.rows import NO_DDP, Case, bound_here, bounds
 from gradwire.experiments.bench.run import world_sizes

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gradwire.experiments.cli import main
-from gradwire.experiments.report import ReportConfig, report_command
+from gradwire.experiments.report.command import ReportConfig, report_command
 from gradwire.experiments.results.picture import draw
 
 from ...browser import browse, needs_browser
