@@ -18,7 +18,7 @@ from ..ddp_core import obstacle
 from ..ddp_core.transport.nvlink import connections
 from ..kernels import backends
 from .network.interfaces import interfaces
-from .results.environment import environment
+from .results.files import environment
 
 if TYPE_CHECKING:
     from rich.table import Table

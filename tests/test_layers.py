@@ -50,9 +50,10 @@ FLOORS = {  # the rooms of a layer, folders and files, from the ground up; those
         "results",
         "network kernels",
         "workloads",
-        "advise bench collective info plan ready rendezvous replay report top",
-        "compare sweep",
+        "advise bench collective info plan ready rendezvous report top",
+        "compare",
         "cli",
+        "sweep",
     ],
 }
 LAZY = [  # what is imported only once it is asked for

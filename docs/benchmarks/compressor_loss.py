@@ -83,7 +83,7 @@ TASKS = {
 def trained(spec: str, task: Task, seed: int, dataset: Dataset) -> dict[str, Any]:
     """Train with one compressor; return the specification with its feedback, and the validation loss at the end."""
     config = task.config(seed)
-    model = initial_model(config.training, dataset, CPU)
+    model = initial_model(config, dataset, CPU)
     optimizers = task.optimizers(model)
     built = compressor(tuned(spec, optimizers))
     ranks = SimulatedRanks(model, built, RANKS, config.bucket_mb)

@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 
 from ...hooks.advice import Advice
 from ...hooks.advice.recommendation import ASSUMED, Forecast
-from ..results.palette import look
-from ..results.picture import DPI
+from ..results.palette import DPI, look
 from ..results.words import in_words
 
 ALIKE = 0.02  # of a line's seconds

@@ -22,7 +22,6 @@ from ..ranks.launchers import lab_here, threads_here, under_launcher
 from ..ranks.processes import supervised
 from ..results.files import figures_document, write_json
 from ..results.progress_bar import progress_bar
-from .bounds import bound_here, bounds
 from .config import BenchConfig
 from .models import Task
 from .rows import KIND, Placement, row
@@ -155,6 +154,5 @@ def _rows(
     setup = Setup(task, _batch_size(task, config), config.seed, world.device, world.timeout, transport)
     with world.joined(count, name):
         for case, measured in measure(chosen, setup, config, world, advance):
-            found = row(task.name, setup.batch_size, case, placement, measured, config)
-            yield {**found, **bounds(config, case, count), **bound_here(config, case, count, found)}
+            yield row(task.name, setup.batch_size, case, placement, measured, config)
     bar.remove_task(shown)

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ..results.rows import Row
 from .rows import FACTORS, KIND, NO_DDP
 from .show import PLAIN, place, value
 
@@ -39,33 +40,24 @@ class DiffConfig:
             raise ValueError(f"fail_over is a number of percent, at least 0, got {self.fail_over}")
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """Rows of the same model, ranks and setting in two files, and what only one of them has.
-
-    `factors`: those that tell the rows of one file apart. A factor with one value in each file may differ between them.
-    """
-
-    factors: Sequence[str]
-    both: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]
-    base_only: Sequence[Mapping[str, Any]]
-    test_only: Sequence[Mapping[str, Any]]
-
-
 def diff_command(config: DiffConfig) -> int:
     """Show the difference; the exit code: 1 for a regression that is not allowed."""
     if not config.base or not config.test:
         raise ValueError("diff compares two files: gradwire diff BASE.json TEST.json")
     base, test = _read(Path(config.base)), _read(Path(config.test))
-    pairs = paired(base["rows"], test["rows"])
-    if not pairs.both:
+    factors = _factors(base["rows"], test["rows"])
+    ours, theirs = ({_key(row, factors): row for row in each["rows"]} for each in (base, test))
+    both = [(row, theirs[key]) for key, row in ours.items() if key in theirs]
+    if not both:
         raise ValueError(f"{config.base} and {config.test} have no model, batch size and number of ranks in common")
-    failures = [] if config.fail_over is None else list(regressions(pairs, config.fail_over))
+    missing = [row for key, row in ours.items() if key not in theirs]
+    added = [row for key, row in theirs.items() if key not in ours]
     console = Console(width=max(Console().width, 120))
-    console.print(_facts_table(base, test), _table(pairs), LEGEND, sep="\n", highlight=False)
-    for side, rows in (("baseline", pairs.base_only), ("test", pairs.test_only)):
+    console.print(_facts_table(base, test), _table(both, factors), LEGEND, sep="\n", highlight=False)
+    for side, rows in (("baseline", missing), ("test", added)):
         for row in rows:
-            console.print(f"only in the {side}: {_named(row, pairs.factors)}", **PLAIN)
+            console.print(f"only in the {side}: {_named(row, factors)}", **PLAIN)
+    failures = [] if config.fail_over is None else list(_regressions(both, missing, factors, config.fail_over))
     for failure in failures:
         console.print(f"REGRESSION: {failure}", **PLAIN)
     return REGRESSION if failures else 0
@@ -79,7 +71,7 @@ def _read(path: Path) -> dict[str, Any]:
             raise ValueError(f"its kind is {document['kind']}")
         if not document["rows"]:
             raise ValueError("its benchmark ended before the first row")
-        _ = paired(document["rows"], document["rows"]), _facts(document)
+        _ = [_key(row, FACTORS) for row in document["rows"]], _facts(document)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is no file of gradwire bench --json: {type(error).__name__} {error}") from error
     return document
@@ -103,49 +95,44 @@ def _facts_table(base: Mapping[str, Any], test: Mapping[str, Any]) -> Table:
     return table
 
 
-def paired(base: Sequence[Mapping[str, Any]], test: Sequence[Mapping[str, Any]]) -> Pairs:
-    """Match the rows of two files."""
-    settings = [[row for row in rows if row["ddp"] != NO_DDP.ddp] for rows in (base, test)]
-    factors = [name for name in FACTORS if any(len({row[name] for row in rows}) > 1 for rows in settings)]
-
-    def key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-        bare = row["ddp"] == NO_DDP.ddp
-        return (*(row[name] for name in SAME), bare, *(None if bare else row[name] for name in factors))
-
-    ours, theirs = {key(row): row for row in base}, {key(row): row for row in test}
-    return Pairs(
-        factors,
-        [(row, theirs[where]) for where, row in ours.items() if where in theirs],
-        [row for where, row in ours.items() if where not in theirs],
-        [row for where, row in theirs.items() if where not in ours],
-    )
+def _factors(*files: Sequence[Row]) -> list[str]:
+    """The factors that tell the rows of a file apart; one with a single value in each file may differ between them."""
+    settings = [[row for row in rows if row["ddp"] != NO_DDP.ddp] for rows in files]
+    return [name for name in FACTORS if any(len({row[name] for row in rows}) > 1 for rows in settings)]
 
 
-def _grown(base: Mapping[str, Any], test: Mapping[str, Any], name: str) -> float:
+def _key(row: Row, factors: Sequence[str]) -> tuple[Any, ...]:
+    """What two rows that are compared have in common: model, ranks and setting."""
+    bare = row["ddp"] == NO_DDP.ddp
+    return (*(row[name] for name in SAME), bare, *(None if bare else row[name] for name in factors))
+
+
+def _grown(base: Row, test: Row, name: str) -> float:
     """By how many percent sec/iter did."""
     before, after = (float(row["measurements"]["sec_per_iter"][name]) for row in (base, test))
     return 100 * (after - before) / before
 
 
-def regressions(pairs: Pairs, fail_over: float) -> Iterator[str]:
+def _regressions(
+    both: Sequence[tuple[Row, Row]], missing: Sequence[Row], factors: Sequence[str], fail_over: float
+) -> Iterator[str]:
     """What has become slower than is allowed, or is missing; `no ddp` only tells of the machine."""
-    for base, test in pairs.both:
+    for base, test in both:
         grown = _grown(base, test, GATE)
         if base["ddp"] != NO_DDP.ddp and grown > fail_over:
-            named = _named(base, pairs.factors)
-            yield f"{named}: sec/iter {GATE} has grown by {grown:.1f} %, more than {fail_over:g} %"
-    for row in pairs.base_only:
+            yield f"{_named(base, factors)}: sec/iter {GATE} has grown by {grown:.1f} %, more than {fail_over:g} %"
+    for row in missing:
         if row["ddp"] != NO_DDP.ddp:
-            yield f"{_named(row, pairs.factors)} is missing in the test"
+            yield f"{_named(row, factors)} is missing in the test"
 
 
-def _table(pairs: Pairs) -> Table:
-    table = Table("model", "batch size", "ranks", *pairs.factors)
+def _table(both: Sequence[tuple[Row, Row]], factors: Sequence[str]) -> Table:
+    table = Table("model", "batch size", "ranks", *factors)
     for name in PERCENTILES:
         for heading in ("baseline", "test", "diff"):
             table.add_column(f"{name}\n{heading}", justify="right")
-    for base, test in pairs.both:
-        settings = ("" if base["ddp"] == NO_DDP.ddp else value(name, base[name]) for name in pairs.factors)
+    for base, test in both:
+        settings = ("" if base["ddp"] == NO_DDP.ddp else value(name, base[name]) for name in factors)
         figures: list[str] = []
         for name in PERCENTILES:
             figures += [f"{row['measurements']['sec_per_iter'][name]:.3f} s" for row in (base, test)]
@@ -154,6 +141,6 @@ def _table(pairs: Pairs) -> Table:
     return table
 
 
-def _named(row: Mapping[str, Any], factors: Sequence[str]) -> str:
+def _named(row: Row, factors: Sequence[str]) -> str:
     words = [row["model"], place(row), f"batch size {row['batch_size']}"]
     return ", ".join(words + [value(name, row[name]) for name in factors])

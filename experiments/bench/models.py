@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -11,14 +12,16 @@ from torch.nn.functional import cross_entropy
 
 from ...compress.builder.did_you_mean import did_you_mean
 from ..workloads.emulation import Trace, emulated
-from ..workloads.models import TORCHVISION, VISION, ModelConfig, build_model, gpt, mlp
+from ..workloads.models import TORCHVISION, VISION
+from ..workloads.models.networks import GPT, MLP, ResNet18
 
 RESNETS = VISION[:4]
 PICTURE_CLASSES, CLASSES = 1000, 10
 WORDS, TOKENS = 50257, 128  # GPT-2's vocabulary; tokens a sample
 BERT_WORDS = 30522
 TINY_LAYERS, TINY_WIDTH = 600, 16
-MLP_SHAPE, MLP_WIDTH, MLP_LAYERS = (3, 32, 32), 1024, 4
+SMALL_IMAGE = (3, 32, 32)
+Sampler: TypeAlias = Callable[[int, torch.Generator], tuple[Tensor, Tensor]]  # so many inputs and targets
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Task:
 
     name: str
     build: Callable[[], nn.Module]
-    sample: Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
+    sample: Sampler
     loss: Callable[[nn.Module, Tensor, Tensor], Tensor]
     batch_size: int | None = None
     fused: bool = False
@@ -57,13 +60,13 @@ def emulated_task(trace: Trace, dilate: float) -> Task:
     return Task(trace.name, lambda: emulated(trace, dilate), _nothing, _own_loss, trace.batch_size, fused=True)
 
 
+def _nothing(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    return torch.zeros(count), torch.zeros(count)
+
+
 def _own_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     loss: Tensor = model(inputs)
     return loss
-
-
-def _nothing(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    return torch.zeros(count), torch.zeros(count)
 
 
 def _pictures(name: str, size: int) -> Task:
@@ -72,26 +75,19 @@ def _pictures(name: str, size: int) -> Task:
 
         return classifier(name, PICTURE_CLASSES)
 
-    def sample(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        return _images(count, (3, size, size), PICTURE_CLASSES, generator)
-
-    return Task(name, build, sample, _class_loss)
+    return Task(name, build, _images((3, size, size), PICTURE_CLASSES), _class_loss)
 
 
-def _images(count: int, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    return torch.rand(count, *shape, generator=generator), torch.randint(classes, (count,), generator=generator)
+def _images(shape: tuple[int, ...], classes: int) -> Sampler:
+    """Random images of a shape, and their classes."""
+    return lambda count, generator: (
+        torch.rand(count, *shape, generator=generator),
+        torch.randint(classes, (count,), generator=generator),
+    )
 
 
 def _class_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(model(inputs), targets)
-
-
-def _mlp() -> nn.Module:
-    return mlp.MLP(MLP_SHAPE, CLASSES, MLP_WIDTH, MLP_LAYERS)
-
-
-def _mlp_sample(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    return _images(count, MLP_SHAPE, CLASSES, generator)
 
 
 def _tiny() -> nn.Module:
@@ -99,17 +95,9 @@ def _tiny() -> nn.Module:
     return nn.Sequential(*(nn.Linear(TINY_WIDTH, TINY_WIDTH) for _ in range(TINY_LAYERS)))
 
 
-def _tiny_sample(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    return _images(count, (TINY_WIDTH,), TINY_WIDTH, generator)
-
-
 def _gpt() -> nn.Module:
     """The size of GPT-2's smallest (Radford et al. 2019), with an output layer of its own."""
-    return gpt.GPT(vocabulary=WORDS, context=TOKENS, width=768, layers=12, heads=12)
-
-
-def _resnet18() -> nn.Module:
-    return build_model(ModelConfig("resnet18-cifar"))
+    return GPT(vocabulary=WORDS, context=TOKENS, width=768, layers=12, heads=12)
 
 
 def _gpt_sample(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -140,9 +128,14 @@ def _bert_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
 
 
 OTHERS = {
-    "gpt": Task("gpt", _gpt, _gpt_sample, _token_loss),
-    "bert": Task("bert", _bert, _bert_sample, _bert_loss),
-    "mlp": Task("mlp", _mlp, _mlp_sample, _class_loss),
-    "tiny": Task("tiny", _tiny, _tiny_sample, _class_loss),
-    "resnet18-cifar": Task("resnet18-cifar", _resnet18, _mlp_sample, _class_loss),
+    task.name: task
+    for task in (
+        Task("gpt", _gpt, _gpt_sample, _token_loss),
+        Task("bert", _bert, _bert_sample, _bert_loss),
+        Task(
+            "mlp", lambda: MLP(SMALL_IMAGE, CLASSES, width=1024, layers=4), _images(SMALL_IMAGE, CLASSES), _class_loss
+        ),
+        Task("tiny", _tiny, _images((TINY_WIDTH,), TINY_WIDTH), _class_loss),
+        Task("resnet18-cifar", lambda: ResNet18(3, CLASSES), _images(SMALL_IMAGE, CLASSES), _class_loss),
+    )
 }

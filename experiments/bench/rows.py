@@ -1,4 +1,4 @@
-"""What was measured: settings and rows."""
+"""What was measured: settings and rows, and what a step could take at best."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ...ddp_core.overlap.bounds import optimal, synchronous
+from ...ddp_core.overlap.link_cost import LinkCost
+from ...ddp_core.overlap.step_model import StepModel
+from ..network.link import parse_rate
 from ..results.statistics import percentiles
-from ..workloads.emulation import EmulationConfig
+from ..workloads.emulation import EmulationConfig, step_by_layers
 from ..workloads.order import BACKWARD, Order
 
 KIND = "bench"
@@ -84,6 +88,7 @@ def row(
     seconds = percentiles(measured.seconds)
     phases = {name: statistics.median(measured.phases[name]) for name in PHASES}
     emulated = config.trace and config.trace.seconds * config.dilate
+    stretch = (phases["forward"] + phases["backward"]) / emulated if emulated else None
     return {
         "model": model,
         "batch_size": batch_size,
@@ -97,10 +102,42 @@ def row(
             "ex_per_sec": {name: batch_size / value for name, value in seconds.items()},
         },
         "phases": phases,
-        "stretch": (phases["forward"] + phases["backward"]) / emulated if emulated else None,
+        "stretch": stretch,
         "payload_bytes_per_step": measured.traffic.payload_bytes,
         "sent_bytes_per_step": measured.traffic.sent_bytes,
         "compression_ratio": measured.traffic.ratio,
         "seconds": list(measured.seconds),
         "labels": config.labels(),
+        **bounds(config, case, placement.world_size),
+        "bound_here_seconds": bound_here(config, case, placement.world_size, stretch, phases["optimizer"]),
     }
+
+
+def bounds(config: EmulationConfig, case: Case, world_size: int) -> dict[str, float | None]:
+    """T*, the least seconds of an iteration in any order of sending, and the least if forward waits for all of it.
+
+    They count computation and what the link has to carry. Known of an emulated accelerator alone (None otherwise), and of
+    iterations that all average gradients.
+    """
+    step = _step(config, case, world_size)
+    best, waiting = (None, None) if step is None else (optimal(step), synchronous(step))
+    return {"bound_seconds": best, "synchronous_bound_seconds": waiting}
+
+
+def bound_here(
+    config: EmulationConfig, case: Case, world_size: int, stretch: float | None, optimizer: float
+) -> float | None:
+    """T* of this machine, whose forward and backward took `stretch` times as long, and whose optimizer so many seconds."""
+    step = _step(config, case, world_size, stretch or 1.0)
+    return None if step is None else optimal(step) + optimizer
+
+
+def _step(config: EmulationConfig, case: Case, world_size: int, stretch: float = 1.0) -> StepModel | None:
+    """The model of a step over the slower of the emulated networks, at its nominal rate."""
+    trace = config.trace
+    if trace is None or case.ddp == NO_DDP.ddp or case.sync_every > 1:
+        return None
+    rates = map(parse_rate, (config.slowed_link or "0", config.slowed_netlab.rate))
+    slowest = min(filter(None, rates), default=0.0)
+    cost = LinkCost(0.0, 1 / slowest if slowest else 0.0)
+    return step_by_layers(trace, case.compressor, world_size, cost, config.dilate * stretch)

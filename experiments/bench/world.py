@@ -81,17 +81,12 @@ def join_world(
     """This rank and all others, once each has told its local rank and host; by a launcher's variables without
     `rendezvous`.
     """
-    store, rank, size = _place(rendezvous, timeout)
+    if rendezvous is None:
+        store, rank, size = next(iter(dist.rendezvous("env://", timeout=timeout)))
+    else:
+        store, rank, size = rendezvous["store"], rendezvous["rank"], rendezvous["world_size"]
     store.set_timeout(timeout)
     store.set(f"about/{rank}", json.dumps(about))
     told = [json.loads(store.get(f"about/{other}")) for other in range(size)]
     local_ranks, hosts = zip(*told, strict=True)
     return World(store, rank, size, backend, device, timeout, local_ranks, hosts)
-
-
-def _place(rendezvous: dict[str, Any] | None, timeout: timedelta) -> tuple[dist.Store, int, int]:
-    """The store through which the ranks meet, this rank, and how many there are."""
-    if rendezvous is not None:
-        return rendezvous["store"], rendezvous["rank"], rendezvous["world_size"]
-    store, rank, size = next(iter(dist.rendezvous("env://", timeout=timeout)))
-    return store, rank, size

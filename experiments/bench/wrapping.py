@@ -1,12 +1,14 @@
 """A model as a setting trains it: whose DistributedDataParallel, which compressor, when buckets go."""
 
-from __future__ import annotations
+# torch compares the annotations of a hook themselves, so this file must not postpone them.
 
 import inspect
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
@@ -17,7 +19,6 @@ from ...hooks.plan import ratio
 from ...hooks.slices import wire_mb
 from ...hooks.torch_ddp import attach
 from ..workloads.order import BACKWARD
-from .no_overlap import communicate_after_backward
 from .rows import Case, Traffic
 
 FLOAT_BYTES = 4
@@ -53,9 +54,45 @@ def wrapped(
         else TorchDDP(model, process_group=chosen[0], **arguments)
     )
     if not case.overlap:
-        return plain, communicate_after_backward(plain, case.compressor, chosen, timeout, transport)
+        handle = Handle(case.compressor, chosen, timeout, transport=transport)
+        handle.bind(plain)
+        plain.register_comm_hook(DelayedBuckets(handle), delay_bucket)
+        return plain, handle
     as_torch_does = case.compressor == "none" and transport is None
     return plain, None if as_torch_does else attach(plain, case.compressor, timeout=timeout, transport=transport)
+
+
+class DelayedBuckets:
+    """The buckets of a backward that wait for the last one, with the futures that were promised for them."""
+
+    def __init__(self, handle: Handle) -> None:
+        self.handle = handle
+        self.waiting: list[tuple[dist.GradBucket, torch.futures.Future[torch.Tensor]]] = []
+
+    def start_all(self) -> None:
+        """Start them all, in the order in which they got ready."""
+        waiting, self.waiting = self.waiting, []
+        for bucket, promised in waiting:
+            self.handle.torch_steps.average(bucket).add_done_callback(partial(_pass_on, promised))
+
+
+def delay_bucket(state: DelayedBuckets, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """A communication hook that starts nothing before the last bucket is ready."""
+    device = bucket.buffer().device
+    promised: torch.futures.Future[torch.Tensor] = torch.futures.Future(
+        devices=[device] if device.type == "cuda" else []
+    )
+    state.waiting.append((bucket, promised))
+    if bucket.is_last():
+        state.start_all()
+    return promised
+
+
+def _pass_on(promised: torch.futures.Future[torch.Tensor], done: torch.futures.Future[torch.Tensor]) -> None:
+    try:
+        promised.set_result(done.value())
+    except Exception as error:  # whatever it was, backward raises it
+        promised.set_exception(error)  # type: ignore[arg-type]
 
 
 def no_buffer_sync() -> dict[str, bool]:

@@ -65,7 +65,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "advise": Command(
         "Measure a training and its network, and recommend whether and how to compress.",
-        function=".advise:advise_command",
+        function=".advise.command:advise_command",
         examples=("gradwire advise", "gradwire advise --model gpt --optimizer adamw --link 1gbit --hosts 16,64"),
         common=("model", "optimizer", "batch_size", "compressors", "hosts", "nproc", "json"),
     ),
@@ -87,13 +87,13 @@ COMMANDS: dict[str, Command] = {
     ),
     "report": Command(
         "Put results of other commands into one HTML page that needs no other files.",
-        function=".report:report_command",
+        function=".report.command:report_command",
         examples=("gradwire report runs", "gradwire report runs bench.json --title 'Two hosts' --out two-hosts.html"),
         positional=("folders",),
     ),
     "bench": Command(
         "Time training steps with DistributedDataParallel over models, numbers of ranks and settings.",
-        function=".bench:bench_command",
+        function=".bench.command:bench_command",
         examples=(
             "gradwire bench --models tiny --steps 5",
             "gradwire bench --models gpt --ddp torch,gradwire --compressors none,int4 --json bench.json",
@@ -102,28 +102,28 @@ COMMANDS: dict[str, Command] = {
     ),
     "diff": Command(
         "Compare two files of gradwire bench --json, and optionally fail if the second is slower.",
-        function=".bench:diff_command",
+        function=".bench.diff:diff_command",
         examples=("gradwire diff before.json after.json", "gradwire diff before.json after.json --fail-over 5"),
         positional=("base", "test"),
     ),
     "sweep": Command(
         "Run a study: one command at every point of a grid, with a table and pictures; finished points are kept.",
-        function=".cli.study:sweep_command",
+        function=".sweep:sweep_command",
         examples=(
             "gradwire sweep --config ddp-fig2-allreduce --short",
             "gradwire sweep --config ddp-fig2-allreduce --out runs/all-reduce",
         ),
-        common=("config", "short", "out", "redraw", "limit", "only"),
+        common=("config", "short", "out", "redraw", "limit"),
     ),
     "kernels": Command(
         "Check the compressors' arithmetic on each backend, and time it against memory and torch's operators.",
-        function=".kernels:kernels_command",
+        function=".kernels.command:kernels_command",
         examples=("gradwire kernels", "gradwire kernels --operations powersgd:rank=4,sign_pack --sizes 1M --threads 1"),
         common=("operations", "sizes", "backends", "limit", "all", "json", "out"),
     ),
     "collective": Command(
         "Time all-reduces and other collectives by the size of their messages.",
-        function=".collective:collective",
+        function=".collective.command:collective",
         examples=(
             "gradwire collective --total 10M",
             "gradwire collective --nproc 4 --operations all_reduce,all_gather --elements 10k,1M",
@@ -142,12 +142,6 @@ COMMANDS: dict[str, Command] = {
         examples=("gradwire trace resnet50", "gradwire trace --model gpt --seconds 0.1 --json gpt.json"),
         common=("model", "seconds", "rows", "json"),
         positional=("trace",),
-    ),
-    "replay": Command(
-        "Predict the steps that gradwire bench measured on an emulated accelerator, and those of more hosts.",
-        function=".replay:replay_command",
-        examples=("gradwire replay bench.json", "gradwire replay bench.json --hosts 16,64 --picture step.png"),
-        positional=("files",),
     ),
     "netlab": Command(
         "Run a command on emulated hosts, joined by links of a set bandwidth (Linux, root).",

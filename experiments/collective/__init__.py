@@ -1,6 +1,1 @@
 """`gradwire collective`: how fast collectives are, by size and backend."""
-
-from .command import collective
-from .config import CollectiveConfig
-
-__all__ = ["CollectiveConfig", "collective"]

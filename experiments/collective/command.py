@@ -23,8 +23,7 @@ from ..ranks.processes import supervised
 from ..ranks.stopping import sigterm_interrupts
 from ..results.files import figures_document, write_json
 from ..results.progress_bar import progress_bar
-from .config import CollectiveConfig
-from .measure import Row, rows_of
+from .measure import CollectiveConfig, Row, rows_of
 
 
 def collective(config: CollectiveConfig) -> int:

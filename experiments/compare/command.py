@@ -24,8 +24,7 @@ from ..ranks.group import joined
 from ..ranks.launchers import lab_here, threads_here
 from ..ranks.processes import supervised
 from ..results.comparison import NO_LINK, ONE_PROCESS, SIMULATED, Results, RunResult, ranks_on
-from ..results.environment import command_line, environment
-from ..results.files import prepared_folder
+from ..results.files import command_line, environment, prepared_folder
 from ..results.loggers import check_loggers, log
 from ..workloads.data import Dataset, load_dataset
 from ..workloads.history import Steps
@@ -123,7 +122,7 @@ def _simulated(config: CompareConfig, dataset: Dataset) -> int:
 
     def trainer(spec: str, link: str | None, report: Report) -> Training:
         yield from ()  # no turns: its seconds are those of the processor
-        return train_simulated(spec, config.training, dataset, config.nproc, report)
+        return train_simulated(spec, config, dataset, config.nproc, report)
 
     _run_all(config, _empty_results(config, dataset, ONE_PROCESS, "gradwire", config.nproc), trainer, out)
     write_output(Results.read(out / RESULTS), out)
@@ -152,7 +151,7 @@ def run_rank(
 
         def trainer(spec: str, link: str | None, report: Report) -> Training:
             pace = over_link(link)
-            return train(spec, config.training, dataset, group, device, report, pace, turns=config.in_turns)
+            return train(spec, config, dataset, group, device, report, pace, turns=config.in_turns)
 
         _run_all(config, _empty_results(config, dataset, backend, launcher, group.size()), trainer, out)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ..report.page import write_report
 from ..results.comparison import Results
 from ..results.optional import optional_files
 from ..results.recommendation import recommendation
@@ -29,7 +30,7 @@ def write_output(results: Results, out: Path) -> None:
     say("results    ", out / "results.json")
     pictures, where = optional_files(partial(_drawn, results, out))
     say("pictures   ", where)
-    _, where = optional_files(partial(_reported, results, pictures, out / "report.html"))
+    _, where = optional_files(partial(write_report, results, pictures, out / "report.html"))
     say("report     ", where)
 
 
@@ -37,10 +38,3 @@ def _drawn(results: Results, out: Path) -> Sequence[Path]:
     from ..results.picture import draw  # here, since matplotlib is optional
 
     return draw(results, out)
-
-
-def _reported(results: Results, pictures: Sequence[Path], path: Path) -> Sequence[Path]:
-    from ..report import write_report  # here, since jinja2 is optional
-
-    write_report(results, pictures, path)
-    return [path]

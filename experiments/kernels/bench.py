@@ -1,10 +1,13 @@
-"""The measurement: each case at each size, dtype and number of threads, on all backends that have it."""
+"""The measurement: each case at each size, dtype and number of threads, on all backends that have it, within a limit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,10 +15,9 @@ from torch import Tensor
 from ...kernels.dispatch import REFERENCE
 from .cases import DTYPES, Case
 from .check import Checked, check, first, kept, outcome
-from .clocks import ColdClock, torch_threads
 from .heavy_tail import HeavyTail
 from .job import Job, Output
-from .race import Racer, Timing, race
+from .race import ColdClock, Racer, Timing, race, torch_threads
 from .rows import Row, machine
 
 BASELINE, COPY = "torch's operators", "copy"  # racers beside the backends
@@ -97,35 +99,56 @@ class Bench:
     def _row(
         self, group: Group, threads: int, job: Job, backend: str, result: Checked, timings: dict[str, Timing]
     ) -> Row:
-        row = Row(
+        times = {} if result.wrong else self._times(group, job, timings[backend], timings)
+        return Row(
             operation=group.case.name,
             backend=backend,
             dtype=group.dtype,
             elements=group.elements,
             threads=threads,
             correct=not result.wrong,
-            seconds=None,
             floor_bytes=round(job.floor_bytes),
-            fraction_of_copy=None,
             baseline=job.baseline,
-            baseline_seconds=None,
             by_others=dict(result.by_others),
             wrong=result.wrong,
+            **times,
         )
-        if result.wrong:
-            return row
-        copied = 2 * self._copied(group)[0].nbytes / timings[COPY].median
-        return timed(row, timings[backend], timings[BASELINE], copied)
+
+    def _times(self, group: Group, job: Job, own: Timing, timings: dict[str, Timing]) -> dict[str, Any]:
+        copied = 2 * self._copied(group)[0].nbytes / timings[COPY].median  # bytes read and written a second
+        return {
+            "seconds": own.median,
+            "fraction_of_copy": round(job.floor_bytes) / own.median / copied,
+            "baseline_seconds": timings[BASELINE].median,
+            "quartile_seconds": own.quartiles,
+            "repeats": own.repeats,
+            "copy_bytes_per_second": copied,
+        }
 
 
-def timed(row: Row, own: Timing, baseline: Timing, copied: float) -> Row:
-    """The row with its times; `copied` in bytes read and written a second."""
-    return replace(
-        row,
-        seconds=own.median,
-        fraction_of_copy=row.floor_bytes / own.median / copied,
-        baseline_seconds=baseline.median,
-        quartile_seconds=own.quartiles,
-        repeats=own.repeats,
-        copy_bytes_per_second=copied,
-    )
+class Limit:
+    """Admits groups until `seconds` after its creation are over, or would be by what the same job took before."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.seconds, self.left_out = seconds, list[Group]()
+        self._clock, self._began = clock, clock()
+        self._per_element: dict[str, float] = {}
+
+    def admit(self, groups: Sequence[Group]) -> Iterator[Group]:
+        """Yield the groups that fit; the others are `left_out`. The caller measures each before it asks for the next."""
+        for group in groups:
+            began = self._clock()
+            expected = self._per_element.get(group.case.name, 0.0) * group.elements
+            if began + expected - self._began > self.seconds:
+                self.left_out.append(group)
+                continue
+            yield group
+            self._per_element[group.case.name] = (self._clock() - began) / group.elements
+
+    def told(self) -> list[str]:
+        """Return what was left out, a line for each size and dtype, with the way to measure it."""
+        why = f"the limit of {self.seconds:g} s was reached (--all lifts it, --limit N sets it)"
+        return [
+            f"{why}: {elements:,} elements of {dtype}: {', '.join(each.case.name for each in alike)}"
+            for (elements, dtype), alike in groupby(self.left_out, lambda group: (group.elements, group.dtype))
+        ]

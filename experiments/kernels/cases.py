@@ -15,9 +15,8 @@ from ...kernels.formats import HALVES
 from .casting import all_finite, gather, narrow, widen
 from .job import Job
 from .low_rank import finish, left, normalize, orthogonalize, powersgd_round, right
-from .quantization import dequantize_mean, quantize_blocks, rotate_blocks
+from .quantization import dequantize_mean, quantize_blocks, rotate_blocks, sign_pack, sign_unpack_mean
 from .selection import scatter_mean, select_largest
-from .signs import sign_pack, sign_unpack_mean
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 EVERY, WIDE = tuple(DTYPES), ("fp32",)

@@ -16,10 +16,9 @@ from ...kernels import Backend, backends
 from ..ranks.stopping import INTERRUPTED, sigterm_interrupts
 from ..results.files import check_file, check_folder, prepared_folder, write_json
 from ..results.optional import optional_files
-from ..results.sizes import elements_of
-from .bench import Bench, Group
+from ..results.rows import elements_of
+from .bench import Bench, Group, Limit
 from .cases import Case, chosen_cases
-from .limit import Limit
 from .low_rank import SMALLEST
 from .race import FEWEST
 from .report import notes, progress, show

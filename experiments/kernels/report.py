@@ -26,10 +26,10 @@ def progress(total: int) -> Iterator[Callable[[int, str | None], None]]:
         yield lambda steps, description: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    from ..results.progress_bar import progress_bar
+
+    with progress_bar(Console(stderr=True)) as bar:
         task = bar.add_task("", total=total)
         yield lambda steps, description: bar.update(task, advance=steps, description=description)
 
@@ -123,8 +123,7 @@ def notes(rows: Sequence[Row], skipped: Sequence[str], machine: Mapping[str, Any
     """What the tables do not say: what is wrong, asterisks, copies, the baselines, what was not measured, the machine."""
     for row in rows:
         if row.wrong:
-            place = f"{row.elements:,} elements, {row.dtype}, {threaded(row.threads)}"
-            yield f"WRONG: {row.operation} on {row.backend}, {place}: {row.wrong}"
+            yield f"WRONG: {row.operation} on {row.backend}, {_title(row)}: {row.wrong}"
     yield from dict.fromkeys(f"{row.backend}*: {_shared_out(row)}" for row in rows if row.by_others)
     for threads, speeds in _copies(rows).items():
         low, high = min(speeds) / GIGA, max(speeds) / GIGA

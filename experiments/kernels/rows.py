@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from ..results.environment import environment
-from ..results.files import figures_document
+from ..results.files import environment, figures_document
 
 
 @dataclass(frozen=True)
@@ -28,11 +27,11 @@ class Row:
     elements: int
     threads: int
     correct: bool
-    seconds: float | None
     floor_bytes: int
-    fraction_of_copy: float | None
     baseline: str
-    baseline_seconds: float | None
+    seconds: float | None = None
+    fraction_of_copy: float | None = None
+    baseline_seconds: float | None = None
     quartile_seconds: tuple[float, float] | None = None
     repeats: int = 0
     copy_bytes_per_second: float | None = None

@@ -1,6 +1,1 @@
 """Results as one HTML file that needs nothing beside it."""
-
-from .command import ReportConfig, report_command
-from .comparison import write_report
-
-__all__ = ["ReportConfig", "report_command", "write_report"]

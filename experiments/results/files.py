@@ -1,9 +1,12 @@
-"""Files that a command is asked to write: refused before it measures, written after it has shown what it found."""
+"""Files that a command is asked to write, refused before it measures; they name its command line and its machine."""
 
 from __future__ import annotations
 
 import json
 import os
+import platform
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +15,6 @@ from typing import Any
 import torch
 
 from ... import __version__
-from .environment import command_line, environment
 
 
 def check_file(option: str, path: str | None) -> None:
@@ -50,6 +52,31 @@ def prepared_folder(path: str) -> Path:
     except OSError as error:
         raise ValueError(f"cannot write to --out {folder}: {error.strerror}; name another folder") from error
     return folder
+
+
+def command_line() -> str:
+    """The command that is running, as typed behind the prompt."""
+    return shlex.join(["gradwire", *sys.argv[1:]])
+
+
+def environment() -> dict[str, Any]:
+    """The machine that the figures come from."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+    }
+
+
+def _processor() -> str:
+    listing = Path("/proc/cpuinfo")
+    if listing.exists():
+        for line in listing.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
 
 
 def figures_document(kind: str, config: Any, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

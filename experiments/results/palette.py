@@ -1,4 +1,4 @@
-"""Colours, marks and dashes that tell lines apart without colour, too."""
+"""How pictures look: colours, marks and dashes that tell lines apart without colour, too."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import NamedTuple
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#B2A200")  # Okabe and Ito 2008
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 STYLES = ("-", "--", ":", "-.")
+DPI = 130  # of a picture
 
 
 class Look(NamedTuple):

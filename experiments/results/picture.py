@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from .comparison import Results, RunResult
-from .palette import look
+from .palette import DPI, look
 from .statistics import smoothed
 from .words import in_words
 
@@ -19,7 +19,6 @@ SMALLEST_BUBBLE = 30.0
 MARKS = 8  # on a line
 PANEL = (3.8, 3.7)  # inches
 LEGEND_COLUMNS = 4
-DPI = 130
 
 
 def draw(results: Results, out: Path) -> list[Path]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 
 
-def progress_bar(console: Console) -> Progress:
+def progress_bar(console: Console, *more: ProgressColumn, **settings: Any) -> Progress:
     """A bar that is gone at the end of its block; none where the console is quiet or no terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=True, disable=console.quiet or not console.is_terminal)
+    columns = (TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn(), *more)
+    hidden = console.quiet or not console.is_terminal
+    return Progress(*columns, console=console, transient=True, disable=hidden, **settings)

@@ -1,4 +1,4 @@
-"""Rows of any command: column name to value, nested names joined by dots, and how a value is shown."""
+"""Rows of any command: column name to value, nested names joined by dots, and how values are shown and read."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 Row = dict[str, Any]
 WRAPPER = "measurements."  # dropped from the names of columns
+UNITS = {"k": 10**3, "M": 10**6, "G": 10**9}
 
 
 def flat(entry: Mapping[str, Any]) -> Row:
@@ -38,3 +39,19 @@ def shown(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 10000 else f"{value:.4g}"
+
+
+def elements_of(text: str, least: int = 1) -> int:
+    """A number of elements from its text, in powers of ten. Raises ValueError for less than `least`.
+
+    >>> elements_of("6.5536M"), elements_of("100")
+    (6553600, 100)
+    """
+    unit = UNITS.get(text[-1:], 1)
+    try:
+        count = round(float(text[:-1] if unit > 1 else text) * unit)
+    except (ValueError, OverflowError):
+        raise ValueError(f"sizes are numbers of elements such as 100, 10k or 1M, got {text!r}") from None
+    if count < least:
+        raise ValueError(f"sizes are at least {least} element{'s' * (least > 1)}, got {text}")
+    return count

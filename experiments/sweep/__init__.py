@@ -1,6 +1,6 @@
 """`gradwire sweep`: a study is a grid over a command's options, a table and its pictures."""
 
-from .command import run_study
+from .command import sweep_command
 from .config import SweepConfig
 
-__all__ = ["SweepConfig", "run_study"]
+__all__ = ["SweepConfig", "sweep_command"]

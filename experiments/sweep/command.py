@@ -10,31 +10,29 @@ from importlib import import_module
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import TextColumn, TimeRemainingColumn
 
 from ..ranks.stopping import INTERRUPTED, sigterm_interrupts
-from ..results.environment import command_line
-from ..results.files import prepared_folder
+from ..results.files import command_line, prepared_folder
+from ..results.progress_bar import progress_bar
 from ..results.rows import Row
-from .cache import POINTS, append_point, read_points
 from .config import SweepConfig
 from .outcome import PAGE, STUDY, Outcome
-from .points import OptionsOf, Point, points_of
+from .points import POINTS, Point, append_point, points_of, read_points
 from .rows import check_columns
 from .run import PointFailure, run_point
 
 WHOLE_SWEEP = 7 * 24 * 3600.0  # seconds that the speed for the time left is averaged over
 
 
-def run_study(config: SweepConfig, options_of: OptionsOf) -> int:
+def sweep_command(config: SweepConfig) -> int:
     """Run the study and show it; the exit code: 1 where a point failed.
 
-    All points are checked before one runs, by `options_of` of the command line, and the columns that the study names once
-    there are rows of one.
+    All points are checked before one runs, and the columns that the study names once there are rows of one.
     """
     if config.drawn:
         import_module("matplotlib")  # which is optional: without it, before anything runs
-    points = points_of(config, options_of)
+    points = points_of(config)
     keys = [point.key() for point in points]
     out = prepared_folder(config.out or f"runs/{_file_name(config)}")
     cached = read_points(out)
@@ -76,7 +74,8 @@ def _run(
     """
     failures: dict[str, str] = {}
     try:
-        with sigterm_interrupts(), _progress() as bar:
+        left = (TextColumn("left"), TimeRemainingColumn())
+        with sigterm_interrupts(), progress_bar(Console(stderr=True), *left, speed_estimate_period=WHOLE_SWEEP) as bar:
             task = bar.add_task("", total=len(missing))
             for point in missing.values():
                 bar.update(task, description=point.label)
@@ -95,20 +94,6 @@ def _run(
     return failures, False
 
 
-def _progress() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(30),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        speed_estimate_period=WHOLE_SWEEP,
-    )
-
-
 def _keep(outcome: Outcome, out: Path) -> None:
     """Write, draw and show; what is written is there even if a picture fails."""
     console = Console(width=max(Console().width, 120))
@@ -122,7 +107,6 @@ def _keep(outcome: Outcome, out: Path) -> None:
         console.print(f"NOT REAL: {label}", markup=False, highlight=False, soft_wrap=True)
     for label, why in outcome.failures.items():
         console.print(f"failed: {label}: {why}", style="red", markup=False, highlight=False, soft_wrap=True)
-    console.print(*outcome.recommendations, sep="\n", markup=False, highlight=False, soft_wrap=True)
     places = {"points": [POINTS], "study": [STUDY, PAGE], "pictures": list(outcome.pictures)}
     for name, files in places.items():
         there = ", ".join(str(out / file) for file in files if (out / file).exists())

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .derive import check_derivations
+from .columns import SPREAD, check_derivations
 from .figure import Figure, figures_of
-from .mean import SPREAD
-from .recommendation import Criterion, criterion_of
 from .rows import READERS, USE, USED_BY
 
 SHORTENED = ("base", "grid")
@@ -30,8 +28,6 @@ class SweepConfig:
     grid: list[dict[str, Any]] = field(default_factory=list)
     """options of the command, of which a list has a value for each point; the points are all combinations. Several
     grids come one after the other"""
-    only: dict[str, Any] = field(default_factory=dict)
-    """part of the grid to run and show: {option: [values]}"""
     mean_over: list[str] = field(default_factory=list)
     """columns, such as seed, to average over; NAME.spread shows the standard deviation"""
     shortened: dict[str, Any] = field(default_factory=dict)
@@ -42,8 +38,6 @@ class SweepConfig:
     """columns of the table; if not given, those of the grid and the figures"""
     figures: list[dict[str, Any]] = field(default_factory=list)
     """pictures to draw: name, kind (line, bar, points), x, y, series and more"""
-    verdict: dict[str, Any] = field(default_factory=dict)
-    """column that decides whether compression pays: {of: COLUMN, each: [COLUMNS]}"""
     notes: str = ""
     """text that a reader of the results must know"""
     limit: float = 600.0
@@ -69,11 +63,8 @@ class SweepConfig:
             raise ValueError(f"{USE} is for points of {USED_BY}, whose steps are timed; leave it out of {self.command}")
         if not self.limit > 0:
             raise ValueError(f"limit is above 0 seconds, got {self.limit}")
-        if unknown := self.only.keys() - options:
-            raise ValueError(f"only names options of the grid, {', '.join(options)}; got {', '.join(sorted(unknown))}")
         check_derivations(self.derive)
         figures_of(self.figures)
-        criterion_of(self.verdict)
 
     @property
     def chosen_base(self) -> Mapping[str, Any]:
@@ -97,11 +88,6 @@ class SweepConfig:
         return figures_of(self.figures)
 
     @property
-    def criterion(self) -> Criterion | None:
-        """What the recommendations, `verdict` in the study file, go by."""
-        return criterion_of(self.verdict)
-
-    @property
     def shown(self) -> list[str]:
         """The columns of the table."""
         drawn = [column for figure in self.drawn for column in figure.columns]
@@ -116,6 +102,5 @@ class SweepConfig:
             for name in (*(entry[key] for key in ("of", "over", "seconds") if key in entry), *entry.get("against", ()))
         ]
         drawn = [name for figure in self.drawn for name in figure.named]
-        decide = self.criterion.columns if self.criterion else []
-        named = dict.fromkeys((*derived, *self.columns, *drawn, *decide))
+        named = dict.fromkeys((*derived, *self.columns, *drawn))
         return [name for name in named if name.removesuffix(SPREAD) not in self.derive]

@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,9 @@ from rich.table import Table
 from ... import __version__
 from ..bench.rows import FACTORS
 from ..results.rows import Row, shown
-from .cache import Finished
+from .columns import derived, means
 from .config import SweepConfig
-from .derive import derived
-from .mean import means
-from .points import Point
-from .recommendation import recommendations
+from .points import Finished, Point
 from .rows import column_of
 
 STUDY = "study.json"
@@ -43,7 +41,7 @@ class Outcome:
     failures: Mapping[str, str] = field(default_factory=dict)
     pictures: Mapping[str, str] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def rows(self) -> list[Row]:
         """With the derived columns."""
         rows = [row for point in self.finished for row in point.rows]
@@ -52,18 +50,12 @@ class Outcome:
         drawn = [column for figure in self.config.drawn for column in figure.columns]
         return means(found, self.config.mean_over, dimensions, drawn) if self.config.mean_over else found
 
-    @property
+    @cached_property
     def columns(self) -> list[str]:
         """Of the table: those asked for that any row has and that are no lists."""
         rows = self.rows
         wanted = dict.fromkeys(column_of(name, rows[0]) for name in self.config.shown) if rows else {}
         return [name for name in wanted if any(_plain(row.get(name)) for row in rows)]
-
-    @property
-    def recommendations(self) -> list[str]:
-        """A sentence for each setting, where the study asks for them."""
-        criterion = self.config.criterion
-        return list(recommendations(criterion, self.rows)) if criterion and self.finished else []
 
     @property
     def labels(self) -> list[str]:
@@ -108,7 +100,6 @@ class Outcome:
             "config": asdict(config),
             "columns": self.columns,
             "rows": self.rows,
-            "verdicts": self.recommendations,
             "pictures": dict(self.pictures),
             "failures": dict(self.failures),
         }
@@ -123,7 +114,6 @@ class Outcome:
         lines = [f"# {config.title}", "", *filter(None, [config.source, _warning(config.short)]), ""]
         lines += [config.notes, ""] * bool(config.notes)
         lines += [f"Labels: {'; '.join(self.labels)}.", ""] * bool(self.labels)
-        lines += [f"- {sentence}" for sentence in self.recommendations] + [""] * bool(self.recommendations)
         if columns:
             lines += [_line(columns), _line(["---"] * len(columns))]
             lines += [_line([shown(row.get(name)) for name in columns]) for row in self.rows]

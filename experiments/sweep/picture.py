@@ -13,14 +13,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
 from ..network.link import shown_rate
-from ..results.palette import look
-from ..results.picture import DPI
+from ..results.palette import DPI, look
 from ..results.rows import Row
 from ..results.statistics import smoothed
 from ..results.words import in_words
+from .columns import SPREAD
 from .figure import Figure
-from .mean import SPREAD
-from .rows import named
 
 SIZE = (8.0, 4.8)  # inches
 TITLE_CHARACTERS = 95  # in a line
@@ -66,7 +64,7 @@ def _name(figure: Figure, row: Row) -> str:
 
 def _shown(column: str, value: Any) -> str:
     """A value as people write it: a compressor in words, a number with its column's name."""
-    text = named(column, value)
+    text = value if isinstance(value, str) else f"{column} {value}"
     return in_words(text) if column == COMPRESSOR else _with_units(text)
 
 

@@ -1,19 +1,24 @@
-"""The points of a grid, each a command line of its own."""
+"""The points of a grid, each a command line of its own, and those that have finished: what is there is not run again."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 from ... import __version__
+from ..cli.commands import COMMANDS
+from ..cli.parsing import configuration
 from .config import SweepConfig
 
-# All options of a command with these arguments, defaults included; ValueError where the command refuses them.
-OptionsOf: TypeAlias = Callable[[str, Sequence[str]], Mapping[str, Any]]
+logger = logging.getLogger(__name__)
+POINTS = "points.jsonl"
 
 
 @dataclass(frozen=True)
@@ -44,42 +49,20 @@ class Point:
         return hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def points_of(config: SweepConfig, options_of: OptionsOf) -> list[Point]:
-    """A point for every place of the grids, the last option varying fastest.
-
-    Raises ValueError where there is none, and for one that its command refuses.
-    """
+def points_of(config: SweepConfig) -> list[Point]:
+    """A point for every place of the grids, the last option varying fastest. Raises ValueError for one that is refused."""
     points = []
     for grid in config.grids:
         lists = {key: values for key, values in grid.items() if isinstance(values, list)}
         for values in itertools.product(*lists.values()):
             chosen = dict(zip(lists, values, strict=True))
-            if lies_in({**grid, **chosen}, config.only):
-                points.append(_point(config, chosen, {**config.chosen_base, **grid, **chosen}, options_of))
-    if not points:
-        raise ValueError(f"no place of the grid has the values of only, {config.only}")
+            given = {**config.chosen_base, **grid, **chosen}
+            try:
+                options = asdict(configuration(COMMANDS[config.command], config.command, _flags(given)))
+            except ValueError as error:
+                raise ValueError(f"the point {_label(config.command, chosen)}: {error}") from error
+            points.append(Point(config.command, chosen, given, options))
     return points
-
-
-def lies_in(place: Mapping[str, Any], part: Mapping[str, Any]) -> bool:
-    """Whether a place of the grid has one of a part's values of each of the part's options.
-
-    >>> lies_in({"seed": 1, "compressors": ["none", "int8"]}, {"seed": [0, 1], "compressors": "int8"})
-    True
-    """
-    return all(not set(_texts(place.get(name))).isdisjoint(_texts(values)) for name, values in part.items())
-
-
-def _texts(value: Any) -> list[str]:
-    return list(map(str, value if isinstance(value, list) else [value]))
-
-
-def _point(config: SweepConfig, chosen: Mapping[str, Any], given: Mapping[str, Any], options_of: OptionsOf) -> Point:
-    try:
-        options = options_of(config.command, _flags(given))
-    except ValueError as error:
-        raise ValueError(f"the point {_label(config.command, chosen)}: {error}") from error
-    return Point(config.command, chosen, given, options)
 
 
 def _label(command: str, chosen: Mapping[str, Any]) -> str:
@@ -98,3 +81,43 @@ def _text(value: Any) -> str:
     if isinstance(value, list):
         return ",".join(map(_text, value))
     return value if isinstance(value, str) else json.dumps(value)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A point that ran. `rows`: what it measured; `seconds`: that the whole command took; `date`: when it ended."""
+
+    key: str
+    arguments: list[str]
+    chosen: Mapping[str, Any]
+    rows: list[dict[str, Any]]
+    seconds: float
+    date: str
+    gradwire: str
+    environment: Mapping[str, Any]
+    torch: str = ""
+
+
+def read_points(folder: Path) -> dict[str, Finished]:
+    """All points of a folder by their keys, the last line of each winning; one cut short is left out with a warning."""
+    path = folder / POINTS
+    found: dict[str, Finished] = {}
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    for number, line in enumerate(filter(None, lines), start=1):
+        try:
+            point = Finished(**json.loads(line))
+        except (json.JSONDecodeError, TypeError) as error:
+            logger.warning("%s line %d is left out, its point will run again: %s", path, number, error)
+            continue
+        found[point.key] = point
+    return found
+
+
+def append_point(folder: Path, point: Finished) -> None:
+    """Add a line in a single write, on the disk before this returns."""
+    line = json.dumps(asdict(point), default=str) + "\n"
+    with (folder / POINTS).open("a+b", buffering=0) as file:
+        if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+            line = "\n" + line  # after a line that a crash cut short
+        file.write(line.encode())
+        os.fsync(file.fileno())

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..network.lab.utilization import Utilization
 from ..results.rows import Row, flat
-from .mean import RUNS, SPREAD
+from .columns import RUNS, SPREAD
 
 USE = "netlab.utilization"  # a file of the point's, read into its rows
 USED_BY = "bench"  # the command whose points may have it
@@ -81,15 +81,6 @@ def column_of(key: str, row: Mapping[str, Any]) -> str:
     """
     singular = key.removesuffix("s")
     return singular if key not in row and singular in row else key
-
-
-def named(column: str, value: Any) -> str:
-    """A value that tells rows apart, with its column's name where it is no text.
-
-    >>> named("compressor", "none"), named("overlap", True)
-    ('none', 'overlap True')
-    """
-    return value if isinstance(value, str) else f"{column} {value}"
 
 
 def link_use(rows: list[Row], use: Utilization) -> list[Row]:

@@ -17,8 +17,7 @@ from typing import Any
 from ..network.lab.utilization import Utilization
 from ..ranks.own_command import own_command
 from ..ranks.stopping import killed_with
-from .cache import Finished
-from .points import Point
+from .points import Finished, Point
 from .rows import USE, link_use, rows_of
 
 GRACE_SECONDS = 10.0  # to end its ranks and to take down what it has set up

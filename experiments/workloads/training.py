@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal, TypeAlias
 
@@ -22,6 +22,7 @@ from ...ddp_core import Decorator, DistributedDataParallel, Handle, exchange
 from ...hooks.fsdp import ShardHandle
 from ...hooks.plan import ratio
 from ...hooks.torch_ddp import attach
+from ..network.ranks_config import RanksConfig
 from ..results.comparison import Evaluation, RunResult
 from ..results.statistics import percentiles
 from ..results.time_to_loss import REPEATS
@@ -43,49 +44,55 @@ Report: TypeAlias = Callable[[Steps], None]
 
 
 @dataclass(frozen=True)
-class TrainingConfig:
-    """Model, data, optimizer and DistributedDataParallel of a training, whichever compressor it has."""
+class TrainingConfig(RanksConfig):
+    """Ranks, and what they train: model, data, optimizer and DistributedDataParallel, whichever compressor it has."""
 
-    model: ModelConfig
-    data: DataConfig
-    steps: int
-    """batches of a rank"""
-    sync_every: int
-    """batches whose mean gradient makes an optimizer step; only the last of them communicates"""
-    batch_size: int
-    """samples a rank and step"""
-    optimizer: OptimizerName
-    lr: float
-    momentum: float
-    """of sgd"""
-    schedule: Literal["constant", "cosine"]
-    """of the learning rate after its warm-up; cosine ends at zero"""
-    warmup: int
-    """optimizer steps in which the learning rate grows to `lr`"""
-    seed: int
-    """of the initial model and the order of samples"""
-    bucket_mb: float | None
-    """DDP's bucket size, MiB; None is 1 for the first and 25 for the others"""
-    ddp: Literal["gradwire", "torch"]
-    """whose DistributedDataParallel; torch's has gradwire's hook"""
-    parallel: Literal["ddp", "fsdp"]
-    """what trains it: DistributedDataParallel, or torch's FSDP2"""
-    local_every: int
-    """optimizer steps between two averages of local SGD; 0 averages the gradients of every step"""
-    local_outer: str
-    """the outer optimizer of local SGD"""
-    order: Order
-    """in which gradients go; other orders than backward's with gradwire's DistributedDataParallel only"""
-    eval_batches: int
-    """validation batches at the end"""
-    timeout: float
-    """seconds that any wait for other ranks may take"""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """model to train, and its sizes"""
+    data: DataConfig = field(default_factory=DataConfig)
+    """data set to train on"""
+    steps: int = 100
+    """number of batches per rank for each compressor"""
+    sync_every: int = 1
+    """number of batches whose gradients are accumulated for one optimizer step; only the last one communicates"""
+    batch_size: int = 8
+    """samples per rank and batch"""
+    optimizer: OptimizerName = "sgd"
+    """optimizer, the same for all compressors; muon is for the matrices of gpt's blocks, with adamw beside it"""
+    lr: float = 0.1
+    """learning rate"""
+    momentum: float = 0.5
+    """momentum of sgd"""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """learning-rate schedule after the warm-up; cosine ends at zero"""
+    warmup: int = 0
+    """number of optimizer steps in which the learning rate grows to its full value"""
+    seed: int = 0
+    """seed of the initial model and of the order of samples"""
+    bucket_mb: float | None = None
+    """DDP's bucket size in MiB; null gives 1 for the first bucket and 25 for the others"""
+    ddp: Literal["gradwire", "torch"] = "gradwire"
+    """DistributedDataParallel to use: gradwire's own, or torch's with gradwire's hook"""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """ddp, or fsdp for torch's FSDP2; with fsdp a compressor is WEIGHTS/GRADIENTS such as int8/int4, one word for
+    both, or torch"""
+    local_every: int = 0
+    """average the models every N optimizer steps by local SGD (gradwire.LocalSteps); 0 averages the gradients of
+    every step"""
+    local_outer: str = "nesterov:lr=0.7,momentum=0.9"
+    """outer optimizer of local SGD, such as sgd:lr=1,momentum=0"""
+    order: Order = BACKWARD
+    """order in which gradients are sent. backward waits for all of them after backward. slices sends pieces of at
+    most 2 MiB. priority sends pieces and overlaps them with the next forward pass. auto chooses"""
+    eval_batches: int = 40
+    """number of validation batches at the end"""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("steps", "batch_size", "eval_batches"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is at least 1, got {getattr(self, name)}")
-        for name in ("lr", "bucket_mb", "timeout"):
+        for name in ("lr", "bucket_mb"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise ValueError(f"{name} is above 0, got {getattr(self, name)}")
         if not 1 <= self.sync_every <= self.steps:

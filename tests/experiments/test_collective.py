@@ -12,7 +12,7 @@ from gradwire.ddp_core.transport.launchers import LAUNCHERS
 from gradwire.experiments.cli import main
 from gradwire.experiments.collective import command as driver
 from gradwire.experiments.collective import measure
-from gradwire.experiments.results.sizes import elements_of
+from gradwire.experiments.results.rows import elements_of
 
 SMALL = ["collective", "--elements=100,1k", "--total=2500", "--repeats=1"]
 NEW_ENOUGH = tuple(map(int, torch.__version__.split(".")[:2])) >= LEAST_TORCH

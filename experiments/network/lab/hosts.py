@@ -1,4 +1,4 @@
-"""Hosts, made and removed: a bridge, and for each host a network namespace behind a limited virtual cable.
+"""Hosts, made and removed with iproute2: a bridge, and for each host a network namespace behind a limited virtual cable.
 
 All that a lab makes has its owner's process id in its name, and a file in `OWNERS` that the owner keeps locked: what
 belongs to an unlocked one was left by a process that is gone, however it ended, and is removed when the next lab starts.
@@ -11,8 +11,12 @@ import fcntl
 import json
 import os
 import re
+import shlex
+import shutil
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,7 +25,6 @@ from pathlib import Path
 
 from ..link import parse_rate
 from .config import NetlabConfig
-from .iproute import NetlabError, require, run
 
 OWNERS = Path("/run/gradwire-netlab")
 NAMESPACES = Path("/var/run/netns")  # where `ip netns` keeps them
@@ -29,7 +32,37 @@ INTERFACES = Path("/sys/class/net")
 BENCHMARKING = IPv4Network("198.18.0.0/15")  # set aside for tests of networks by RFC 2544
 WIRE = "wire"  # the interface that every host sees
 QUEUE = "200ms"
+TOOLS = ("ip", "tc")
+INSTEAD = "or emulate the link in user space: gradwire compare --link 100mbit"
 BURST_SECONDS, SMALLEST_BURST = 0.002, 16 * 1024  # what may pass at once after a silence, in seconds of the rate, bytes
+
+
+class NetlabError(ValueError):
+    """There can be no lab here; the message has the reason and what to do instead."""
+
+
+def require() -> None:
+    """Raise NetlabError where no lab can be made."""
+    if sys.platform != "linux":
+        raise NetlabError(f"hosts are network namespaces, which only Linux has: run this there, {INSTEAD}")
+    if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
+        raise NetlabError(f"{' and '.join(missing)} not found: install iproute2 (apt install iproute2), {INSTEAD}")
+    if os.geteuid() != 0:
+        script = Path(sys.executable).with_name("gradwire")  # `-m` would look for modules in the current folder first
+        again = f"sudo -E {script if script.exists() else f'{sys.executable} -m gradwire'} {shlex.join(sys.argv[1:])}"
+        raise NetlabError(f"network namespaces can be made by root only: {again}; {INSTEAD}")
+
+
+def run(*words: str) -> str:
+    """Run a command of iproute2; what it prints. Raises NetlabError with what it says where it fails."""
+    done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        raise NetlabError(
+            f"`{shlex.join(words)}` failed: {said}. A container needs the capabilities NET_ADMIN and SYS_ADMIN; "
+            f"grant them, {INSTEAD}"
+        )
+    return done.stdout
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,8 @@ from ...ranks.own_command import own_command
 from ...ranks.stopping import killed_with, sigterm_interrupts
 from ...results.files import check_file
 from .config import NetlabConfig
-from .hosts import WIRE, Lab, temporary_lab
-from .iproute import NetlabError
-from .recorder import recorded
+from .hosts import WIRE, Lab, NetlabError, temporary_lab
+from .utilization import recorded
 
 PORT = 29400
 POLL_SECONDS = 0.02

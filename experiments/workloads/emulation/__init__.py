@@ -4,10 +4,9 @@ from .command import TraceConfig, trace_command
 from .config import EmulationConfig
 from .model import EmulatedModel, emulated
 from .options import chosen_trace
-from .prediction import cost_on, predicted
 from .recording import from_flops
-from .shipped import load_trace, trace_names
-from .step_model import step_by_buckets, step_by_layers, step_by_slices
+from .shipped import load_trace
+from .step_model import step_by_layers, step_by_slices
 from .trace import Layer, Trace
 
 __all__ = [
@@ -17,14 +16,10 @@ __all__ = [
     "Trace",
     "TraceConfig",
     "chosen_trace",
-    "cost_on",
     "emulated",
     "from_flops",
     "load_trace",
-    "predicted",
-    "step_by_buckets",
     "step_by_layers",
     "step_by_slices",
     "trace_command",
-    "trace_names",
 ]

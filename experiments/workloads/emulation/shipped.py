@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ....compress.builder.did_you_mean import did_you_mean
-from .image_models import inception_v3, resnet, resnet18_cifar, vgg19
-from .layer_definitions import LayerDefinition
-from .sequence_models import bert, sockeye, transformer
+from .definitions import LayerDefinition, bert, inception_v3, resnet, resnet18_cifar, sockeye, transformer, vgg19
 from .trace import BACKWARD_OF_FORWARD, BY_OPERATIONS, Layer, Trace
 
 SUSTAINED = 8e12  # operations a second: what ResNet-50's published 0.097 s a step come to
@@ -56,11 +54,6 @@ SHIPPED = {
     "gpt-20m": Shipped(lambda: transformer(6, 512, 32), 4, 0.05, ASSUMED),
     "resnet18-cifar": Shipped(resnet18_cifar, 128),
 }
-
-
-def trace_names() -> list[str]:
-    """The traces that come with gradwire."""
-    return list(SHIPPED)
 
 
 def load_trace(name_or_path: str) -> Trace:

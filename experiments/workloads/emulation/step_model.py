@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -42,14 +42,6 @@ def step_by_layers(trace: Trace, spec: str, world_size: int, cost: LinkCost, dil
     return replace(model, pieces=tuple(pieces))
 
 
-def step_by_buckets(
-    trace: Trace, spec: str, world_size: int, cost: LinkCost, dilate: float = 1.0, bucket_mb: float | None = None
-) -> StepModel:
-    """The step with a piece a bucket, as DistributedDataParallel makes them once it has seen the order of backward."""
-    model, layouts = _computation(trace, dilate), _buckets(trace, bucket_mb, world_size)
-    return replace(model, pieces=tuple(piece for piece, _ in _pieces(trace, model, layouts, spec, cost)))
-
-
 def step_by_slices(
     trace: Trace, spec: str, world_size: int, cost: LinkCost, dilate: float = 1.0, slice_mb: float | None = None
 ) -> StepModel:
@@ -57,32 +49,20 @@ def step_by_slices(
     larger one, where the compressor remembers nothing, parts that are ready and needed together.
     """
     cut_mb = gradient_mb(spec, Ranks(world_size), _tensors(trace.parameters).values(), slice_mb)
-    model, layouts = _computation(trace, dilate), _buckets(trace, cut_mb, world_size)
+    model = _computation(trace, dilate)
+    layers = zip(trace.layers, model.pieces, strict=True)
+    parts = {layer.full(name): piece for layer, piece in layers for name in layer.parameters}
     sliced: list[Piece] = []
-    for layout, (bucket, sent) in zip(layouts, _pieces(trace, model, layouts, spec, cost), strict=True):
-        count = parts_of(spec, layout, cut_mb)
-        sliced += [replace(bucket, wire=cost.seconds(sent.sent_bytes / count, sent.rounds))] * count
+    for layout in _layouts(dict(reversed(trace.parameters.items())), cut_mb, world_size):
+        sent, count = steady_traffic(compressor(spec), [layout]), parts_of(spec, layout, cut_mb)
+        seconds = cost.seconds(sent.sent_bytes / count, sent.rounds)
+        sliced += [merged([parts[name] for name in layout.names], seconds)] * count
     return replace(model, pieces=tuple(sliced))
 
 
 def _computation(trace: Trace, dilate: float) -> StepModel:
     """A piece a layer, none of which sends anything."""
     return layered((layer.forward_seconds * dilate, layer.backward_seconds * dilate, 0.0) for layer in trace.layers)
-
-
-def _buckets(trace: Trace, bucket_mb: float | None, world_size: int) -> list[Layout]:
-    return _layouts(dict(reversed(trace.parameters.items())), bucket_mb, world_size)
-
-
-def _pieces(
-    trace: Trace, model: StepModel, layouts: Sequence[Layout], spec: str, cost: LinkCost
-) -> Iterator[tuple[Piece, Traffic]]:
-    """A bucket's piece and what it sends, for each of the layouts; `model` has a piece for each layer of the trace."""
-    layers = zip(trace.layers, model.pieces, strict=True)
-    parts = {layer.full(name): piece for layer, piece in layers for name in layer.parameters}
-    for layout in layouts:
-        sent = steady_traffic(compressor(spec), [layout])
-        yield merged([parts[name] for name in layout.names], cost.seconds(sent.sent_bytes, sent.rounds)), sent
 
 
 @functools.lru_cache(maxsize=4096)

@@ -9,10 +9,7 @@ from torch import nn
 
 from ....compress.builder.did_you_mean import did_you_mean
 from ..sample import SampleShape
-from .gpt import GPT
-from .lstm import LSTM
-from .mlp import MLP
-from .resnet import ResNet18
+from .networks import GPT, LSTM, MLP, ResNet18
 
 TORCHVISION = "torchvision:"
 VISION = (
@@ -134,6 +131,7 @@ def build_model(config: ModelConfig, dataset: SampleShape | None = None) -> nn.M
         )
     if config.name in MODELS:
         return MODELS[config.name].build(config, dataset)
-    from .vision import torchvision_model  # here, since torchvision is optional
+    from .vision import Classifier, classifier  # here, since torchvision is optional
 
-    return torchvision_model(config.name.removeprefix(TORCHVISION), _pictures(dataset)[1], config.image_size)
+    network = classifier(config.name.removeprefix(TORCHVISION), _pictures(dataset)[1])
+    return Classifier(network, config.image_size)

@@ -34,8 +34,3 @@ def classifier(name: str, classes: int) -> nn.Module:
     if getattr(network, "aux_logits", False):
         raise ValueError(f"{name} has auxiliary outputs, which no loss here uses; take another")
     return network
-
-
-def torchvision_model(name: str, classes: int, image_size: int) -> nn.Module:
-    """A classifier for the images of a data set. Raises ValueError for a name that torchvision does not know."""
-    return Classifier(classifier(name, classes), image_size)

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from gradwire.ddp_core.measure.clock import HostClock
-from gradwire.experiments.bench import BenchConfig, command, rows, run, show
-from gradwire.experiments.bench.bounds import bound_here, bounds
-from gradwire.experiments.bench.clock import LastGradient
+from gradwire.experiments.bench import command, rows, run, show
 from gradwire.experiments.bench.command import rank_main
+from gradwire.experiments.bench.config import BenchConfig
 from gradwire.experiments.bench.models import task
-from gradwire.experiments.bench.rows import NO_DDP, Case
+from gradwire.experiments.bench.rows import NO_DDP, Case, bound_here, bounds
 from gradwire.experiments.bench.run import world_sizes
+from gradwire.experiments.bench.trial import LastGradient
 from gradwire.experiments.bench.world import World
 from gradwire.experiments.cli import main
 
@@ -199,11 +199,10 @@ def test_bounds_of_a_setting_are_those_of_its_compressor_its_ranks_and_the_slowe
 
 def test_the_bound_here_has_what_this_machine_adds():
     config = BenchConfig(compute="emulate:resnet50", dilate=10, link="4gbit")
-    exact, slower = ({"stretch": times, "phases": {"optimizer": 0.5}} for times in (1.0, 4.0))
     case = Case("gradwire", "bf16")
-    assert bound_here(config, case, 4, exact)["bound_here_seconds"] == bounds(config, case, 4)["bound_seconds"] + 0.5
-    assert bound_here(config, case, 4, slower)["bound_here_seconds"] == pytest.approx(3.88 + 0.5, abs=0.02)
-    assert bound_here(config, NO_DDP, 4, exact) == {"bound_here_seconds": None}
+    assert bound_here(config, case, 4, 1.0, 0.5) == bounds(config, case, 4)["bound_seconds"] + 0.5
+    assert bound_here(config, case, 4, 4.0, 0.5) == pytest.approx(3.88 + 0.5, abs=0.02)
+    assert bound_here(config, NO_DDP, 4, 1.0, 0.5) is None
 
 
 def test_bounds_are_not_told_of_real_computation_nor_where_some_iterations_send_nothing():

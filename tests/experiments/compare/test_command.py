@@ -71,7 +71,7 @@ def test_without_turns_results_tell_memory_and_there_is_no_verdict(started, tmp_
     ],
 )
 def test_a_turn_is_whole_optimizer_steps_and_short(options, expected):
-    assert CompareConfig(**options).training.turn_steps == expected
+    assert CompareConfig(**options).turn_steps == expected
 
 
 def test_turns_take_several_compressors_and_nothing_under_way_between_steps():

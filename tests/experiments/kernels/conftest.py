@@ -1,6 +1,6 @@
 import pytest
 
-from gradwire.experiments.kernels import clocks
+from gradwire.experiments.kernels import race
 from gradwire.experiments.kernels.heavy_tail import HeavyTail
 
 from .given import CPU, SIZE
@@ -9,7 +9,7 @@ from .given import CPU, SIZE
 @pytest.fixture(autouse=True)
 def small_caches(monkeypatch):
     """Nothing here depends on cold caches."""
-    monkeypatch.setattr(clocks, "last_level_cache", lambda: 2**16)
+    monkeypatch.setattr(race, "last_level_cache", lambda: 2**16)
 
 
 @pytest.fixture(scope="module")

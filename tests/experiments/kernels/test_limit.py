@@ -1,8 +1,7 @@
 """All measurements together keep to a limit, and those left out are named."""
 
 from gradwire.experiments.cli import main
-from gradwire.experiments.kernels.bench import Group
-from gradwire.experiments.kernels.limit import Limit
+from gradwire.experiments.kernels.bench import Group, Limit
 
 from .given import SIZE, named
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gradwire.experiments.cli import main
-from gradwire.experiments.report import ReportConfig, report_command
+from gradwire.experiments.report.command import ReportConfig, report_command
 from gradwire.experiments.results.picture import draw
 
 from ...browser import browse, needs_browser
@@ -82,7 +82,6 @@ def written(tmp_path_factory):
         "config": {"command": "bench"},
         "columns": ["compressor", "speedup"],
         "rows": [{"compressor": "none", "speedup": 1.0}, {"compressor": "onebit", "speedup": None}],
-        "verdicts": ["link 100mbit: do not compress here beyond none."],
         "pictures": {"speed.png": "Speed."},
         "failures": {"elements 10": "ended with exit code 1\nmore"},
     }
@@ -127,10 +126,9 @@ def test_what_users_named_is_escaped(page):
     assert "A <study>" not in text
 
 
-def test_the_page_tells_verdicts_failures_labels_commands_and_the_machine(page):
+def test_the_page_tells_failures_labels_commands_and_the_machine(page):
     text = page.read_text()
     for told in (
-        "do not compress here beyond none",
         "failed: elements 10: ended with exit code 1",
         "emulated link 100mbit",
         "netlab: 3 hosts at 2gbit",

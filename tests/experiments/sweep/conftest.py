@@ -1,7 +1,7 @@
 import pytest
 
 from gradwire.experiments.sweep import command
-from gradwire.experiments.sweep.cache import Finished
+from gradwire.experiments.sweep.points import Finished
 from gradwire.experiments.sweep.run import PointFailure
 
 from .given import STUDY

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from gradwire.experiments.sweep import command, picture
-from gradwire.experiments.sweep.cache import POINTS, read_points
+from gradwire.experiments.sweep.points import POINTS, read_points
 
 from .given import STUDY, document, sweep, with_key
 
@@ -150,7 +150,6 @@ def test_a_run_that_diverged_is_drawn_and_written_as_far_as_its_losses_go(study,
         ("figures: [{name: a, kind: line, x: b, y: [c, d]}]", "several y lie on top of each other in bars"),
         ("derive: {late: {kind: time_to_loss, against: {elements: 10}, at: 75}}", "at is a share of the steps"),
         ("derive: {late: {kind: seconds_over_link, rate: fast}}", "a rate is a number and a unit"),
-        ("verdict: {by: seconds}", "it has of, each, what"),
         ("titel: Pieces", "unknown option titel"),
     ],
     ids=lambda value: value.partition(":")[0],

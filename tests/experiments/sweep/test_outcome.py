@@ -1,7 +1,7 @@
-from gradwire.experiments.sweep.cache import Finished
 from gradwire.experiments.sweep.config import SweepConfig
 from gradwire.experiments.sweep.figure import Figure
 from gradwire.experiments.sweep.outcome import Outcome
+from gradwire.experiments.sweep.points import Finished
 
 
 def test_above_a_picture_is_what_was_emulated_in_the_rows_that_it_shows():

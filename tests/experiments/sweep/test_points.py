@@ -1,33 +1,22 @@
-import pytest
-
-from gradwire.experiments.cli.study import options_of
 from gradwire.experiments.sweep.config import SweepConfig
-from gradwire.experiments.sweep.points import points_of
+from gradwire.experiments.sweep.points import POINTS, Finished, append_point, points_of, read_points
 
 
 def test_the_points_are_the_product_of_the_grid_in_order():
     config = SweepConfig(
         command="compare", base={"model": {"name": "mlp", "width": 16}}, grid=[{"lr": [1, 2], "seed": [3, 4]}]
     )
-    points = points_of(config, options_of)
+    points = points_of(config)
     assert [tuple(point.chosen.values()) for point in points] == [(1, 3), (1, 4), (2, 3), (2, 4)]
     assert points[0].arguments == ["compare", "--model.name=mlp", "--model.width=16", "--lr=1", "--seed=3"]
     assert len({point.key() for point in points}) == 4
     assert points[0].options["model"]["width"] == 16
 
 
-def chosen(**options):
-    config = SweepConfig(command="compare", **options)
-    return [tuple(point.chosen.values()) for point in points_of(config, options_of)]
-
-
-GRID = {"seed": [0, 1], "nproc": [2, 4]}
-
-
 def test_several_grids_come_one_after_the_other_each_with_options_of_its_own():
     grids = [{"model": ["mlp"], "data": "digits", "lr": 1, "seed": [0, 1]}, {"model": ["gpt"], "lr": 2, "seed": [0]}]
     config = SweepConfig(command="compare", base={"lr": 3, "steps": 5}, grid=grids)
-    points = points_of(config, options_of)
+    points = points_of(config)
     assert [point.label for point in points] == ["model mlp, seed 0", "model mlp, seed 1", "model gpt, seed 0"]
     assert [(p.options["model"]["name"], p.options["lr"], p.options["steps"]) for p in points[1:]] == [
         ("mlp", 1, 5),
@@ -36,30 +25,16 @@ def test_several_grids_come_one_after_the_other_each_with_options_of_its_own():
 
 
 def test_without_a_grid_there_is_one_point():
-    assert chosen() == [()]
+    assert [point.chosen for point in points_of(SweepConfig(command="compare"))] == [{}]
 
 
-def test_what_is_asked_for_alone_is_run():
-    assert chosen(grid=[GRID], only={"seed": 1}) == [(1, 2), (1, 4)]
-    assert chosen(grid=[GRID], only={"seed": 1, "nproc": [4]}) == [(1, 4)]
-
-
-def test_a_list_on_the_grid_is_asked_for_by_any_of_its_values():
-    lists = {"compressors": [["none", "bf16"], ["int8"]]}
-    assert chosen(grid=[lists], only={"compressors": ["bf16"]}) == [(["none", "bf16"],)]
-
-
-def test_a_part_that_is_run_first_has_the_points_of_the_whole():
-    whole = points_of(SweepConfig(command="compare", grid=[GRID]), options_of)
-    part = points_of(SweepConfig(command="compare", grid=[GRID], only={"nproc": [4]}), options_of)
-    assert {point.key() for point in part} < {point.key() for point in whole}
-
-
-def test_an_option_that_is_not_on_the_grid_is_refused():
-    with pytest.raises(ValueError, match="only names options of the grid, seed, nproc; got sed"):
-        SweepConfig(command="compare", grid=[GRID], only={"sed": 1})
-
-
-def test_a_part_without_points_is_refused():
-    with pytest.raises(ValueError, match="no place of the grid"):
-        chosen(grid=[GRID], only={"seed": [7]})
+def test_a_line_that_a_crash_cut_short_is_left_out_and_does_not_spoil_the_next(tmp_path, caplog):
+    whole = [Finished(key, [], {}, [], 1.0, "2026", "0.1.0", {}) for key in "abc"]
+    append_point(tmp_path, whole[0])
+    append_point(tmp_path, whole[1])
+    text = (tmp_path / POINTS).read_text()
+    (tmp_path / POINTS).write_text(text[:-20])
+    assert list(read_points(tmp_path)) == ["a"]
+    assert "line 2 is left out" in caplog.text
+    append_point(tmp_path, whole[2])
+    assert list(read_points(tmp_path)) == ["a", "c"]

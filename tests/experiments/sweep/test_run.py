@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from gradwire import __version__
-from gradwire.experiments.cli.study import options_of
 from gradwire.experiments.sweep import run
 from gradwire.experiments.sweep.config import SweepConfig
 from gradwire.experiments.sweep.points import points_of
@@ -20,7 +19,7 @@ from .given import STUDY, descendants, ranks_below, state
 
 def test_a_point_is_a_process_and_its_failure_tells_what_it_wrote():
     config = SweepConfig(command="collective", base={"nproc": 1, "total": 10, "repeats": 1}, grid=[{"elements": [10]}])
-    (point,) = points_of(config, options_of)
+    (point,) = points_of(config)
     finished = run_point(point, limit=100)
     assert finished.rows[0]["elements"] == finished.rows[0]["total_elements"] == 10
     assert finished.rows[0]["seconds.p50"] > 0
@@ -33,7 +32,7 @@ def test_a_point_is_a_process_and_its_failure_tells_what_it_wrote():
 @pytest.mark.slow
 def test_what_a_point_refuses_is_in_its_failure():
     config = SweepConfig(command="compare", base={"model": "mlp", "data": "digits", "batch_size": 5000})
-    (point,) = points_of(config, options_of)
+    (point,) = points_of(config)
     with pytest.raises(PointFailure, match="ended with exit code 2") as failure:
         run_point(point, limit=100)
     assert "samples to train on" in str(failure.value)

@@ -14,10 +14,8 @@ import pytest
 from gradwire.experiments.cli import COMMANDS, main
 from gradwire.experiments.cli.commands import CONFIGS
 from gradwire.experiments.cli.parsing import configuration
-from gradwire.experiments.cli.study import options_of
 from gradwire.experiments.sweep import run
-from gradwire.experiments.sweep.cache import read_points
-from gradwire.experiments.sweep.points import points_of
+from gradwire.experiments.sweep.points import points_of, read_points
 
 from .given import descendants, state
 
@@ -56,7 +54,7 @@ def others(name, mine):
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_point_of_the_full_study_is_one_that_its_command_accepts(name):
     config = configuration(COMMANDS["sweep"], "gradwire sweep", ["--config", name])
-    points = points_of(config, options_of)
+    points = points_of(config)
     assert len({point.key() for point in points}) == len(points) > 1
     assert config.title
     assert config.source
@@ -72,7 +70,7 @@ def test_the_study_in_the_documentation_is_one_that_is_accepted(tmp_path):
     (example,) = re.findall(r"```yaml\n(.*?)```", DOCUMENTATION.read_text(), flags=re.DOTALL)
     (tmp_path / "study.yaml").write_text(example)
     config = configuration(COMMANDS["sweep"], "gradwire sweep", ["--config", str(tmp_path / "study.yaml")])
-    assert len({point.key() for point in points_of(config, options_of)}) == 6
+    assert len({point.key() for point in points_of(config)}) == 6
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ CASES = {
 def trained(options, trainer, world_size):
     config = CompareConfig(**options)
     dataset = load_dataset(config.data, config.model)
-    return [trainer(spec, config.training, dataset, world_size, lambda steps: None) for spec in config.compressors]
+    return [trainer(spec, config, dataset, world_size, lambda steps: None) for spec in config.compressors]
 
 
 def on_rank(rank, world_size, options):

@@ -56,7 +56,7 @@ def trained(rank, world_size, options):
 
     def training(spec, turns):
         device, report = torch.device("cpu"), lambda steps: None
-        return train(spec, config.training, dataset, dist.group.WORLD, device, report, turns=turns)
+        return train(spec, config, dataset, dist.group.WORLD, device, report, turns=turns)
 
     together = in_turns([training(spec, True) for spec in SPECS])
     alone = [run for spec in SPECS for run in in_turns([training(spec, False)])]

@@ -1,10 +1,7 @@
 import pytest
 
-from gradwire.experiments.network.lab import (
-    NetlabConfig,
-)
-from gradwire.experiments.network.lab.hosts import temporary_lab
-from gradwire.experiments.network.lab.iproute import NetlabError
+from gradwire.experiments.network.lab import NetlabConfig
+from gradwire.experiments.network.lab.hosts import NetlabError, temporary_lab
 from gradwire.experiments.ranks.launchers import LAB_VARIABLE
 
 

@@ -15,8 +15,7 @@ from gradwire.experiments.network.lab import (
     rerun_on_hosts,
     run_on_hosts,
 )
-from gradwire.experiments.network.lab.hosts import left_by
-from gradwire.experiments.network.lab.iproute import NetlabError
+from gradwire.experiments.network.lab.hosts import NetlabError, left_by
 from gradwire.experiments.network.lab.utilization import Utilization
 from gradwire.experiments.ranks.launchers import LAB_VARIABLE
 from gradwire.experiments.ranks.own_command import own_command

@@ -1,12 +1,85 @@
 import dataclasses
 import json
+import sys
 
 import pytest
 
-from gradwire.experiments.network.lab.picture import draw
-from gradwire.experiments.network.lab.utilization import Utilization
+from gradwire.experiments.network.lab import (
+    NetlabConfig,
+    run_on_hosts,
+)
+from gradwire.experiments.network.lab.utilization import Utilization, draw, recorded, write_and_draw
 
 from .given import SILENT, USE
+
+MEGABYTE = 10**6
+SENT = 4 * MEGABYTE
+# Host 1 sends to host 0, which tells how long that took.
+TRANSFER = f"""
+import os, socket, time
+place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+if os.environ["RANK"] == "0":
+    with socket.create_server(place) as server:
+        peer, _ = server.accept()
+        began, received = time.perf_counter(), 0
+        while piece := peer.recv(65536):
+            received += len(piece)
+        print("received", received, time.perf_counter() - began)
+else:
+    for _ in range(200):
+        try:
+            peer = socket.create_connection(place)
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+    peer.sendall(bytes({SENT}))
+"""
+
+
+def fastest(seconds, sent):
+    """Bytes a second, of those times of at least a tenth of a second that were looked at; in others the machine was busy."""
+    looks = list(zip(seconds, sent, strict=True))
+    pairs = [(begin, end) for place, begin in enumerate(looks) for end in looks[place:] if end[0] - begin[0] >= 0.1]
+    return max((end[1] - begin[1]) / (end[0] - begin[0]) for begin, end in pairs)
+
+
+def test_a_link_carries_its_rate_and_its_use_is_written_down(possible, capfd, tmp_path):
+    file = tmp_path / "use.json"
+    assert run_on_hosts(NetlabConfig(2, "50mbit", str(file)), [sys.executable, "-S", "-c", TRANSFER]) == 0
+    shown = capfd.readouterr().out.splitlines()
+    word, received, seconds = shown[0].split()
+    assert (word, int(received)) == ("received", SENT)
+    assert 8 * SENT / float(seconds) < 1.2 * 50e6  # the clock may start late
+    assert shown[1].startswith("utilization")
+    assert (tmp_path / "use.png").exists()
+    use = Utilization.read(file)
+    assert (use.network, use.rate) == ("2 hosts at 50 Mbit/s", "50mbit")
+    frames = use.links["1"]["sent_bytes"][-1]
+    assert SENT < frames < 1.1 * SENT
+    assert use.links["0"]["received_bytes"][-1] == pytest.approx(frames, rel=0.05)
+    assert 8 * fastest(use.seconds, use.links["1"]["sent_bytes"]) > 0.6 * 50e6
+    begin, end = use.busy(1)
+    assert begin < end <= use.seconds[-1]
+
+
+def test_the_picture_is_put_beside_the_file(tmp_path, capsys):
+    write_and_draw(SILENT, tmp_path / "use.json")
+    assert capsys.readouterr().out == f"utilization  {tmp_path}/use.json\npicture      {tmp_path}/use.png\n"
+    assert {file.name for file in tmp_path.iterdir()} == {"use.json", "use.png"}
+
+
+def test_an_empty_name_is_no_file_for_the_use_of_links():
+    with recorded(NetlabConfig(2, utilization=""), None):
+        pass
+
+
+def test_without_matplotlib_the_use_of_links_is_written_and_not_drawn(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    write_and_draw(USE, tmp_path / "use.json")
+    missing = "none: matplotlib is not installed; pip install 'gradwire[experiments]'"
+    assert capsys.readouterr().out == f"utilization  {tmp_path}/use.json\npicture      {missing}\n"
+    assert Utilization.read(tmp_path / "use.json") == USE
+    assert not (tmp_path / "use.png").exists()
 
 
 def test_utilization_is_in_mbit_a_second_of_what_was_counted_between_two_looks(tmp_path):
@@ -15,7 +88,7 @@ def test_utilization_is_in_mbit_a_second_of_what_was_counted_between_two_looks(t
 
 
 def test_a_link_without_traffic_is_drawn_too(tmp_path):
-    assert draw(SILENT, tmp_path / "use.png") == tmp_path / "use.png"
+    assert draw(SILENT, tmp_path / "use.png") == [tmp_path / "use.png"]
     assert (tmp_path / "use.png").stat().st_size > 1000
 
 

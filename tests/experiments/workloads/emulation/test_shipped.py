@@ -2,11 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from gradwire.experiments.workloads.emulation import (
-    from_flops,
-    load_trace,
-    trace_names,
-)
+from gradwire.experiments.workloads.emulation import from_flops, load_trace
+from gradwire.experiments.workloads.emulation.shipped import SHIPPED
 from gradwire.experiments.workloads.models import ModelConfig, build_model
 
 from ...given import VISION_PARAMETERS
@@ -84,7 +81,7 @@ def test_sockeyes_trace_has_the_shapes_of_torchs_modules_and_its_first_layer_tak
     assert trace.seconds == pytest.approx(0.4)
 
 
-@pytest.mark.parametrize("name", trace_names())
+@pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_traces_are_of_the_known_sizes_and_say_where_their_time_is_from(name):
     trace = load_trace(name)
     assert trace.elements == PARAMETERS[name]

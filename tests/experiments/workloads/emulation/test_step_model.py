@@ -6,7 +6,7 @@ from gradwire.ddp_core.overlap.bounds import optimal, synchronous
 from gradwire.ddp_core.overlap.link_cost import LinkCost
 from gradwire.ddp_core.overlap.replay import priority_order, replay
 from gradwire.ddp_core.overlap.step_model import StepModel
-from gradwire.experiments.workloads.emulation import load_trace, step_by_buckets, step_by_layers, step_by_slices
+from gradwire.experiments.workloads.emulation import load_trace, step_by_layers, step_by_slices
 
 GBIT = 1e9 / 8  # bytes a second
 KNOWN = [  # trace, hosts, Gbit/s, compressor; milliseconds: synchronous, optimal
@@ -34,7 +34,7 @@ def test_bounds_of_known_models(trace, hosts, rate, spec, waits, best):
 def test_on_the_wire_a_ring_sends_each_byte_less_than_twice(hosts):
     trace, cost = load_trace("resnet50"), LinkCost(0.0, 1 / GBIT)
     dense = 2 * (hosts - 1) / hosts * 4 * trace.elements / GBIT
-    for build in (step_by_layers, step_by_buckets):
+    for build in (step_by_layers, step_by_slices):
         assert wire(build(trace, "none", hosts, cost)) == pytest.approx(dense, rel=1e-4)
         assert wire(build(trace, "bf16", hosts, cost)) == pytest.approx(dense / 2, rel=1e-4)
 
@@ -50,10 +50,9 @@ def test_latency_counts_for_each_round_of_each_piece_and_dilation_for_computatio
     assert wire(slow) == layers
 
 
-def test_buckets_are_those_of_ddp_in_the_order_of_backward():
-    model = step_by_buckets(load_trace("vgg19"), "none", 2, LinkCost(0.0, 1.0))
-    first, *_, last = model.pieces
-    assert first.wire == 4 * 1000 * 4097  # the last layer fills the first bucket, of 1 MiB, alone
+def test_slices_are_those_of_buckets_in_the_order_of_backward():
+    model = step_by_slices(load_trace("vgg19"), "powersgd:rank=4", 2, LinkCost(0.0, 1.0))
+    last = model.pieces[-1]
     assert last.ready == pytest.approx(model.backward)
     assert last.needed == 0
     assert [piece.ready for piece in model.pieces] == sorted(piece.ready for piece in model.pieces)
