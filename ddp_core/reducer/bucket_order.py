@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -49,7 +48,7 @@ class BucketOrder:
         """
         if self._making:
             raise RuntimeError(BROKEN_OFF)
-        allocator = partial(self._allocator, None if hooked else averager)
+        own = None if hooked else averager
         saved = averager.loaded_order() if averager is not None else ()
         due = steps not in (0, self._looked_at) and (steps == 1 or steps % INTERVAL == 0)
         if due and averager is not None:
@@ -60,7 +59,7 @@ class BucketOrder:
             self._followed_at = steps
         elif self._followed_at is not None and steps > self._followed_at:  # all ranks have come as far
             self._followed_at = None
-            self._rebuild(self._assignment.order, allocator())
+            self._rebuild(self._assignment.order, self._allocator(own))
         if saved or not due:
             return
         self._looked_at = steps
@@ -69,7 +68,7 @@ class BucketOrder:
         order = torch.tensor(self._assignment.proposal(), device=self._device)
         broadcast([order], 0, self._group, what="the order of buckets")
         self.agreed = True
-        self._rebuild(order.tolist(), allocator())
+        self._rebuild(order.tolist(), self._allocator(own))
 
     def _allocator(self, averager: CompressedAverager | None) -> Allocate:
         return allocate_own if averager is None else averager.allocator(self._device)
