@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -55,7 +54,7 @@ class BucketOrder:
         if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             self._captured = True  # and nothing is asked for, which the host would have to read
             return
-        allocator = partial(self._allocator, None if hooked else averager)
+        own = None if hooked else averager
         saved = averager.loaded_order() if averager is not None else ()
         due = steps not in (0, self._looked_at) and (steps == 1 or steps % INTERVAL == 0)
         if due and averager is not None:
@@ -66,7 +65,7 @@ class BucketOrder:
             self._followed_at = steps
         elif self._followed_at is not None and steps > self._followed_at:  # all ranks have come as far
             self._followed_at = None
-            self._rebuild(self._assignment.order, allocator())
+            self._rebuild(self._assignment.order, self._allocator(own))
         if saved or not due:
             return
         self._looked_at = steps
@@ -75,7 +74,7 @@ class BucketOrder:
         order = torch.tensor(self._assignment.proposal(), device=self._device)
         broadcast([order], 0, self._group, what="the order of buckets")
         self.agreed = True
-        self._rebuild(order.tolist(), allocator())
+        self._rebuild(order.tolist(), self._allocator(own))
 
     def _allocator(self, averager: CompressedAverager | None) -> Allocate:
         return allocate_own if averager is None else averager.allocator(self._device)

@@ -43,15 +43,11 @@ class GroupPending(Reply):
     timed: bool = True
 
     def expect_late_wait(self, now: Callable[[], float]) -> None:
-        """Have the process group's thread note when it is there, or a stream behind it; not with Gloo on CUDA."""
+        """Have the group's thread, which must not wait, or a stream note when it is there; not with Gloo on CUDA."""
         if self.work is not None and (self.by_streams or not self.reply.is_cuda):
             future = future_of(self.work)
             if future is not None:
-                future.add_done_callback(partial(self._arrives, now))
-
-    def _arrives(self, now: Callable[[], float], _: torch.futures.Future[list[Tensor]]) -> None:
-        """On a thread of the process group, which must not wait, or with the stream as the current one: note when."""
-        self.arrived = now()
+                future.add_done_callback(lambda _: setattr(self, "arrived", now()))
 
     def wait(self, timeout: timedelta) -> Tensor:
         """Return the result; on CUDA the current stream waits for it, and the group's watchdog keeps the time limit.
