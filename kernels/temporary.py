@@ -36,8 +36,8 @@ class Pool:
         block = self._take(-(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
         lent = (ctypes.c_char * nbytes).from_buffer(block)
         weakref.finalize(lent, self._returned.put, block).atexit = False
-        storage = torch.frombuffer(lent, dtype=dtype).untyped_storage()
-        return torch.empty(0, dtype=dtype).set_(storage, 0, shape)  # no view, which would keep the block
+        flat = torch.frombuffer(lent, dtype=dtype)
+        return flat if len(shape) == 1 else flat.view(shape)  # a view keeps the block, even if it is emptied
 
     def _take(self, nbytes: int) -> mmap.mmap:
         """The smallest free block of that size to twice that size, or a new one."""

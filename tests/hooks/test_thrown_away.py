@@ -90,7 +90,7 @@ FACTORS = [1.0, 1.0, 1e6, 1.0, 1e6, 1.0, float("inf"), 1.0]  # of gradients; lar
 
 def residuals(handle):
     """Copies, not by a save: what has been saved is not written over."""
-    return [leaf.flat.clone() for _, bucket in handle.averager.memory.live for leaf in bucket._leaves.residuals]
+    return [leaf.flat.clone() for _, bucket in handle.averager.memory.live for leaf in bucket.leaves.residuals]
 
 
 def discarded_without_a_copy(rank, world_size, spec, ours, undo):
