@@ -20,7 +20,7 @@ class Criterion:
     of: str
     each: list[str] = field(default_factory=list)
     what: str = "a step"
-    """what the column times, in words"""
+    """name of the timed activity"""
     named: list[str] = field(default_factory=lambda: [COMPRESSOR])
     """columns that name a compressor, such as [compressor, local_every]; a number of 0 is left out"""
 

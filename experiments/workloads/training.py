@@ -69,7 +69,7 @@ class TrainingConfig:
     ddp: Literal["gradwire", "torch"]
     """whose DistributedDataParallel; torch's has gradwire's hook"""
     parallel: Literal["ddp", "fsdp"]
-    """what trains it: DistributedDataParallel, or torch's FSDP2"""
+    """wrapper: DistributedDataParallel, or torch's FSDP2"""
     local_every: int
     """optimizer steps between two averages of local SGD; 0 averages the gradients of every step"""
     local_outer: str
