@@ -19,6 +19,7 @@ DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 CODE = re.compile(r"^\s*(?:<|[#.@]?[\w-]+ *\{|import |from |function |const )", re.MULTILINE)  # pages and scripts
 VALUE = "code"  # stands for a value
 GIVEN = re.compile(r"%[-.\d]*[a-z]|--[\w-]+")  # a value of a log line, or an option
+HEADLESS = re.compile(r"\bwhat\b", re.IGNORECASE)  # a clause in place of a noun
 
 
 def written(node):
@@ -54,6 +55,7 @@ def texts(source):
 def broken(text):
     """The rules that a text breaks. A text alone need not say what local steps are, as a page must."""
     yield from (rule for rule in of_words(text) if "local steps without" not in rule)
+    yield from (f"no noun: {text}" for each in sentences(text) if HEADLESS.search(each) and not each.endswith("?"))
     yield from (f"{len(words(each))} words: {each}" for each in sentences(text) if len(words(each)) > LONGEST)
 
 
@@ -77,6 +79,7 @@ def test_texts_that_people_read_are_in_plain_english(folder):
         ('ADVICE = (\n    "one two three four five "\n    "and a dense start of it"\n)', "say uncompressed"),
         ('class Config:\n    steps: int = 1\n    """the steps that a worker makes here"""', "say host"),
         (f'raise ValueError("{"word " * 31}")', "31 words"),
+        ('raise RuntimeError(f"rank {rank} has ended, see what it raised")', "no noun"),
         ("print(f\"{'all that the wire has carried so far' if so else 1}\")", "say network"),
     ],
 )

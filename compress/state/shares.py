@@ -108,7 +108,7 @@ class Share:
         shape = self.whole.shapes[self.whole.names.index(name)]
         if saved.dim() > 1 and saved.shape != shape:
             raise ValueError(
-                f"what was saved of parameter {name!r} has shape {tuple(saved.shape)}, the parameter {shape}: load the "
+                f"the saved state of parameter {name!r} has shape {tuple(saved.shape)}, the parameter {shape}: load the "
                 f"state with the model that saved it"
             )
 

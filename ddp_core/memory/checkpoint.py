@@ -28,12 +28,12 @@ ADVICE = {
     "gradwire": "load it with the version of gradwire that wrote it",
     "compressor": "attach that compressor, load, then swap() to the new one",
     "world_size": "resume on as many ranks, or give the states of all old ranks: load_state_dict(states, resize=True)",
-    "rank": "residuals are a rank's own: save and load one file a rank; where a framework saves on rank 0 alone, what "
-    "gather_state_dict() returns, and load it by scatter_state_dict()",
+    "rank": "residuals are a rank's own: save and load one file per rank. If a framework saves on rank 0 alone, save the "
+    "result of gather_state_dict() and load it by scatter_state_dict()",
 }
 LEFT_OUT = "the state of %d parameters that are frozen now is left out: %s; all else is loaded"
 INCOMPLETE = (
-    "what loaded it fills in only what was there before, as torch.distributed.checkpoint does, or dropped something: save "
+    "a loader such as torch.distributed.checkpoint fills in only entries that exist, or one was dropped: save "
     "the state of each rank as one value, such as the bytes that torch.save makes of it"
 )
 
@@ -130,7 +130,7 @@ def check_form(saved: Mapping[str, Any]) -> None:
         raise ValueError(f"the buckets of a state have a parameter twice: {buckets!r}")
     if not isinstance(parameters, Mapping) or not _nested(tuple(parameters.values()), Mapping):
         raise ValueError(
-            'the parameters of a state are {name: {field: tensor}}; what handle.state_dict()["parameters"] is'
+            'the parameters of a state are {name: {field: tensor}}, as in handle.state_dict()["parameters"]'
         )
     for name, fields in parameters.items():
         if not isinstance(name, str):
@@ -261,7 +261,7 @@ def states_of(saved: Any) -> Sequence[Mapping[str, Any]]:
     states = saved[RANKS] if is_gathered(saved) else None
     if not isinstance(states, list | tuple) or not states:
         raise ValueError(
-            f"the first rank scatters what its gather_state_dict() returned; got {type(saved).__name__}"
+            f"the first rank scatters the result of its gather_state_dict(); got {type(saved).__name__}"
             + (f" of {', '.join(map(repr, saved)) or 'nothing'}" if isinstance(saved, Mapping) else "")
         )
     return states

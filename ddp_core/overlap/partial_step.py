@@ -32,7 +32,7 @@ def check(optimizer: Optimizer, *, per_parameter: bool) -> None:
         if group.get("differentiable"):
             raise ValueError("overlap() does not take differentiable=True: the step is not part of a graph")
         if group.get("capturable"):
-            raise ValueError("overlap() does not take capturable=True: what waits on the host is in no CUDA graph")
+            raise ValueError("overlap() does not take capturable=True: a CUDA graph cannot contain waits on the host")
 
 
 class PartialStep:

@@ -132,7 +132,7 @@ def broken(why: str) -> str:
     """An iteration begins after one without averages."""
     return (
         "the averages of the step before did not all come, so the ranks are no longer in step: load a checkpoint into a "
-        f"new DistributedDataParallel. What went wrong: {why}"
+        f"new DistributedDataParallel. Cause: {why}"
     )
 
 

@@ -33,5 +33,5 @@ def twice(where: str) -> str:
     return (
         f"the model is in a DistributedDataParallel twice: {where}. Both would average the gradients, the other one without "
         f"compression. Wrap it once: give a framework that wraps by itself, as Accelerate's prepare() does, the bare model, "
-        f"and attach to what it returns"
+        f"and attach to its result"
     )

@@ -144,7 +144,7 @@ class SharedReply(Reply):
         while not sums.wait(self.place, CHECK_SECONDS):
             self.check()  # first: those that differ give up
             if (rank := sums.given_up()) >= 0:
-                raise RuntimeError(f"rank {first + rank} has given up or was closed; see what it raised")
+                raise RuntimeError(f"rank {first + rank} has given up or was closed; see its error")
             if ended:
                 raise RuntimeError(f"rank {ended[0]} has ended before the sum was there")
             if time.monotonic() > deadline:

@@ -147,7 +147,7 @@ def mapped(address: Sequence[str], size: int) -> Any:
     file = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR)
     try:
         if os.pread(file, MARK_BYTES, size).hex() != mark:
-            raise OSError(f"file {number} of process {process} is not what its rank has made")
+            raise OSError(f"file {number} of process {process} is not the file of its rank")
         return extension().Memory(file, size)
     finally:
         os.close(file)
@@ -162,7 +162,7 @@ def obstacle() -> str:
     if os.environ.get(SWITCH) == "0":
         return f"{SWITCH}=0"
     if sys.platform != "linux":
-        return "only Linux has what it takes"
+        return "only Linux can share such memory"
     try:
         close_files([extension().process_file(os.getpid())])
         machine()

@@ -148,7 +148,7 @@ class ProcessGroup(Transport):
             everyone = dist.get_process_group_ranks(self.group)
             raise RuntimeError(
                 f"ranks {[everyone[rank] for rank in ranks]} did not all make a process group for round {channel + 1}: it "
-                f"ended after {time.monotonic() - began:.1f} s of {self._timeout}; see what the others raised. {error}"
+                f"ended after {time.monotonic() - began:.1f} s of {self._timeout}; see the errors of the others. {error}"
             ) from error
 
     def _name(self, channel: int, scope: Scope) -> str:

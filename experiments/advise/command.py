@@ -94,9 +94,7 @@ def advise_command(config: AdviseConfig) -> int:
     adopt_launcher()
     ranks = int(os.environ["WORLD_SIZE"]) if under_launcher() else config.nproc
     if ranks < FEWEST_RANKS:
-        raise ValueError(
-            f"advice is about what goes between ranks, and there is {ranks}: --nproc 2, or torchrun on hosts"
-        )
+        raise ValueError(f"advice needs two ranks or more, and there is {ranks}: --nproc 2, or torchrun on hosts")
     if config.hosts and not (config.link or config.netlab.hosts or under_launcher()):
         raise ValueError(
             "other hosts are not predicted from the links inside this one: add --link 1gbit or --netlab.hosts 2, or start "

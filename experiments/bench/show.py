@@ -61,7 +61,7 @@ def late(rows: Sequence[Mapping[str, Any]], cases: Sequence[Case]) -> list[str]:
     """Where this machine did not keep up with the accelerator that it emulates."""
     return [
         f"{', '.join([place(row), *(value(name, row[name]) for name in varied(cases))])}: forward and backward took "
-        f"{row['stretch']:.1f}x what they do on the emulated accelerator, since this host did not keep up. A larger "
+        f"{row['stretch']:.1f}x the time of the emulated accelerator, since this host did not keep up. A larger "
         "--dilate leaves it more time"
         for row in rows
         if (row["stretch"] or 1.0) > KEPT_UP

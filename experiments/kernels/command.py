@@ -47,7 +47,7 @@ class KernelsConfig:
     seconds: float = 0.3
     """time after which a measurement is not repeated any more, in seconds; three repeats always run"""
     limit: float = 60.0
-    """time for all measurements in seconds; what does not fit is left out and listed"""
+    """time for all measurements in seconds; jobs that do not fit are left out and listed"""
     all: bool = False
     """measure everything, however long it takes"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -165,7 +165,7 @@ def measured(bench: Bench, groups: Sequence[Group], limit: Limit) -> tuple[list[
                     rows += found
                     advance(1, None)
     except KeyboardInterrupt:
-        print("\nstopped; what had finished is kept", file=sys.stderr)
+        print("\nstopped; finished results are kept", file=sys.stderr)
         return rows, True
     return rows, False
 

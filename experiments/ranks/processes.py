@@ -74,10 +74,10 @@ def supervised(function: Callable[..., None], nproc: int, *args: Any) -> int:
         with sigterm_interrupts():
             run_ranks(function, nproc, *args)
     except KeyboardInterrupt:
-        print("\nstopped; what had finished is kept", file=sys.stderr)
+        print("\nstopped; finished results are kept", file=sys.stderr)
         return INTERRUPTED
     except RankFailure as error:
-        print(f"\na rank failed; what had finished before is kept.\n{error}", file=sys.stderr)
+        print(f"\na rank failed; finished results are kept.\n{error}", file=sys.stderr)
         return 1
     return 0
 

@@ -140,4 +140,4 @@ def _sections_of(path: Path) -> Sequence[Section]:
     try:
         return READERS[kind](document, path)
     except MALFORMED as error:
-        raise ValueError(f"{path} is not what gradwire {kind} writes: {error!r}") from error
+        raise ValueError(f"{path} is no file of gradwire {kind}: {error!r}") from error

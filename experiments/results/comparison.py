@@ -127,7 +127,7 @@ class Results:
         """
         document = json.loads(path.read_text(encoding="utf-8"))
         if document.pop("kind") != KIND:
-            raise ValueError(f"{path} is not what gradwire compare writes")
+            raise ValueError(f"{path} is no file of gradwire compare")
         runs = tuple(_run(each) for each in document.pop("runs"))
         return cls(**document, runs=runs)
 

@@ -95,9 +95,7 @@ def write_json(document: Mapping[str, Any], path: str) -> None:
         if written != file:
             written.replace(file)
     except OSError as error:
-        raise ValueError(
-            f"cannot write --json {file}: {error.strerror}; the table above has what was measured"
-        ) from error
+        raise ValueError(f"cannot write --json {file}: {error.strerror}; the table above has the figures") from error
 
 
 def _special(file: Path) -> bool:

@@ -31,7 +31,7 @@ class SweepConfig:
     mean_over: list[str] = field(default_factory=list)
     """columns, such as seed, to average over; NAME.spread shows the standard deviation"""
     shortened: dict[str, Any] = field(default_factory=dict)
-    """what --short takes: {base: {...}}, key by key, and {grid: {...}}, as a whole"""
+    """replacements by --short: {base: {...}}, key by key, and {grid: {...}}, as a whole"""
     derive: dict[str, Any] = field(default_factory=dict)
     """columns computed from others: {speedup: {of: COLUMN, against: {compressor: none}}}"""
     columns: list[str] = field(default_factory=list)

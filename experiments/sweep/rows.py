@@ -69,7 +69,7 @@ def check_columns(named: Sequence[str], command: str, rows: Sequence[Row]) -> No
     if unknown := [name for name in named if column_of(name, rows[0]).removesuffix(SPREAD) not in known]:
         raise ValueError(
             f"the points have finished without columns that the study names: {', '.join(unknown)}; there are: "
-            f"{', '.join(there)}. Mend the study and run it again: what has finished is kept"
+            f"{', '.join(there)}. Mend the study and run it again: finished points are kept"
         )
 
 

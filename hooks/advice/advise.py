@@ -135,8 +135,8 @@ def _checked(
     for spec in specs or ():
         if ranks_given(compressor(spec)) is not None:
             raise ValueError(
-                f"{spec} is tried without being asked for where hosts have several ranks: name what goes between hosts, "
-                f"as in {spec.rpartition('+')[2] if '+' in spec else 'none'}"
+                f"{spec} is tried without being asked for where hosts have several ranks: name the compressor between "
+                f"hosts, as in {spec.rpartition('+')[2] if '+' in spec else 'none'}"
             )
     return rule, sizes, candidates(specs), family(optimizer)
 
@@ -152,9 +152,7 @@ def _here(group: dist.ProcessGroup | None, device: torch.device, transport: Deco
             "torch.distributed.init_process_group() first, on every rank"
         )
     if group.size() < 2:
-        raise ValueError(
-            "advise() measures what goes between ranks, and this process group has one: start more of them"
-        )
+        raise ValueError("advise() needs two ranks or more, and this process group has one: start it with torchrun")
     return RankGroup.found(group, device, one_level=transport is not None)
 
 

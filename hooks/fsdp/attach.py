@@ -41,7 +41,7 @@ class Sharding:
     def __post_init__(self) -> None:
         if self.spec is not None or self.process_group is not None:
             raise TypeError(
-                "an FSDP2 model has process groups of its own, and says what travels how: "
+                "an FSDP2 model has process groups of its own, and compresses weights and gradients: "
                 "attach(fsdp_model, gather='int8', reduce='int4')"
             )
 

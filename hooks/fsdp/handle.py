@@ -63,7 +63,9 @@ class ShardHandle(Observed):
             ValueError: a compressor is refused, or gradwire communicates between replicas only.
         """
         if not self._of_shards:
-            raise ValueError("torch communicates among the shards here: swap what goes among replicas, handle.replicas")
+            raise ValueError(
+                "torch communicates among the shards here: swap the compressor of replicas, handle.replicas"
+            )
         reduction = None if reduce is None else shard_sum(reduce)
         weights = None if gather is None else weight_gather(gather)
         self.averager.between_steps(lambda: self._replace(reduction, weights))

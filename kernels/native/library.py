@@ -25,5 +25,5 @@ def library() -> Any:
     """The extension module; ImportError where it was not built, or from another version's sources."""
     module = import_module("._kernels", __package__)
     if getattr(module, "interface", 1) != INTERFACE:
-        raise ImportError("what there is was built from another version of gradwire")
+        raise ImportError("the present one is of another version of gradwire")
     return module

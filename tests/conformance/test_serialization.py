@@ -99,7 +99,7 @@ def residuals_of_rank_0(rank, world_size):
 def test_residuals_are_a_rank_s_own(ranks):
     mine, other = ranks.run(residuals_of_rank_0, 2)
     assert mine is None
-    assert "residuals are a rank's own: save and load one file a rank" in other[1]
+    assert "residuals are a rank's own: save and load one file per rank" in other[1]
 
 
 def in_a_group(rank, world_size, ddp):

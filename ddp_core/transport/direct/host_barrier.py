@@ -37,7 +37,7 @@ class HostBarrier:
         ended: list[int] = []
         while not self._counters.wait(counter, min(CHECK_SECONDS, self._wire.seconds_left())):
             if (mate := self._counters.given_up()) >= 0:
-                raise RuntimeError(f"rank {self._ranks[mate]} has closed its connections; see what it raised")
+                raise RuntimeError(f"rank {self._ranks[mate]} has closed its connections; see its error")
             if ended:
                 raise RuntimeError(f"rank {ended[0]} has ended, and its connections with it")
             if not self._wire.seconds_left():

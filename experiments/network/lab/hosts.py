@@ -112,7 +112,7 @@ def _owner() -> Iterator[int]:
         if foreign := left_by(os.getpid()):
             raise NetlabError(
                 f"there is {', '.join(foreign)} already, by a process {os.getpid()} of another container: start again, "
-                "for another process id; `ip link del` and `ip netns del` remove what nobody uses"
+                "for another process id; `ip link del` and `ip netns del` remove unused ones"
             )
         file = mine.open("w")  # closed on exec: no child keeps the lock
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -53,7 +53,7 @@ class Utilization:
         """What `write` wrote. Raises ValueError for another file."""
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if document.pop("kind", None) != "utilization":
-            raise ValueError(f"{path} is not what --utilization writes")
+            raise ValueError(f"{path} is no file of --utilization")
         del document["interval_seconds"]
         return cls(**document)
 

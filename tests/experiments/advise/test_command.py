@@ -52,7 +52,7 @@ def test_it_shows_the_table_and_writes_all_of_it(trace, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--nproc=1"], "advice is about what goes between ranks, and there is 1: --nproc 2, or torchrun on hosts"),
+        (["--nproc=1"], "advice needs two ranks or more, and there is 1: --nproc 2, or torchrun on hosts"),
         (["--model=resnet"], "unknown model 'resnet'"),
         (["--compressors=nope"], "unknown compressor 'nope'"),
         (["--hosts=16"], "other hosts are not predicted from the links inside this one: add --link 1gbit"),

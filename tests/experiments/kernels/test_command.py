@@ -216,7 +216,7 @@ def test_what_was_measured_before_a_stop_is_shown_and_written(number, stopped, t
     told = capsys.readouterr()
     assert [row["operation"] for row in json.loads(file.read_text())["rows"]] == ["sign_pack"]
     assert f"{SIZE:,} elements, fp32, 1 thread" in told.out
-    assert "stopped; what had finished is kept" in told.err
+    assert "stopped; finished results are kept" in told.err
 
 
 def test_a_stop_before_the_first_job_shows_and_writes_nothing(stopped, tmp_path, capsys):

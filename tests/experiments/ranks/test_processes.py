@@ -147,7 +147,7 @@ def test_ctrl_c_keeps_what_had_finished_and_leaves_no_process(arguments, tmp_pat
         os.killpg(process.pid, signal.SIGINT)
         code, output = ended(process, within=PATIENCE)
     assert code == 130
-    assert "stopped; what had finished is kept" in output
+    assert "stopped; finished results are kept" in output
     assert "Traceback" not in output
     check_kept(tmp_path / "out")
 
@@ -165,7 +165,7 @@ def test_a_request_to_terminate_keeps_what_had_finished_and_leaves_no_process(ar
     finally:
         signal.signal(signal.SIGTERM, before)
     assert code == 130
-    assert "stopped; what had finished is kept" in capsys.readouterr().err
+    assert "stopped; finished results are kept" in capsys.readouterr().err
     check_kept(tmp_path / "out")
 
 
@@ -198,7 +198,7 @@ def test_a_rank_that_is_killed_ends_the_run_and_is_named(arguments, tmp_path, ca
     assert code == 1
     assert time.monotonic() - killed[0] < PATIENCE
     told = capsys.readouterr().err
-    assert "a rank failed; what had finished before is kept" in told
+    assert "a rank failed; finished results are kept" in told
     assert "rank 1: process 1 terminated with signal SIGKILL" in told
     check_kept(tmp_path / "out")
 
@@ -255,6 +255,6 @@ def test_a_rank_that_raises_ends_the_run_with_its_traceback(arguments, tmp_path,
     results_of(run_of()).write(tmp_path / "out" / "results.json")
     assert main([*arguments, "--compressors=onebit"]) == 1
     told = capsys.readouterr()
-    assert "a rank failed; what had finished before is kept.\nrank 1:\nTraceback" in told.err
+    assert "a rank failed; finished results are kept.\nrank 1:\nTraceback" in told.err
     assert re.search(r"in failing\n.*\nLookupError: the culprit's own words", told.err)
     assert "accuracy" not in told.out  # the results of an earlier run are not shown as this one's

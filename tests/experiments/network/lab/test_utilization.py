@@ -96,5 +96,5 @@ def test_what_is_written_is_read_again(tmp_path):
     USE.write(tmp_path / "use.json")
     assert Utilization.read(tmp_path / "use.json") == USE
     (tmp_path / "other.json").write_text(json.dumps(dataclasses.asdict(USE)))
-    with pytest.raises(ValueError, match="not what --utilization writes"):
+    with pytest.raises(ValueError, match="no file of --utilization"):
         Utilization.read(tmp_path / "other.json")
