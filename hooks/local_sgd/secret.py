@@ -20,7 +20,7 @@ MAKE = (
     "-keyout sites.pem -out sites.pem"
 )
 SALT = b"gradwire sites 2"  # the same for all, as two sites share nothing but the secret
-COST = {"n": 1 << 15, "r": 8, "p": 1, "maxmem": 64 << 20}  # 32 MiB and a tenth of a second
+COST = {"n": 1 << 15, "r": 8, "p": 1, "maxmem": 64 << 20}  # 32 MiB and about 0.15 s
 
 
 @dataclass(frozen=True)

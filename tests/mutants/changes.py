@@ -115,6 +115,20 @@ MUTANTS = [
         "tests/hooks/local_sgd/test_attacks.py -k 'changed_repeated'",
     ),
     Mutant(
+        "the weights of sites do not count",
+        "hooks/local_sgd/outliers.py",
+        "return [weight / usual for weight in weights]",
+        "return [1.0 for weight in weights]",
+        "tests/hooks/local_sgd/test_outliers.py -k average_by_weight",
+    ),
+    Mutant(
+        "a model goes to sites that have it",
+        "hooks/local_sgd/rounds.py",
+        "takers = [site for site, each in enumerate(digests) if each != digest]",
+        "takers = [site for site in range(len(digests)) if site != source]",
+        "tests/hooks/local_sgd/test_catching_up.py -k lacks_it",
+    ),
+    Mutant(
         "a site ahead of the majority is not refused",
         "hooks/local_sgd/standing.py",
         "elif claim.round > agreed + 1:",
