@@ -203,6 +203,10 @@ def test_a_backward_inside_autocast_does_not_cast_what_a_program_computes(stream
     assert seen == [False]
 
 
+class NoGroup:
+    """A process group of which nothing is known."""
+
+
 def engine_on(streams):
     return Engine(Wire(streams), DEVICE, LIMIT)
 
@@ -213,6 +217,25 @@ def test_sums_go_on_the_stream_of_backward_and_make_no_events(streams):
     assert pending.wait(LIMIT).tolist() == [1.0]
     assert streams.log == ["backward sends [1.0]"]
     assert engine.idle
+
+
+@pytest.mark.parametrize("on_wait", [True, False])
+def test_a_wait_that_blocks_until_the_groups_time_limit_fails_with_the_bucket(streams, monkeypatch, on_wait):
+    """As with TORCH_NCCL_BLOCKING_WAIT=1; else the watchdog ends the process, and no wait returns."""
+
+    def late(timeout):
+        raise RuntimeError("NCCL: the collective timed out")
+
+    start = Wire.start
+    monkeypatch.setattr(Wire, "start", lambda *given: setattr(pending := start(*given), "wait", late) or pending)
+    monkeypatch.setattr(Wire, "group", NoGroup(), raising=False)
+    monkeypatch.setattr(Wire, "abort", lambda wire: None, raising=False)
+    engine = engine_on(streams)
+    pending = engine.submit(Task(one_round(torch.tensor([1.0])), "bucket 0"), on_wait=on_wait)
+    with pytest.raises(RuntimeError, match="bucket 0: RuntimeError: NCCL: the collective timed out"):
+        pending.wait(LIMIT)
+    with pytest.raises(RuntimeError, match="the engine has failed"):
+        engine.submit(Task(one_round(torch.tensor([1.0])), "bucket 1"), on_wait=on_wait)
 
 
 def test_weights_are_gathered_on_a_stream_of_their_own(streams):
