@@ -71,7 +71,16 @@ def test_what_is_zero_on_all_ranks_stays_zero(compiled_backend, spec, dtype):
         assert_keeps_zeros(build(spec), layout(SHAPES, dtype, world_size))
 
 
-@pytest.mark.parametrize("spec", [spec for spec in EVERY if spec != "hosts"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param(
+            spec, marks=pytest.mark.thorough if place % 2 else ()
+        )  # what is inside is the same as without hosts
+        for place, spec in enumerate(EVERY)
+        if spec != "hosts"
+    ],
+)
 def test_what_is_zero_on_all_hosts_stays_zero(spec):
     within = placed(layout(SHAPES, torch.float32, 4), per_host=2)
     assert_keeps_zeros(compressor(f"hosts+{spec}"), within)

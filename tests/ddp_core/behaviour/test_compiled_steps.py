@@ -80,7 +80,10 @@ def both(rank, world_size, build, unused):
 
 @pytest.mark.parametrize(
     ("build", "unused"),
-    [(torch_s, False), (torch_s, True), (own, False), (own, True), (overlapped, False), (sharded, False)],
+    [
+        *[(torch_s, True), (own, False), (overlapped, False), (sharded, False)],
+        *(pytest.param(*each, marks=pytest.mark.thorough) for each in ((torch_s, False), (own, True))),
+    ],
 )
 def test_a_compiled_step_trains_as_one_in_python(ranks, build, unused):
     for in_python, compiled in ranks.run(both, 2, build, unused, timeout=100):

@@ -39,19 +39,17 @@ def test_what_a_point_refuses_is_in_its_failure():
 
 
 def test_a_real_interrupt_ends_the_point_and_its_ranks(tmp_path, study):
-    study.write_text(
-        STUDY.replace("total: 1000, repeats: 1", "total: 60M, repeats: 1000").replace("nproc: 1", "nproc: 2")
-    )
+    study.write_text(STUDY.replace("total: 1000, repeats: 1", "total: 60M, repeats: 1000"))
     flags = ["sweep", f"--config={study}", f"--out={tmp_path / 'out'}"]
     process = subprocess.Popen([sys.executable, "-m", "gradwire", *flags], stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
-    while len(ranks_below(process.pid)) < 2 and time.monotonic() < deadline:
+    while not ranks_below(process.pid) and time.monotonic() < deadline:
         time.sleep(0.2)
     started = descendants(process.pid)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    assert len(started) > 2
+    assert len(started) > 1
     deadline = time.monotonic() + 10  # one that was killed may take a moment to go
     while (left := [pid for pid in started if state(pid) not in ("", "Z")]) and time.monotonic() < deadline:
         time.sleep(0.1)
