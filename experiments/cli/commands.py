@@ -113,7 +113,7 @@ COMMANDS: dict[str, Command] = {
             "gradwire sweep --config ddp-fig2-allreduce --short",
             "gradwire sweep --config ddp-fig2-allreduce --out runs/all-reduce",
         ),
-        common=("config", "short", "out", "redraw", "limit"),
+        common=("config", "short", "out", "redraw", "limit", "only"),
     ),
     "kernels": Command(
         "Check the compressors' arithmetic on each backend, and time it against memory and torch's operators.",

@@ -6,8 +6,9 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,9 +24,13 @@ from ..ranks.device import chosen_backend, device_here, device_of, shared_gpus, 
 from ..ranks.group import joined
 from ..ranks.launchers import lab_here, threads_here
 from ..ranks.processes import supervised
+from ..report.page import write_report
 from ..results.comparison import NO_LINK, ONE_PROCESS, SIMULATED, Results, RunResult, ranks_on
 from ..results.files import command_line, environment, prepared_folder
 from ..results.loggers import check_loggers, log
+from ..results.optional import optional_files
+from ..results.recommendation import recommendation
+from ..results.table import table
 from ..workloads.data import Dataset, load_dataset
 from ..workloads.history import Steps
 from ..workloads.models import build_model
@@ -33,10 +38,10 @@ from ..workloads.simulated import train_simulated
 from ..workloads.training import Report, train
 from ..workloads.turns import Training, in_turns
 from .config import CompareConfig
-from .output import write_output
 
 logger = logging.getLogger(__name__)
 RESULTS = "results.json"
+TABLE_WIDTH = 132  # columns, so that no cell breaks
 Trainer: TypeAlias = Callable[[str, str | None, Report], Training]  # of a compressor's specification and a link
 WRITTEN = (RESULTS, "loss.png", "tradeoff.png", "report.html")  # in the output folder, at the end or on the way
 
@@ -228,3 +233,26 @@ def _empty_results(config: CompareConfig, dataset: Dataset, backend: str, launch
             "network": _network(config),
         },
     )
+
+
+def write_output(results: Results, out: Path) -> None:
+    """Print a table and a verdict for each network, then draw pictures, write the report, and say where everything is.
+
+    Where matplotlib or jinja2 is not installed, a line says so in place of what it is for.
+    """
+    console = Console(width=max(Console().width, TABLE_WIDTH))
+    for each in results.by_network():
+        console.print(table(each))
+        console.print(recommendation(each), "", soft_wrap=True, sep="\n")
+    say = partial(console.print, sep="", highlight=False, markup=False, soft_wrap=True)
+    say("results    ", out / RESULTS)
+    pictures, where = optional_files(partial(_drawn, results, out))
+    say("pictures   ", where)
+    _, where = optional_files(partial(write_report, results, pictures, out / "report.html"))
+    say("report     ", where)
+
+
+def _drawn(results: Results, out: Path) -> Sequence[Path]:
+    from ..results.picture import draw  # here, since matplotlib is optional
+
+    return draw(results, out)

@@ -17,12 +17,11 @@ from ..ranks.stopping import INTERRUPTED, sigterm_interrupts
 from ..results.files import check_file, check_folder, prepared_folder, write_json
 from ..results.optional import optional_files
 from ..results.rows import elements_of
-from .bench import Bench, Group, Limit
+from .bench import Bench, Group, Limit, Row, document
 from .cases import Case, chosen_cases
 from .low_rank import SMALLEST
 from .race import FEWEST
 from .report import notes, progress, show
-from .rows import Row, document
 
 SIZES = ("1M", "6.5536M", "64M")  # the second: 25 MiB of float32, a bucket of DDP
 LARGER_SIZES = ("256M",)  # on GPUs, whose caches are larger

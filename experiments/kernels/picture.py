@@ -11,9 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ..results.palette import look
-from .bench import BASELINE
+from .bench import BASELINE, Row
 from .report import GIGA, threaded
-from .rows import Row
 
 NAME = "kernels.png"
 DPI = 110

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .rows import Row
+from .bench import Row
 
 if TYPE_CHECKING:
     from rich.table import Table

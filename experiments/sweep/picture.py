@@ -18,7 +18,7 @@ from ..results.rows import Row
 from ..results.statistics import smoothed
 from ..results.words import in_words
 from .columns import SPREAD
-from .figure import Figure
+from .config import Figure
 
 SIZE = (8.0, 4.8)  # inches
 TITLE_CHARACTERS = 95  # in a line

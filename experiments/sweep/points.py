@@ -50,19 +50,35 @@ class Point:
 
 
 def points_of(config: SweepConfig) -> list[Point]:
-    """A point for every place of the grids, the last option varying fastest. Raises ValueError for one that is refused."""
+    """A point for every place of the grids, the last option varying fastest.
+
+    Raises ValueError where there is none, and for one that its command refuses.
+    """
     points = []
     for grid in config.grids:
         lists = {key: values for key, values in grid.items() if isinstance(values, list)}
         for values in itertools.product(*lists.values()):
             chosen = dict(zip(lists, values, strict=True))
+            if not _lies_in({**grid, **chosen}, config.only):
+                continue
             given = {**config.chosen_base, **grid, **chosen}
             try:
                 options = asdict(configuration(COMMANDS[config.command], config.command, _flags(given)))
             except ValueError as error:
                 raise ValueError(f"the point {_label(config.command, chosen)}: {error}") from error
             points.append(Point(config.command, chosen, given, options))
+    if not points:
+        raise ValueError(f"no place of the grid has the values of only, {config.only}")
     return points
+
+
+def _lies_in(place: Mapping[str, Any], part: Mapping[str, Any]) -> bool:
+    """Whether a place of the grid has one of a part's values of each of the part's options."""
+    return all(set(_texts(place.get(name))) & set(_texts(values)) for name, values in part.items())
+
+
+def _texts(value: Any) -> list[str]:
+    return list(map(str, value if isinstance(value, list) else [value]))
 
 
 def _label(command: str, chosen: Mapping[str, Any]) -> str:

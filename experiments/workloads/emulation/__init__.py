@@ -1,9 +1,8 @@
 """An emulated accelerator: layers take the time of a trace, and gradients are real bytes."""
 
 from .command import TraceConfig, trace_command
-from .config import EmulationConfig
 from .model import EmulatedModel, emulated
-from .options import chosen_trace
+from .options import EmulationConfig, chosen_trace
 from .recording import from_flops
 from .shipped import load_trace
 from .step_model import step_by_layers, step_by_slices

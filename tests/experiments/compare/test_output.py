@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from gradwire.experiments.compare.output import write_output
+from gradwire.experiments.compare.command import write_output
 from gradwire.experiments.results import picture
 
 from ..given import results_of, run_of, timed_run

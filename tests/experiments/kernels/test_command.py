@@ -9,9 +9,8 @@ import torch
 
 from gradwire import kernels
 from gradwire.experiments.cli import main
-from gradwire.experiments.kernels.bench import Bench
+from gradwire.experiments.kernels.bench import Bench, Row
 from gradwire.experiments.kernels.report import HEADINGS
-from gradwire.experiments.kernels.rows import Row
 from gradwire.kernels import dispatch
 
 from .given import EVERY, SIZE, named

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from gradwire import __version__
-from gradwire.experiments.compare.output import write_output
+from gradwire.experiments.compare.command import write_output
 from gradwire.experiments.report.page import write_report
 from gradwire.experiments.results.comparison import Results
 from gradwire.experiments.results.picture import draw

@@ -1,5 +1,4 @@
-from gradwire.experiments.sweep.config import SweepConfig
-from gradwire.experiments.sweep.figure import Figure
+from gradwire.experiments.sweep.config import Figure, SweepConfig
 from gradwire.experiments.sweep.outcome import Outcome
 from gradwire.experiments.sweep.points import Finished
 

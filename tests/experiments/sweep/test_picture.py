@@ -3,7 +3,7 @@
 import pytest
 from matplotlib.figure import Figure as Canvas
 
-from gradwire.experiments.sweep.figure import Figure
+from gradwire.experiments.sweep.config import Figure
 from gradwire.experiments.sweep.picture import draw
 
 
