@@ -9,6 +9,8 @@ FEEDBACK: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "SGD with momentum": {
         "ternary": {"feedback": 0.8},
         "topk": {"feedback": 0.9},
+        "batched-powersgd": {"feedback": 0.9},
+        "acp-powersgd": {"feedback": 0.9},
     },
     "Adam": {
         "topk": {"feedback": 0.9},

@@ -73,7 +73,7 @@ class Transport(Protocol):
     def start(self, request: Request, channel: int) -> Reply:
         """Give a request to a channel; returns at once."""
 
-    def close(self, deadline: float) -> None:
+    def end(self, deadline: float) -> None:
         """End what connects when it is idle, or at the deadline, by time.monotonic: nobody asks for more."""
         self.abort()
 

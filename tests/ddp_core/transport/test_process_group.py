@@ -157,7 +157,7 @@ def on_gpus(monkeypatch, log, looks):
 def test_groups_of_a_gpu_are_shut_down_once_its_streams_are_idle(monkeypatch, end):
     log = []
     transport = on_gpus(monkeypatch, log, looks=2)
-    transport.close(time.monotonic() + 60) if end == "close" else transport.arrange(2)
+    transport.end(time.monotonic() + 60) if end == "close" else transport.arrange(2)
     assert log == ["behind the stream", "idle?", "idle?", "idle?", "shut down"]
     assert list(transport._groups) == ([] if end == "close" else [(0, "all")])
 
