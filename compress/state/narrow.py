@@ -55,7 +55,8 @@ class Narrow:
             return numbers
         whole = self.rows == 1 or self.numel == self._length
         wide = numbers if whole else numbers.new_empty(self.rows * self._length)
-        kernels.dequantize_mean(*(part.unsqueeze(0) for part in self._parts(packed)), wide)
+        scales, codes = self._parts(packed)
+        kernels.dequantize_mean(scales.unsqueeze(0), codes.unsqueeze(0), wide)
         if not whole:
             rows.copy_(wide.view(self.rows, -1)[:, : self.numel])
         return numbers

@@ -128,7 +128,7 @@ class Engine:
         for task in list(self._live):
             task.drop(deadline)  # nobody has waited for it
         if self._failure is None:
-            self.transport.end(deadline)
+            self.transport.finish(deadline)
         else:
             self.transport.abort()
         self._closed = True

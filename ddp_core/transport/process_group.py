@@ -206,7 +206,7 @@ class ProcessGroup(Transport):
         if self._device.type == "cuda" and private:
             end_when_idle(private, self._device, deadline)
 
-    def end(self, deadline: float) -> None:
+    def finish(self, deadline: float) -> None:
         """Let go of the channels once streams are done with them."""
         self._end_groups(deadline)
         self.abort()

@@ -73,7 +73,7 @@ class Transport(Protocol):
     def start(self, request: Request, channel: int) -> Reply:
         """Give a request to a channel; returns at once."""
 
-    def end(self, deadline: float) -> None:
+    def finish(self, deadline: float) -> None:
         """End what connects when it is idle, or at the deadline, by time.monotonic: nobody asks for more."""
         self.abort()
 
@@ -100,6 +100,10 @@ class Decorated(Transport):
 
     def start(self, request: Request, channel: int) -> Reply:
         return self.inner.start(request, channel)
+
+    def finish(self, deadline: float) -> None:
+        self.inner.finish(deadline)
+        self.abort()
 
     def abort(self) -> None:
         self.inner.abort()

@@ -73,12 +73,11 @@ class Launched:
         return functools.partial(self._launch, programs)
 
     def _launch(self, programs: tuple[int], *arguments: Any, **constants: Any) -> None:
-        if self._numbers is None:
-            self._look(arguments)
+        numbers = self._look(arguments) if self._numbers is None else self._numbers
         key: list[Any] = [arguments[0].get_device(), *constants, *constants.values()]
         for tensor in arguments[: self._pointers]:
             key += (tensor.dtype, tensor.data_ptr() & 15)
-        for place in self._numbers:
+        for place in numbers:
             number = arguments[place]
             key.append(2 if number & 15 == 0 else number == 1)
         if (found := self._compiled.get(known := tuple(key))) is not None:
@@ -87,15 +86,13 @@ class Launched:
         elif (kernel := self._kernel[programs](*arguments, **constants)) is not None:
             self._compiled[known] = kernel, tuple(constants[name] for name in self._constants)
 
-    def _look(self, arguments: tuple[Any, ...]) -> None:
-        """Note which arguments are pointers, and which numbers count."""
+    def _look(self, arguments: tuple[Any, ...]) -> tuple[int, ...]:
+        """Note which arguments are pointers, and which numbers count: these are returned."""
         self._pointers = sum(isinstance(each, Tensor) for each in arguments)
-        numbers = zip(self._kernel.params, arguments, strict=False)
-        self._numbers = tuple(
-            place
-            for place, (parameter, value) in enumerate(numbers)
-            if isinstance(value, int) and not parameter.do_not_specialize
-        )
+        pairs = enumerate(zip(self._kernel.params, arguments, strict=False))
+        found = (place for place, (each, value) in pairs if isinstance(value, int) and not each.do_not_specialize)
+        self._numbers = tuple(found)
+        return self._numbers
 
 
 def launched(kernel: Any) -> Any:

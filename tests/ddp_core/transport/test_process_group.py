@@ -153,18 +153,18 @@ def on_gpus(monkeypatch, log, looks):
     return transport
 
 
-@pytest.mark.parametrize("end", ["close", "arrange"])
+@pytest.mark.parametrize("end", ["finish", "arrange"])
 def test_groups_of_a_gpu_are_shut_down_once_its_streams_are_idle(monkeypatch, end):
     log = []
     transport = on_gpus(monkeypatch, log, looks=2)
-    transport.end(time.monotonic() + 60) if end == "close" else transport.arrange(2)
+    transport.finish(time.monotonic() + 60) if end == "finish" else transport.arrange(2)
     assert log == ["behind the stream", "idle?", "idle?", "idle?", "shut down"]
-    assert list(transport._groups) == ([] if end == "close" else [(0, "all")])
+    assert list(transport._groups) == ([] if end == "finish" else [(0, "all")])
 
 
 def test_groups_of_a_gpu_are_broken_off_where_streams_are_not_idle_at_the_deadline(monkeypatch):
     log = []
-    on_gpus(monkeypatch, log, looks=10**9).close(time.monotonic())
+    on_gpus(monkeypatch, log, looks=10**9).finish(time.monotonic())
     assert log[-1] == "broken off"
 
 
