@@ -158,12 +158,15 @@ class ShardAverager:
     def take(self, snapshot: Callable[[bool], T]) -> T:
         """Return what `snapshot` gives after the last step that ended, also among replicas: see `StepLock.take`."""
         found = self.step_lock.take(snapshot, lambda: self.memory.under_way, self._in_place, self.signs)
-        for each in (self, *filter(None, [self._replicas])):
+        for each in self._with_replicas():
             each.engines.follow()
         return found
 
+    def _with_replicas(self) -> Sequence[ShardAverager | CompressedAverager]:
+        return [self] if self._replicas is None else [self, self._replicas]
+
     def _in_place(self) -> bool:
-        both: list[ShardAverager | CompressedAverager] = [self, *filter(None, [self._replicas])]
+        both = self._with_replicas()
         return any(each.memory.in_place for each in both) and not any(each.engines.failed for each in both)
 
     def signs(self) -> object:

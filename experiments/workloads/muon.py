@@ -47,4 +47,5 @@ def orthonormalized(matrix: Tensor) -> Tensor:
     for _ in range(ITERATIONS):
         gram = result @ result.mT
         result = torch.addmm(result, torch.addmm(gram, gram, gram, beta=b, alpha=c), result, beta=a)
-    return result.mT if wide is not matrix else result
+    found: Tensor = result.mT if wide is not matrix else result
+    return found

@@ -119,8 +119,9 @@ def _steps(
             ranks.average()
             share = (time.process_time() - start) / world_size
             start = time.process_time()
-            for each in (*optimizers, *schedules):
-                each.step()
+            for optimizer, schedule in zip(optimizers, schedules, strict=True):
+                optimizer.step()
+                schedule.step()
             model.zero_grad()
             seconds += share + time.process_time() - start
             averaging += share

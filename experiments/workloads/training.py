@@ -222,10 +222,10 @@ def _steps(
             loss = loss_of(model, inputs, targets)
             (loss / config.sync_every).backward()
         if synced:
-            for stepping in (*optimizers, *schedules):
-                stepping.step()
-            for each in optimizers:
-                each.zero_grad()
+            for optimizer, schedule in zip(optimizers, schedules, strict=True):
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
         ends_turn = turn_steps is not None and (step + 1) % turn_steps == 0
         if ends_turn or step + 1 == config.steps:
             drain(optimizers)
