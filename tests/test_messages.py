@@ -18,7 +18,7 @@ FEW = 3  # words: a shorter text is a name or a label
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 CODE = re.compile(r"^\s*(?:<|[#.@]?[\w-]+ *\{|import |from |function |const )", re.MULTILINE)  # pages and scripts
 VALUE = "code"  # stands for a value
-GIVEN = re.compile(r"%[-.\d]*[a-z]|--[\w-]+")  # a value of a log line, or an option
+GIVEN = re.compile(r"%[-.\d]*[a-z]|(?<!\w)--?[a-z][\w-]*")  # a value of a log line, or an option
 HEADLESS = re.compile(r"\bwhat\b", re.IGNORECASE)  # a clause in place of a noun
 
 

@@ -60,7 +60,7 @@ class TorchSteps:
         return first is not None and id(bucket.parameters()[0]) not in first
 
     def _note_end(self, step: Step) -> None:
-        """Where no index shows which bucket is the last one, the end of backward does."""
+        """Have the end of backward end the step, where no index shows which bucket is the last one."""
         if torch._C._current_graph_task_id() == -1:
             step.sent = True
         else:
