@@ -119,9 +119,10 @@ def _steps(
             ranks.average()
             share = (time.process_time() - start) / world_size
             start = time.process_time()
-            for each in (*optimizers, *schedules):
-                each.step()
-            model.zero_grad()
+            for optimizer, schedule in zip(optimizers, schedules, strict=True):
+                optimizer.step()
+                optimizer.zero_grad()
+                schedule.step()
             seconds += share + time.process_time() - start
             averaging += share
         history.add(loss, seconds)

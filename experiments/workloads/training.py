@@ -215,10 +215,10 @@ def _steps(
             loss = loss_of(model, inputs, targets)
             (loss / config.sync_every).backward()
         if synced:
-            for stepping in (*optimizers, *schedules):
-                stepping.step()
-            for each in optimizers:
+            for each, schedule in zip(optimizers, schedules, strict=True):
+                each.step()
                 each.zero_grad()
+                schedule.step()
         ends_turn = turn_steps is not None and (step + 1) % turn_steps == 0
         if ends_turn or step + 1 == config.steps:
             drain(optimizers)
