@@ -43,7 +43,7 @@ def orthonormalized(matrix: Tensor) -> Tensor:
     """Return a matrix with the same singular vectors, and singular values of about 1."""
     wide = matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
     a, b, c = COEFFICIENTS
-    result = wide / wide.norm().clamp(min=TINIEST)
+    result: Tensor = wide / wide.norm().clamp(min=TINIEST)
     for _ in range(ITERATIONS):
         gram = result @ result.mT
         result = torch.addmm(result, torch.addmm(gram, gram, gram, beta=b, alpha=c), result, beta=a)
