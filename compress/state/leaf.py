@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ from .narrow import Narrow
 Entries = dict[str, dict[str, Tensor]]  # {parameter name: {field: tensor}}
 Self = TypeVar("Self", bound="Leaf")
 Numbers = TypeVar("Numbers", bound="FlatLeaf")
+_taking = threading.Lock()  # while a snapshot takes numbers, or a step decides to write over them
 
 
 class Leaf:
@@ -62,9 +64,9 @@ class FlatLeaf(Leaf):
         self._zeros = None
         if self._changed:
             return Residual(self.flat, self.flat)
-        if not self.versioned:
-            self._changed = True  # first: a snapshot that takes the numbers looks at this afterwards
-            if not self._has_taken(self.flat):
+        with _taking:
+            if not self.versioned and not self._has_taken(self.flat):
+                self._changed = True
                 return Residual(self.flat, self.flat)
         before, after = self.flat, self._other
         if after is None or self._has_taken(after):
@@ -150,9 +152,10 @@ class FlatLeaf(Leaf):
         self.keep()
 
     def snapshot(self: Numbers, *, newest: bool = False) -> Numbers:
-        numbers = self.flat if newest else self.before
-        self._taken = (*self._taken, numbers)
-        if self.overwritten and not newest:
+        with _taking:
+            numbers, lost = self.flat if newest else self.before, self.overwritten and not newest
+            self._taken = (*self._taken, numbers)
+        if lost:
             numbers = torch.zeros_like(numbers)
         snapshot = copy.copy(self)
         snapshot.flat, snapshot._other, snapshot._changed, snapshot._taken = numbers, None, False, ()

@@ -76,4 +76,4 @@ def one_key(rank, world_size, folder):
 def test_of_one_key_for_all_ranks_only_one_accepts_the_state(ranks, tmp_path):
     answers = sorted(ranks.run(one_key, 2, str(tmp_path)))
     assert answers[0] == "accepted"
-    assert "save and load one file a rank" in answers[1]
+    assert "save and load one file per rank" in answers[1]

@@ -129,7 +129,7 @@ def run_away(rank, world_size, spec):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             average(ddp, [scale * gradient for gradient in gradients(rank, step, SHAPES)])
-        said += [text for each in caught if "times a gradient" in (text := str(each.message))]
+        said += [text for each in caught if "error feedback diverges" in (text := str(each.message))]
     stats = handle.stats().buckets
     return said, [(bucket.feedback.residual_ratio, bucket.feedback.cosine, bucket.feedback.guard) for bucket in stats]
 

@@ -102,7 +102,7 @@ class Blind:
 
 @pytest.mark.parametrize("scale", [1.0, 0.3])
 def test_what_cannot_be_looked_at_is_gathered_by_the_reference(monkeypatch, scale):
-    monkeypatch.setattr(native.casting, "library", Blind)
+    monkeypatch.setattr(native.operations, "library", Blind)
     out, sources = torch.zeros(20_006), [torch.randn(20_000), torch.randn(2, 3)]
     native_of(kernels.gather_scaled)(out, sources, [6, 0], scale)
     assert torch.equal(out, torch.cat([sources[1].view(-1) * scale, sources[0] * scale]))

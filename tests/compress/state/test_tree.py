@@ -5,6 +5,7 @@ import torch
 
 from gradwire.compress import ErrorFeedback, Gathered, Partition, Simulation, Switch, TopK, compressor, simulate
 from gradwire.compress.state import tree as states
+from gradwire.compress.state.leaf import FlatLeaf
 from gradwire.compress.state.tree import Chunk, Counter, Leaves, PerParameter
 
 from ..given import gradients, layout, placed
@@ -237,3 +238,14 @@ def test_a_program_that_is_closed_half_way_can_be_run_again():
         simulate([built.reduce(g.clone(), s) for g, s in zip(given, those, strict=True)]) for those in (state, other)
     )
     assert torch.equal(found[0], expected[0])
+
+
+def test_a_save_while_a_step_makes_room_for_its_numbers_has_those_from_before_it(monkeypatch):
+    leaf, saved = FlatLeaf(), []
+    leaf.flat = torch.ones(3)
+    leaf.snapshot()  # somebody has the numbers, so the step may not write over them
+    make = torch.empty_like
+    monkeypatch.setattr(torch, "empty_like", lambda tensor: saved.append(leaf.snapshot()) or make(tensor))
+    leaf.update().after.fill_(2.0)
+    assert [each.flat.tolist() for each in saved] == [[1.0, 1.0, 1.0]]
+    assert leaf.before.tolist() == [1.0, 1.0, 1.0]

@@ -81,7 +81,7 @@ def test_ctrl_c_keeps_what_is_done(study, ran, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(command, "run_point", interrupted)
     assert sweep(study, out) == 130
-    assert "the points that had finished are kept" in capsys.readouterr().err
+    assert "finished points are kept" in capsys.readouterr().err
     assert len(read_points(out)) == 1
     assert [row["elements"] for row in document(out)["rows"]] == [10]
 
