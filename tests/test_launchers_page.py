@@ -134,7 +134,7 @@ def test_the_pods_of_the_pytorchjob_are_alike_and_have_the_name_that_the_operato
 def test_the_command_of_the_pytorchjob_starts_the_ranks(cluster):
     shell, flag, command = pods()[0]["command"]
     assert (shell, flag) == ("sh", "-c")
-    on_each = f"RANK=1 sh -c '{command}' & RANK=0 sh -c '{command}'; wait %1"
+    on_each = f"RANK=1 sh -c '{command}' & first=$!; RANK=0 sh -c '{command}'; wait $first"
     found = cluster(on_each, MASTER_ADDR="127.0.0.1", MASTER_PORT=cluster.port)
     assert trained_on_two(found), found
 
