@@ -22,7 +22,7 @@ class ZeroRows:
     """The rows of a bucket, or of factors: which are used here, and which may be cleared."""
 
     def __init__(self, blocks: Sequence[Block]) -> None:
-        self._rows = Rows(tuple(blocks))
+        self._rows = _rows(tuple(blocks))
         self.count = max((block.number + block.rows for block in blocks), default=0)
         self._parts: dict[tuple[int, int], Rows] = {}
         self._repeated: dict[tuple[int, int], ZeroRows] = {}
@@ -84,7 +84,7 @@ class ZeroRows:
                 for place, rows, size in _cut(begin, stop, block.size):
                     number = block.number + place // block.size
                     found.append(Block(block.start + place - first, rows, size, number))
-            self._parts[first, end] = Rows(tuple(found))
+            self._parts[first, end] = _rows(tuple(found))
         return self._parts[first, end]
 
     def row_bytes(self, ranks: int) -> int:
@@ -136,3 +136,9 @@ def _cut(first: int, end: int, row: int) -> Iterator[tuple[int, int, int]]:
         yield whole, count, row
     if (rest := end - whole - count * row) > 0:
         yield whole + count * row, 1, rest
+
+
+@functools.lru_cache(maxsize=1024)
+def _rows(blocks: tuple[Block, ...]) -> Rows:
+    """Equal blocks share their rows: `adaptive` tries compressors anew now and then, and a GPU would wait for new tables."""
+    return Rows(blocks)

@@ -13,13 +13,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradwire.compress import Layout, Ranks, compressor, compressors
+from gradwire.compress.algorithms import zero_rows
 from gradwire.compress.feedback.guard import DAMPING, DENSE, WATCHING
 from gradwire.compress.protocol.together import next_request
 from gradwire.compress.simulate import alike
 from gradwire.compress.state.gauge import Arriving
 from gradwire.ddp_core.memory.bucket_memory import BucketMemory
 from gradwire.ddp_core.memory.device_flag import DeviceFlag
-from gradwire.kernels import dispatch
+from gradwire.kernels import Rows, dispatch
 
 from ..torch_versions import fake_devices
 
@@ -39,6 +40,10 @@ class NoWaits(TorchDispatchMode):
 
     steady = False
 
+    def __enter__(self):
+        NoWaits.now = self
+        return super().__enter__()
+
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         kwargs.pop("pin_memory", None)  # there is no memory to pin
@@ -48,6 +53,12 @@ class NoWaits(TorchDispatchMode):
             blocks = not (kwargs.get("non_blocking") or args[2:] == (True,))
             assert source.device == result.device or not blocks, "a copy that the host waits for"
         return result
+
+
+def new_rows(blocks):
+    """Rows whose table a kernel has not copied to the device yet, which the host waits for."""
+    assert not NoWaits.now.steady, "a table of new rows, which the host waits for"
+    return Rows(blocks)
 
 
 @pytest.fixture
@@ -60,6 +71,8 @@ def told(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(Arriving, "read", lambda arriving: told[arriving._numbers.numel()])
     monkeypatch.setattr(DeviceFlag, "__bool__", lambda flag: True)
+    monkeypatch.setattr(zero_rows, "Rows", new_rows)
+    zero_rows._rows.cache_clear()
     monkeypatch.setattr(
         dispatch.Operation, "_implementation", lambda operation, device: operation.shape_only or dispatch._nothing
     )

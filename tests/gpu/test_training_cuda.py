@@ -27,13 +27,13 @@ SCALE, OVERFLOW = 64.0, 3
 GENTLE = 0.01  # a learning rate at which a training does not multiply what backends round differently
 
 
-def ddp_of(model, spec, own, **settings):
+def ddp_of(model, spec, own, undo=None, **settings):
     """The model in our DDP or, hooked, in torch's; and the handle."""
     if own:
-        ddp = gradwire.DistributedDataParallel(model, compressor=spec, **settings)
+        ddp = gradwire.DistributedDataParallel(model, compressor=spec, undo=undo, **settings)
         return ddp, ddp.compression
     ddp = torch.nn.parallel.DistributedDataParallel(model, **settings)
-    return ddp, gradwire.attach(ddp, spec)
+    return ddp, gradwire.attach(ddp, spec, undo=undo)
 
 
 def step_under_watch(rank, world_size, spec, own, backends, dtype):
@@ -76,14 +76,13 @@ def test_the_host_waits_nowhere_for_gradients_of_16_bits(ranks, spec):
     assert ranks.run(step_under_watch, 1, spec, True, BACKENDS["all"], torch.bfloat16, timeout=200) == [True]
 
 
-def with_an_overflow(rank, world_size, spec, own):
+def with_an_overflow(rank, world_size, spec, own, device="cuda"):
     """The last averages of a training with a step that overflows on one rank, and of one without that step."""
-    torch.cuda.set_device(0)
     found = []
     for steps in ((0, None, 1, 2), (0, 1, 2)):
-        ddp, handle = ddp_of(Given(SHAPES).cuda(), spec, own, find_unused_parameters=True)
+        ddp, handle = ddp_of(Given(SHAPES).to(device), spec, own, undo=True, find_unused_parameters=True)
         for step in steps:
-            given = [each.cuda() for each in gradients(rank, step or 0, SHAPES)]
+            given = [each.to(device) for each in gradients(rank, step or 0, SHAPES)]
             if step is None and rank == 0:
                 given[0][3, 4] = torch.inf
             last = average(ddp, given)
@@ -105,7 +104,7 @@ def with_a_scaler(rank, world_size, spec, own, device="cuda"):
     """Parameters and scale after steps with a GradScaler, of which one overflows on one rank; and without that step."""
     found = []
     for overflows in (True, False):
-        ddp, handle = ddp_of(Given(SHAPES).to(device), spec, own, find_unused_parameters=True)
+        ddp, handle = ddp_of(Given(SHAPES).to(device), spec, own, undo=True, find_unused_parameters=True)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
         scaler = torch.amp.GradScaler(device, init_scale=SCALE)
         handle.follow(scaler)
