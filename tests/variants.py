@@ -2,8 +2,8 @@
 
 from random import Random
 
-INTERPRETED = 3  # variants of a test in Triton's interpreter, which is slow; all with --every-variant
-REST = 4  # variants of a test that `make test-rest` runs; `make test-all` runs all
+INTERPRETED = 2  # variants of a test in Triton's interpreter, which is slow; all with --every-variant
+REST = 2  # variants of a test that `make test-rest` runs; `make test-all` runs all
 
 
 def params_of(item):
