@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +20,8 @@ class ShardLayout:
     """The places of sharded parameters in a flat buffer: a row per rank, and in it that rank's shard of each.
 
     `whole`: the parameters as they are before they are cut. `dims`: the axis along which each is; shards that come out
-    shorter are padded with zeros.
+    shorter are padded with zeros. Where its ranks are `per_host` to a host, the buffer has the rows of the ranks of this
+    rank's place on all hosts.
 
     >>> from gradwire.compress import Ranks
     >>> whole = Layout(("bias", "weight"), ((3,), (2, 3)), torch.float32, torch.device("cpu"), Ranks(2))
@@ -44,13 +47,40 @@ class ShardLayout:
         return sum(map(prod, self.shapes))
 
     @property
+    def rows(self) -> range:
+        """The ranks whose rows are in the buffer."""
+        return self.whole.ranks.members("across")
+
+    @property
     def numel(self) -> int:
         """Elements of all rows."""
-        return self.row * self.whole.ranks.world_size
+        return self.row * len(self.rows)
+
+    def on_hosts(self, per_host: int) -> ShardLayout:
+        """Return the layout of the rows of this rank's place on hosts of so many ranks; with 1, of all rows."""
+        if self.whole.ranks.per_host == per_host:
+            return self
+        ranks = dataclasses.replace(self.whole.ranks, per_host=per_host)
+        return dataclasses.replace(self, whole=dataclasses.replace(self.whole, ranks=ranks))
+
+    def spread(self, flat: Tensor) -> Tensor:
+        """Return the rows of all ranks, with zeros where the buffer has none; the buffer itself where it has all."""
+        ranks = self.whole.ranks.world_size
+        if len(self.rows) == ranks:
+            return flat
+        every = flat.new_zeros(ranks, self.row)
+        every[self.rows.start :: self.rows.step] = flat.view(-1, self.row)
+        return every.view(-1)
+
+    def kept(self, every: Tensor) -> Tensor:
+        """Return the rows of the buffer, given those of all ranks."""
+        if len(self.rows) == self.whole.ranks.world_size:
+            return every
+        return every.view(-1, self.row)[self.rows.start :: self.rows.step].reshape(-1)
 
     def parts(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """(name, its shards (ranks, *shape)) of every parameter, sharing memory with `flat`."""
-        columns = flat.view(self.whole.ranks.world_size, self.row).split([prod(shape) for shape in self.shapes], 1)
+        """(name, its shards (rows, *shape)) of every parameter, sharing memory with `flat`."""
+        columns = flat.view(len(self.rows), self.row).split([prod(shape) for shape in self.shapes], 1)
         for name, shape, column in zip(self.whole.names, self.shapes, columns, strict=True):
             yield name, column.unflatten(1, shape)
 
@@ -70,21 +100,25 @@ class ShardLayout:
         """Put zeros where rows have numbers of no parameter."""
         shards = dict(self.parts(flat)) if self._padding else {}
         for name, dim, rank, first in self._padding:
-            last = shards[name][rank]
-            last.narrow(dim, first, last.shape[dim] - first).zero_()
-            shards[name][rank + 1 :].zero_()
+            behind = bisect_right(self.rows, rank)
+            shards[name][behind:].zero_()
+            if rank in self.rows:
+                last = shards[name][behind - 1]
+                last.narrow(dim, first, last.shape[dim] - first).zero_()
 
     def joined(self, flat: Tensor) -> dict[str, Tensor]:
-        """Copies of the parameters as they are before they are cut."""
-        joined = {}
-        for (name, shards), shape, dim in zip(self.parts(flat), self.whole.shapes, self.dims, strict=True):
+        """Copies of the parameters as they are before they are cut, with zeros from rows that the buffer has not."""
+        joined, every = {}, self.on_hosts(1)
+        for (name, shards), shape, dim in zip(
+            every.parts(self.spread(flat)), self.whole.shapes, self.dims, strict=True
+        ):
             joined[name] = torch.cat(shards.unbind(), dim).narrow(dim, 0, shape[dim]).clone()
         return joined
 
     def cut(self, name: str, whole: Tensor, flat: Tensor) -> None:
-        """Put a whole parameter into its places in `flat`."""
+        """Put a whole parameter into its places in `flat`, which has the rows of all ranks."""
         place = self.whole.names.index(name)
-        dim, shards = self.dims[place], dict(self.parts(flat))[name]
+        dim, shards = self.dims[place], dict(self.on_hosts(1).parts(flat))[name]
         first = 0
         for shard in shards:
             size = min(shard.shape[dim], whole.shape[dim] - first)

@@ -6,6 +6,7 @@ feedback on the senders of gradients as in LoCo (Xie et al. 2024).
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 
 import torch
@@ -18,11 +19,14 @@ from ..algorithms.rows import ALIGNMENT
 from ..algorithms.zero_rows import ZeroRows
 from ..builder.build import Spec, compressor
 from ..builder.optimizers import Optimizers, tuned
+from ..composed.hierarchical import Hierarchical
 from ..protocol.compressor import Codec
 from ..protocol.layout import Layout, working_dtype
+from ..protocol.ranks import Scope
 from ..protocol.requests import Program, all_to_all
 from ..protocol.traits import own_traits
 from .codec import codec_of, needed
+from .hosts import codec_inside, host_sums, split_hosts, split_option
 from .layout import ShardLayout
 from .residual import ShardResidual
 
@@ -70,14 +74,27 @@ class ShardSum:
     `codec`: what travels; None for the gradients as they are, which is still half of what Gloo's reduce-scatter sends.
     `feedback`: what part of that which a codec loses is added to the rank's next gradient, from 0 (none) to 1; until then it
     is kept in float32 or wider, or in so few `residual_bits`.
+
+    `hosts`: the ranks of each host sum first. `inside` is the codec of that, and `codec` that of what travels between hosts.
+    A rank then holds back of its place's rows alone, in units of one rank's gradient. `per_host`: as it was found.
     """
 
     codec: Codec | None = None
     feedback: float = 0.0
     residual_bits: int = 32
+    hosts: Hierarchical | None = None
+    inside: Codec | None = None
+    per_host: int = field(default=1, repr=False)
+
+    def placed(self, per_host: int, ranks: int) -> ShardSum:
+        """Return the sum on hosts of so many ranks. On one host it is that inside of it."""
+        if self.hosts is not None and per_host == ranks:
+            return dataclasses.replace(self, codec=self.inside, feedback=0.0, per_host=1)
+        return dataclasses.replace(self, per_host=per_host)
 
     def init(self, layout: ShardLayout) -> ShardState:
-        """A zero residual for all shards."""
+        """A zero residual for the shards of a layout, on hosts those of this rank's place."""
+        layout = layout.on_hosts(self.per_host)
         residual = ShardResidual.zeros(layout, self.residual_bits) if self.feedback else None
         if self.codec is None:
             return ShardState(layout, residual, None)
@@ -90,20 +107,25 @@ class ShardSum:
 
         `grad` may be overwritten.
         """
+        told = None if state.residual is None else state.finite.look(grad)
+        scope: Scope = "all"
+        if self.per_host > 1:
+            grad, told = yield from host_sums(grad, state.layout.whole.ranks, self.inside, told)
+            scale, scope = scale / self.per_host, "across"
         if state.residual is not None and not self.feedback:
             grad = grad.to(working_dtype(grad.dtype)).add_(state.residual.wide())  # of a codec before this one
             state.residual.clear()
         codec = needed(self.codec, grad.dtype)
         if codec is None:
-            rows = grad.view(state.layout.whole.ranks.world_size, -1)
-            received = yield from (all_to_all(rows) if state.residual is None else self._last(rows, state.finite))
+            rows = grad.view(len(state.layout.rows), -1)
+            received = yield from self._exchanged(rows, state, told, scope)
             total = received.sum(0, dtype=working_dtype(received.dtype))
             out.copy_(total.mul_(scale / len(received)))
             return out
         length = codec.row_length(state.layout.row)
-        payloads = self._encoded(codec, grad, state, length)
+        payloads = self._encoded(codec, grad, state, told, length)
         del grad  # its memory is free while payloads travel
-        votes = yield from all_to_all(payloads)
+        votes = yield from all_to_all(payloads, scope)
         if state.residual is not None:
             state.finite.hear(votes[:, -1])
         mean = out if out.dtype == working_dtype(out.dtype) else out.to(working_dtype(out.dtype))
@@ -122,24 +144,25 @@ class ShardSum:
         rows.clear(rows.unpacked(votes[:, size : size + zero_rows.row_bytes(1)]), parts)
         torch.mean(parts.view(len(votes), length)[:, : mean.numel()], 0, out=mean)
 
-    def _last(self, rows: Tensor, finite: Finite) -> Program[Tensor]:
-        """The rows of all ranks, in a step that brings out what a codec held back: with word of whether it counts."""
-        told = finite.look(rows).to(rows.dtype).expand(len(rows), 1)
-        received = yield from all_to_all(torch.cat([rows, told], 1))
-        finite.hear(received[:, -1] != 0)
+    def _exchanged(self, rows: Tensor, state: ShardState, told: Tensor | None, scope: Scope) -> Program[Tensor]:
+        """The rows of all ranks; where a codec before has held back some of them, with word of whether the step counts."""
+        if state.residual is None or told is None:
+            return (yield from all_to_all(rows, scope))
+        received = yield from all_to_all(torch.cat([rows, told.to(rows.dtype).expand(len(rows), 1)], 1), scope)
+        state.finite.hear(received[:, -1] != 0)
         return received[:, :-1]
 
-    def _encoded(self, codec: Codec, grad: Tensor, state: ShardState, length: int) -> Tensor:
+    def _encoded(self, codec: Codec, grad: Tensor, state: ShardState, told: Tensor | None, length: int) -> Tensor:
         """A payload for each rank: its row, encoded, and bits of its parameters' rows where the codec needs them.
 
-        The last byte is 1 if all gradients so far were finite.
+        The last byte is `told`, 1 if all gradients so far were finite.
         """
-        ranks, row, size = state.layout.whole.ranks.world_size, state.layout.row, codec.row_bytes(length)
+        ranks, row, size = len(state.layout.rows), state.layout.row, codec.row_bytes(length)
         zero_rows = state.zero_rows
         bits = 0 if zero_rows is None else zero_rows.row_bytes(1)
         payloads = torch.zeros(ranks, size + bits + ALIGNMENT, dtype=torch.uint8, device=grad.device)
-        if state.residual is not None:
-            payloads[:, -1] = state.finite.look(grad)
+        if told is not None:
+            payloads[:, -1] = told
         held = state.residual if self.feedback else None
         step = None if held is None else held.open()
         wide, used = grad.to(working_dtype(grad.dtype)), None
@@ -177,6 +200,11 @@ def lengthened(flat: Tensor, rows: int, length: int) -> Tensor:
 def shard_sum(spec: Spec, optimizer: Optimizers | None = None) -> ShardSum:
     """Build the sum of shards by a specification: `none`, or a method whose first round is an all-to-all.
 
-    `optimizer`: see `tuned`. Raises ValueError for others.
+    `hosts+` before it has hosts sum first; its option `inside` is what travels there. `optimizer`: see `tuned`. Raises
+    ValueError for others.
     """
-    return ShardSum(*codec_of(compressor(tuned(spec, optimizer)), spec))
+    inside, given = split_option(spec, "inside")
+    hosts, inner = split_hosts(given)
+    if inside is not None and hosts is None:
+        raise ValueError(f"inside is an option of hosts, as in hosts:inside=int8+int4; got {spec!r}")
+    return ShardSum(*codec_of(compressor(tuned(inner, optimizer)), spec), hosts, codec_inside(inside))

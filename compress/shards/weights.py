@@ -5,21 +5,24 @@ Differences: Jia et al. 2024, SDP4Bit. What a codec loses of one stays in the ne
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from ..algorithms.rows import ALIGNMENT
-from ..builder.build import Spec, compressor, parsed
+from ..builder.build import Spec, compressor
+from ..composed.hierarchical import Hierarchical
 from ..protocol.compressor import Codec
 from ..protocol.layout import working_dtype
-from ..protocol.requests import Program, all_gather
+from ..protocol.requests import Program
 from ..protocol.traits import own_traits
 from ..state.leaf import Entries, FlatLeaf
 from ..state.narrow import WIDTHS
 from .codec import codec_of, needed
+from .hosts import gathered_rows, split_hosts, split_option
 from .layout import ShardLayout
 
 LONG = 4096  # elements: of a row whose bytes show what a codec takes for an element
@@ -85,11 +88,18 @@ class WeightGather:
     """Each rank's row of weights for all ranks: one all-gather.
 
     `codec`: what travels; None for the weights as they are. `differences`: between exact weights and those in use, which
-    all ranks hold; else the weights themselves.
+    all ranks hold; else the weights themselves. `hosts`: rows travel once to each other host, and there among its ranks; all
+    ranks get the same numbers as without. `per_host`: as it was found.
     """
 
     codec: Codec | None = None
     differences: bool = False
+    hosts: Hierarchical | None = None
+    per_host: int = field(default=1, repr=False)
+
+    def placed(self, per_host: int, ranks: int) -> WeightGather:
+        """Return the gather on hosts of so many ranks."""
+        return dataclasses.replace(self, per_host=1 if per_host == ranks else per_host)
 
     def gather(self, mine: Tensor, out: Tensor, held: HeldWeights | None = None) -> Program[Tensor]:
         """Gather all ranks' rows in `out`, (ranks * row,), as a codec decodes them, one's own too; `mine` is this rank's.
@@ -99,24 +109,24 @@ class WeightGather:
         """
         codec = needed(self.codec, mine.dtype)
         if codec is None:
-            gathered = yield from all_gather(mine)
+            gathered = yield from gathered_rows(mine, self.per_host)
             out.copy_(gathered.view(-1))
         elif held is None:
-            yield from _gather_encoded(codec, mine, out)
+            yield from _gather_encoded(codec, mine, out, self.per_host)
         elif held.rows is None and not held.resumes:
-            held.rows = (yield from all_gather(mine)).clone()
+            held.rows = (yield from gathered_rows(mine, self.per_host)).clone()
             _note_own(held, mine, mine)
             out.copy_(held.rows.view(-1))
         else:
-            yield from _gather_differences(codec, mine, out, held)
+            yield from _gather_differences(codec, mine, out, held, self.per_host)
         return out
 
 
-def _gather_encoded(codec: Codec, mine: Tensor, out: Tensor) -> Program[None]:
+def _gather_encoded(codec: Codec, mine: Tensor, out: Tensor, per_host: int) -> Program[None]:
     length = codec.row_length(mine.numel())
     payload = torch.zeros(1, codec.row_bytes(length), dtype=torch.uint8, device=mine.device)
     codec.encode(mine.to(working_dtype(mine.dtype)), None, payload, length)
-    gathered = yield from all_gather(payload)
+    gathered = yield from gathered_rows(payload, per_host)
     _decode(codec, gathered, out, length)
 
 
@@ -131,7 +141,7 @@ def _decode(codec: Codec, gathered: Tensor, out: Tensor, length: int) -> None:
         out.view(ranks, row).copy_(wide[:, :row])
 
 
-def _gather_differences(codec: Codec, mine: Tensor, out: Tensor, held: HeldWeights) -> Program[None]:
+def _gather_differences(codec: Codec, mine: Tensor, out: Tensor, held: HeldWeights, per_host: int) -> Program[None]:
     """Add what all ranks' payloads say to the weights in use.
 
     A rank whose weights are those that it sent last sends zeros. So the weights in use stay as they are until an optimizer
@@ -145,7 +155,7 @@ def _gather_differences(codec: Codec, mine: Tensor, out: Tensor, held: HeldWeigh
     payload = torch.zeros(1, -(-end // ALIGNMENT) * ALIGNMENT, dtype=torch.uint8, device=mine.device)
     codec.encode(torch.where((mine != sent).any(), difference, 0.0), None, payload[:, :size], length)
     payload[0, size:end] = in_use.clone().view(torch.uint8) if resumes else payload.new_empty(0)
-    gathered = (yield from all_gather(payload)).view(-1, payload.shape[1])
+    gathered = (yield from gathered_rows(payload, per_host)).view(-1, payload.shape[1])
     before = gathered[:, size:end].reshape(-1).view(mine.dtype) if held.rows is None else held.rows
     held.rows = before.nan_to_num_(0.0, 0.0, 0.0).view(len(gathered), -1)  # no difference mends what is not finite
     wide = torch.empty(len(gathered), length, dtype=difference.dtype, device=mine.device)
@@ -164,16 +174,14 @@ def _note_own(held: HeldWeights, in_use: Tensor, sent: Tensor) -> None:
 def weight_gather(spec: Spec) -> WeightGather:
     """Build the gather of weights by a specification, whose codec rounds to the nearest.
 
-    With less than a byte an element, differences travel. The option `send` is `weights` or `differences`. Raises ValueError
-    for a specification that is refused.
+    With less than a byte an element, differences travel. The option `send` is `weights` or `differences`. `hosts+` before it
+    sends each row once to each other host. Raises ValueError for a specification that is refused.
 
     >>> weight_gather("int4").differences, weight_gather("int4:send=weights").differences, weight_gather("int8").differences
     (True, False, False)
     """
-    given, send = spec, None
-    if isinstance(spec, str | Mapping):
-        given = dict(parsed(spec) if isinstance(spec, str) else spec)
-        send = given.pop("send", None)
+    hosts, inner = split_hosts(spec)
+    send, given = split_option(inner, "send")
     if send not in (None, *SENT):
         raise ValueError(f"send is {' or '.join(SENT)}, got {send!r} in {spec!r}")
     codec, _, bits = codec_of(compressor(given), spec)
@@ -184,4 +192,4 @@ def weight_gather(spec: Spec) -> WeightGather:
     if own_traits(codec).draws:
         raise ValueError(f"weights are rounded to the nearest, or each gather would give others; got {spec!r}")
     few = codec is not None and codec.row_bytes(LONG) < LONG
-    return WeightGather(codec, few if send is None else send == "differences")
+    return WeightGather(codec, few if send is None else send == "differences", hosts)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...compress import AllGather, TwoShot
+from ...compress.protocol.ranks import Scope
 from ...compress.shards.layout import ShardLayout
 from ...compress.shards.reduction import ShardState, ShardSum
 from ...compress.shards.weights import HeldWeights, WeightGather
@@ -32,6 +33,8 @@ from .same_kernels import agree_on_kernels
 from .step_lock import StepLock
 
 T = TypeVar("T")
+IN_FIRST: tuple[Scope, ...] = ("host", "across")  # rounds of sums in two levels
+IN_LAST: tuple[Scope, ...] = ("across", "host")  # and of gathers
 
 
 class ShardAverager:
@@ -52,16 +55,37 @@ class ShardAverager:
         replicas: CompressedAverager | None = None,
         undo: bool | None = None,
     ) -> None:
-        self.memory, self.weights, self._replicas = ShardMemory(reduction, undo), weights, replicas
-        self.in_use = WeightMemory()
         self.engines, self.device = Engines([group], timeout, decorate), device
+        reduction, self.weights = self._placed(reduction, weights)
+        self.memory, self._replicas = ShardMemory(reduction, undo), replicas
+        self.in_use = WeightMemory()
         self.decorated = decorate is not None
         self.totals, self._step = Totals(), Step()
         self._agreed = False  # since the last change
+        self._beside = False  # programs of several rounds have run, since when threads or streams carry all
         self.before_step: Callable[[], None] = lambda: None  # what the handle does before a step begins
         self.step_lock = StepLock()
         if replicas is not None:
             self.step_lock.lock = replicas.step_lock.lock
+
+    def _placed(self, reduction: ShardSum, weights: WeightGather) -> tuple[ShardSum, WeightGather]:
+        """Return both as they are on these hosts. A collective call where hosts are to be found.
+
+        Raises ValueError for hosts that do not suit.
+        """
+        ranks, sizes = self.engines.ranks.world_size, []
+        for hosts in (reduction.hosts, weights.hosts):
+            sizes.append(1 if hosts is None else self.engines.placed_ranks(hosts, self.device).per_host)
+        if len(set(sizes).difference([1, ranks])) > 1:
+            raise ValueError(
+                f"gather and reduce name hosts of {sizes[1]} and {sizes[0]} ranks: name the same ones for both"
+            )
+        return reduction.placed(sizes[0], ranks), weights.placed(sizes[1], ranks)
+
+    @property
+    def per_host(self) -> int:
+        """The ranks of a host if anything travels in two levels, else 1."""
+        return max(self.memory.reduction.per_host, self.weights.per_host)
 
     def gather(
         self, index: int, names: tuple[str, ...], mine: Tensor, out: Tensor, held: HeldWeights | None, *, training: bool
@@ -82,7 +106,8 @@ class ShardAverager:
     def note_gather(self, names: tuple[str, ...], mine: Tensor, out: Tensor, *, training: bool) -> None:
         """Count what torch gathers of a module, or somebody who does it for torch."""
         ranks = out.numel() // mine.numel()
-        record = Record([("all", mine.nbytes, AllGather(mine).sent_bytes(ranks))])
+        scope = "host" if ranks == self.per_host > 1 else "all"
+        record = Record([(scope, mine.nbytes, AllGather(mine).sent_bytes(ranks))])
         self._note(BucketStats(names, out.numel(), record, None, out.element_size()), training)
 
     def reduce(self, index: int, layout: ShardLayout, grad: Tensor, out: Tensor, scale: float) -> Pending:
@@ -97,7 +122,8 @@ class ShardAverager:
         if not self._agreed:
             self._agree()
         self._note(stats, training)
-        return engine.submit(task, on_wait=self.device.type == "cpu", gathers=gathers)
+        task.nbytes = stats.elements * stats.element_bytes
+        return engine.submit(task, on_wait=self.device.type == "cpu" and not self._beside, gathers=gathers)
 
     def _note(self, stats: BucketStats, training: bool) -> None:
         self._recorded().programs.append(stats) if training else self.totals.count([stats])
@@ -109,12 +135,26 @@ class ShardAverager:
         memory = self.memory
         engine.agree(f"weights as {self.weights} and gradients as {memory.reduction} at step {memory.step}")
         agree_on_kernels(self._operations(), group, self.device)
-        engine.prepare(1)
+        if self.per_host > 1:
+            self._beside = True
+            engine.transport.arrange(self.per_host)
+        scopes = self._scopes()
+        engine.prepare(len(scopes), scopes)
         self._agreed = True
+
+    def _scopes(self) -> list[set[Scope]]:
+        """Return the scopes of the first and second rounds of gathers and reductions."""
+        scopes: list[set[Scope]] = [set(), set()]
+        for per_host, two in ((self.memory.reduction.per_host, IN_FIRST), (self.weights.per_host, IN_LAST)):
+            for of_round, scope in zip(scopes, ("all",) if per_host == 1 else two, strict=False):
+                of_round.add(scope)
+        return [each for each in scopes if each]
 
     def _operations(self) -> set[str]:
         """The names of the operations that shards and their gradients need."""
-        programs = (TwoShot(codec) for codec in (self.weights.codec, self.memory.reduction.codec) if codec is not None)
+        reduction = self.memory.reduction
+        codecs = (self.weights.codec, reduction.codec, reduction.inside)
+        programs = (TwoShot(codec) for codec in codecs if codec is not None)
         return set[str]().union(*(operations_of(each, torch.float32, self.engines.ranks) for each in programs))
 
     def _recorded(self) -> Step:
@@ -183,15 +223,19 @@ class ShardAverager:
         return Measured(steps, self.stats(), begun, ranks, on_host=on_host, sharded=True)
 
     def replace(self, reduction: ShardSum, weights: WeightGather) -> None:
-        """Go on with other payloads from the next step on; nothing that is held back is lost. Between steps."""
+        """Go on with other payloads from the next step on; nothing that is held back is lost. Between steps.
+
+        Raises ValueError, changing nothing, for hosts that do not suit, or where a rank would keep fewer residuals.
+        """
+        reduction, weights = self._placed(reduction, weights)
         self.memory.replace(reduction)
         self.weights = weights
         self._change()
 
-    def loaded(self, parameters: Mapping[str, Mapping[str, Any]]) -> dict[int, ShardState]:
-        """The states of modules as they were saved. Raises ValueError, changing nothing, for a shape that does not fit."""
+    def loaded(self, parameters: Mapping[str, Mapping[str, Any]], *, means: bool = False) -> dict[int, ShardState]:
+        """The states of modules as they were saved, or of `means` over all ranks: see `ShardMemory.loaded`."""
         with self.step_lock.lock:
-            return self.memory.loaded(parameters)
+            return self.memory.loaded(parameters, means=means)
 
     def load(self, states: Mapping[int, ShardState], step: int, in_use: Mapping[int, HeldWeights]) -> None:
         """Go on from these states and weights in use, of `loaded`. Between steps."""

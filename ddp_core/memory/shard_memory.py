@@ -51,7 +51,7 @@ class ShardMemory(StepMemory):
 
     def get(self, index: int, layout: ShardLayout) -> ShardState:
         """The state of a module; where its parameters have changed, what is held back of those that stay goes with them."""
-        state = self._states.get(index)
+        state, layout = self._states.get(index), layout.on_hosts(self.reduction.per_host)
         if state is None or state.layout != layout:
             saved = self._leaves[index].save() if state is not None else {}
             state = self._put(index, self.reduction.init(layout))
@@ -115,12 +115,16 @@ class ShardMemory(StepMemory):
             leaves.rescale(factor)
 
     def replace(self, reduction: ShardSum) -> None:
-        """Go on with another way to sum; what is held back goes into the next gradients."""
+        """Go on with another way to sum; what is held back goes into the next gradients.
+
+        Raises ValueError, changing nothing, where it cannot.
+        """
         self.commit()
+        all_fresh = {index: reduction.init(state.layout) for index, state in self._states.items()}
+        for index, fresh in all_fresh.items():
+            fresh.residual = _moved(self._states[index].residual, fresh)
         self.reduction = reduction
-        for index, state in list(self._states.items()):
-            fresh = reduction.init(state.layout)
-            fresh.residual = _moved(state.residual, fresh.residual)
+        for index, fresh in all_fresh.items():
             self._put(index, fresh, blank=self._leaves[index].blank)
 
     def snapshot(self) -> ShardSnapshot:
@@ -131,12 +135,30 @@ class ShardMemory(StepMemory):
         leaves = [each.snapshot(newest=newest) for each in self._leaves.values()]
         return ShardSnapshot(self.reduction, self.step - self.under_way, leaves)
 
-    def loaded(self, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[int, ShardState]:
-        """The states of modules as they were saved. Raises ValueError, changing nothing, for a shape that does not fit."""
+    def loaded(self, entries: Mapping[str, Mapping[str, Tensor]], *, means: bool = False) -> dict[int, ShardState]:
+        """The states of modules as they were saved. Raises ValueError, changing nothing, for a shape that does not fit.
+
+        `means`: the entries are means over all ranks, of which each rank owes as much as it keeps rows for.
+        """
+        if means and self.reduction.per_host > 1:
+            entries = {**entries, **self._shares(entries)}
         fresh = {index: self.reduction.init(state.layout) for index, state in self._states.items()}
         for state in fresh.values():
             Leaves(state).load(entries)
         return fresh
+
+    def _shares(self, entries: Mapping[str, Mapping[str, Tensor]]) -> Entries:
+        """Return what this rank owes of what all ranks owe: of its own rows, what the ranks of its host would."""
+        shares: Entries = {}
+        for layout in (state.layout for state in self._states.values()):
+            every = layout.on_hosts(1)
+            for name in filter(entries.__contains__, layout.whole.names):
+                for field, whole in entries[name].items():
+                    numbers = whole.new_zeros(every.numel)
+                    every.cut(name, whole, numbers)
+                    own = layout.joined(layout.kept(numbers))[name]
+                    shares.setdefault(name, {})[field] = own.mul_(layout.whole.ranks.per_host)
+        return shares
 
     def load(self, states: Mapping[int, ShardState], step: int) -> None:
         """Go on from these states, of `loaded`, and from nothing else."""
@@ -151,9 +173,11 @@ class ShardMemory(StepMemory):
         return {name for state in held for name in state.layout.whole.names}
 
 
-def _moved(held: ShardResidual | None, fresh: ShardResidual | None) -> ShardResidual | None:
-    """Return a residual as wide as it is to be now."""
-    if held is None or fresh is None or held.store == fresh.store:
+def _moved(held: ShardResidual | None, state: ShardState) -> ShardResidual | None:
+    """Return a residual as wide as it is to be now, of the rows of a new state."""
+    fresh = state.residual
+    if held is None or (held.layout == state.layout and (fresh is None or held.store == fresh.store)):
         return held or fresh
-    fresh.set(held.wide())
+    fresh = fresh or ShardResidual.zeros(state.layout)
+    fresh.set(fresh.kept(held.layout.spread(held.wide())))
     return fresh

@@ -72,7 +72,7 @@ class ShardGather(Allocating):
         regathers = group.size() != module.shard_group.size()
         encodes = not regathers and self._encodes(input_tensor)
         codec = needed(averager.weights.codec, output_tensor.dtype)
-        if not encodes or (codec is None and not averager.decorated):
+        if not encodes or (codec is None and not averager.decorated and averager.weights.per_host == 1):
             averager.note_gather(module.names, input_tensor, output_tensor, training=training)
             return start_all_gather(output_tensor, input_tensor, group, async_op=async_op or on_cpu)
         differences = codec is not None and averager.weights.differences

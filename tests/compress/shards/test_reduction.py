@@ -42,8 +42,9 @@ def flat_of(layout, named, dtype=torch.float32):
 class SimulatedRanks:
     """All ranks of a reduction, step after step."""
 
-    def __init__(self, spec, ranks, dtype=torch.float32):
-        self.reduction, self.layouts, self.dtype = shard_sum(spec), layouts(ranks, dtype), dtype
+    def __init__(self, spec, ranks, dtype=torch.float32, per_host=1):
+        self.reduction, self.dtype, self.per_host = shard_sum(spec).placed(per_host, ranks), dtype, per_host
+        self.layouts = layouts(ranks, dtype)
         self.states = [self.reduction.init(layout) for layout in self.layouts]
 
     def step(self, named, scale=1.0):
@@ -53,11 +54,14 @@ class SimulatedRanks:
             state.finite = Finite()
         grads = [flat_of(*pair, self.dtype) for pair in zip(self.layouts, named, strict=True)]
         programs = zip(grads, self.states, outs, strict=True)
-        simulate([self.reduction.reduce(grad, state, out, scale) for grad, state, out in programs])
+        simulate([self.reduction.reduce(grad, state, out, scale) for grad, state, out in programs], self.per_host)
         return torch.cat(outs)
 
     def held(self):
-        return [torch.zeros(self.layouts[0].numel) if s.residual is None else s.residual.wide() for s in self.states]
+        """What each rank holds back, as rows of all ranks."""
+        held = (each.residual for each in self.states)
+        none = torch.zeros(self.layouts[0].numel)
+        return [none if each is None else each.layout.spread(each.wide()) for each in held]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])

@@ -1,0 +1,101 @@
+"""Two levels of communication among shards: ranks of a host first, or last, and then those of one place on all hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..algorithms.rows import ALIGNMENT
+from ..builder.build import Spec, compressor, parsed
+from ..composed.hierarchical import Hierarchical
+from ..protocol.compressor import Codec
+from ..protocol.layout import working_dtype
+from ..protocol.ranks import Ranks
+from ..protocol.requests import Program, all_gather, all_to_all
+from ..protocol.traits import own_traits
+from .codec import codec_of, needed
+
+
+def split_hosts(spec: Spec) -> tuple[Hierarchical | None, Spec]:
+    """Return the two levels that a specification asks for, None if it has one level, and what goes between hosts.
+
+    >>> split_hosts("hosts:ranks=2+int4:block=64")
+    (Hierarchical(inner=Dense(), ranks=2), {'name': 'int4', 'block': '64'})
+    """
+    if not isinstance(spec, str | Mapping):
+        return (Hierarchical(ranks=spec.ranks), spec.inner) if isinstance(spec, Hierarchical) else (None, spec)
+    given = dict(parsed(spec) if isinstance(spec, str) else spec)
+    if given.get("name") != "hosts":
+        return None, spec
+    inner = given.pop("inner", "none")
+    hosts = compressor(given)
+    assert isinstance(hosts, Hierarchical)
+    return hosts, inner
+
+
+def split_option(spec: Spec, name: str) -> tuple[Any, Spec]:
+    """Return an option that shards alone know, None if it is not there, and the specification without it.
+
+    >>> split_option("hosts:inside=int8+int4", "inside")
+    ('int8', {'name': 'hosts', 'inner': {'name': 'int4'}})
+    """
+    if not isinstance(spec, str | Mapping):
+        return None, spec
+    given = dict(parsed(spec) if isinstance(spec, str) else spec)
+    return (given.pop(name), given) if name in given else (None, spec)
+
+
+def codec_inside(spec: Spec | None) -> Codec | None:
+    """Return the codec of gradients inside a host. Raises ValueError for one that needs a residual, or random numbers."""
+    if spec is None:
+        return None
+    codec, _, _ = codec_of(compressor(spec), spec)
+    if codec is not None and (own_traits(codec).draws or not own_traits(codec).keeps_zeros):
+        raise ValueError(f"inside a host gradients travel as none, bf16, fp16, int8 or int4, got {spec!r}")
+    return codec
+
+
+def host_sums(grad: Tensor, ranks: Ranks, codec: Codec | None, told: Tensor | None) -> Program[tuple[Tensor, Tensor]]:
+    """Return the sums over this host's ranks of the rows of this rank's place on every host, (hosts * row,).
+
+    `grad`: a row for each rank, in the order of ranks. `told`: True if the gradients of this rank are finite; returned is
+    whether those of all of the host's ranks are. What a codec loses here is held back nowhere.
+    """
+    rows = grad.view(ranks.hosts, ranks.per_host, -1).transpose(0, 1)  # by the rank of this host that sums them
+    numel, wide = rows[0].numel(), working_dtype(grad.dtype)
+    codec = needed(codec, grad.dtype)
+    if codec is None:
+        sent = grad.new_ones(ranks.per_host, numel + 1)
+        sent[:, :-1].unflatten(1, rows.shape[1:]).copy_(rows)
+    else:
+        length = codec.row_length(numel)
+        size = codec.row_bytes(length)
+        padded = torch.zeros(ranks.per_host, length, dtype=wide, device=grad.device)
+        padded[:, :numel].unflatten(1, rows.shape[1:]).copy_(rows)
+        sent = torch.ones(ranks.per_host, size + ALIGNMENT, dtype=torch.uint8, device=grad.device)
+        sent[:, :size] = 0
+        codec.encode(padded.view(-1), None, sent[:, :size], length)
+        del padded
+    if told is not None:
+        sent[:, -1] = told
+    del grad, rows
+    received = yield from all_to_all(sent, "host")
+    del sent
+    fine = (received[:, -1] != 0).all()
+    if codec is None:
+        return received.sum(0, dtype=wide)[:-1], fine
+    sums = torch.empty(numel, dtype=wide, device=received.device)
+    codec.decode(received[:, :size].unsqueeze(1), sums, length)
+    return sums.mul_(ranks.per_host), fine
+
+
+def gathered_rows(row: Tensor, per_host: int) -> Program[Tensor]:
+    """Return every rank's row, (ranks, *row.shape): each travels once to each other host, and there among its ranks."""
+    if per_host == 1:
+        return (yield from all_gather(row))
+    of_hosts = yield from all_gather(row, "across")
+    of_places = yield from all_gather(of_hosts, "host")
+    return of_places.transpose(0, 1).flatten(0, 1)
