@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...ddp_core.transport.protocol import time_limit
+from ...compress import Spec, compressor
+from ...compress.protocol.traits import traits_of
+from ...ddp_core.transport.protocol import Decorator, time_limit
+from .fragment import fragments
+from .inside import Inside, Sites, named_parameters
+from .outer import outer
+from .outliers import checked
+from .rounds import Rounds
 from .sites import FixedSites
 
 
@@ -49,3 +58,54 @@ def ranks_of(group: dist.ProcessGroup | None, timeout: timedelta) -> FixedSites:
     chosen = group if group is not None else dist.group.WORLD
     assert chosen is not None
     return FixedSites(chosen, time_limit(timeout))
+
+
+def seconds(given: float | None) -> float | None:
+    """Return the seconds between two averages. Raises ValueError for what these cannot be."""
+    if given is not None and not (isinstance(given, int | float) and 0 < given < math.inf):
+        raise ValueError(f"every_seconds is a finite number of seconds above 0, or None to count steps; got {given!r}")
+    return given
+
+
+def rounds_of(
+    module: nn.Module,
+    inside: Inside,
+    buffers: Tensor,
+    count: int,
+    specification: str,
+    spec: Spec,
+    sites: Sites,
+    decorate: Decorator | None,
+    outliers: str,
+) -> Rounds:
+    """Return the rounds of a model, with its buffers of real numbers. A collective call of the ranks of a site."""
+    built = compressor(spec)
+    if traits_of(built).choices > 1:
+        raise ValueError(
+            f"a site that joins would not know the compressor that the others have chosen; got {spec!r}: give "
+            f"LocalSteps one of its compressors, such as int4"
+        )
+    named = named_parameters(module)
+    trained = {name: each for name, each in named.items() if each.requires_grad}
+    frozen = {
+        name: each
+        for name, each in named.items()
+        if name not in trained and (each.is_floating_point() or each.is_complex())
+    }
+    parts = fragments(trained, count, frozen, inside.part)
+    for rank, sizes in enumerate(inside.tell([part.layout.numel for part in parts])):
+        if 0 in sizes:
+            raise ValueError(
+                f"rank {rank} of the site has nothing of fragment {sizes.index(0)}: give fewer fragments, or fewer ranks to "
+                "a site"
+            )
+    return Rounds(
+        sites, parts, buffers, outer(specification), built, decorate, checked(outliers), divided=inside.size > 1
+    )
+
+
+def flat(buffers: Sequence[Tensor]) -> Tensor:
+    """Return the buffers one behind the other, in 64 bits where any of them has as many, else in 32."""
+    dtype = torch.float64 if any(buffer.dtype == torch.float64 for buffer in buffers) else torch.float32
+    empty = torch.empty(0, dtype=dtype)
+    return torch.cat([empty, *(buffer.detach().to("cpu", dtype).reshape(-1) for buffer in buffers)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import accumulate
 
 import torch
@@ -10,8 +10,11 @@ from torch import Tensor
 
 from ...compress import Layout
 from ...compress.protocol.layout import working_dtype
+from .inside import Inside
+from .sites import CPU
 
-CPU = torch.device("cpu")
+Part = Callable[[Tensor], Tensor]
+ALL: Part = Inside().part  # where a site has one rank
 
 
 class Fragment:
@@ -19,20 +22,32 @@ class Fragment:
 
     `anchor`: that, flat, float32 or wider; `momentum`: the outer optimizer's; `captured`: what the parameters here were when
     their difference was taken, as long as its average is awaited. `frozen`: parameters that may join later; `joined`: the
-    names of those that have; `unfrozen`: what the others were when the user unfroze them.
+    names of those that have; `unfrozen`: what the others were when the user unfroze them. `part`: of a parameter, which this
+    rank averages; a parameter of which it has nothing is left out.
     """
 
     def __init__(
-        self, parameters: Mapping[str, Tensor], dtype: torch.dtype, frozen: Mapping[str, Tensor] | None = None
+        self,
+        parameters: Mapping[str, Tensor],
+        dtype: torch.dtype,
+        frozen: Mapping[str, Tensor] | None = None,
+        part: Part = ALL,
     ) -> None:
-        self._trained, self._dtype = dict(parameters), dtype  # not their memory, which a loop may replace
-        self.frozen = dict(frozen or {})
+        self.part, self._dtype = part, dtype
+        self.whole = {name: tuple(each.shape) for name, each in parameters.items()}  # shapes, of trained ones
+        self.names = (*parameters, *(frozen or {}))
+        self.known = (*parameters.values(), *(frozen or {}).values())
+        self._trained = self._here(parameters)  # not their memory, which a loop may replace
+        self.frozen = self._here(frozen or {})
         self.unfrozen: dict[str, Tensor] = {}
         self.joined: set[str] = set()
         self.layout = self.layout_with(())
         self.anchor = self.now()
         self.momentum = torch.zeros_like(self.anchor)
         self.captured: Tensor | None = None
+
+    def _here(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: each for name, each in parameters.items() if self.part(each).numel()}
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -42,7 +57,7 @@ class Fragment:
     def layout_with(self, joined: Collection[str]) -> Layout:
         """Return the layout where those of `frozen` whose names are among `joined` are averaged, too."""
         chosen = {**self._trained, **{name: each for name, each in self.frozen.items() if name in joined}}
-        shapes = tuple(tuple(_real(parameter).shape) for parameter in chosen.values())
+        shapes = tuple(tuple(self.part(parameter).shape) for parameter in chosen.values())
         wide = any(parameter.dtype.to_real() == torch.float64 for parameter in chosen.values())
         return Layout(tuple(chosen), shapes, torch.float64 if wide else self._dtype, CPU)
 
@@ -61,7 +76,7 @@ class Fragment:
 
     def value(self, name: str) -> Tensor:
         """Return a copy of what a frozen parameter is now, flat."""
-        real = _real(self.frozen[name])
+        real = self.part(self.frozen[name])
         return real.to(CPU, working_dtype(real.dtype), copy=True).reshape(-1)
 
     def join(self, joined: Collection[str], values: Mapping[str, Tensor]) -> None:
@@ -89,7 +104,7 @@ class Fragment:
         """The parameters as they are here, flat."""
         flat = torch.empty(self.layout.numel, dtype=self.layout.dtype)
         for place, parameter in zip(self.layout.views(flat).values(), self.parameters.values(), strict=True):
-            place.copy_(_real(parameter))
+            place.copy_(self.part(parameter))
         return flat
 
     def capture(self) -> Tensor:
@@ -111,20 +126,16 @@ class Fragment:
 
     def _put(self, flat: Tensor) -> None:
         for parameter, value in zip(self.parameters.values(), self.layout.views(flat).values(), strict=True):
-            _real(parameter).copy_(value)
-
-
-def _real(tensor: Tensor) -> Tensor:
-    detached = tensor.detach()
-    return torch.view_as_real(detached) if detached.is_complex() else detached
+            self.part(parameter).copy_(value)
 
 
 def fragments(
-    parameters: Mapping[str, Tensor], count: int, frozen: Mapping[str, Tensor] | None = None
+    parameters: Mapping[str, Tensor], count: int, frozen: Mapping[str, Tensor] | None = None, part: Part = ALL
 ) -> list[Fragment]:
     """At most so many, of neighbouring parameters, about equally large. Raises ValueError where there are none.
 
-    `frozen`: parameters that may join later. Each has its place among the fragments now, alike at all sites.
+    `frozen`: parameters that may join later. Each has its place among the fragments now, alike at all sites. `part`: of a
+    parameter, which this rank averages; all ranks of a site have the same fragments.
     """
     if not parameters:
         raise ValueError("the model has no parameters that require gradients: there is nothing to average")
@@ -132,7 +143,7 @@ def fragments(
     dtype = torch.float64 if torch.float64 in dtypes else torch.float32
     groups = list(_groups(parameters, count).values())
     later = _groups(frozen or {}, len(groups))
-    return [Fragment(group, dtype, later.get(index)) for index, group in enumerate(groups)]
+    return [Fragment(group, dtype, later.get(index), part) for index, group in enumerate(groups)]
 
 
 def _groups(parameters: Mapping[str, Tensor], count: int) -> dict[int, dict[str, Tensor]]:

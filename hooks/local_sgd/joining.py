@@ -56,7 +56,7 @@ def anchors(
 
 def strays(module: nn.Module, fragments: Sequence[Fragment]) -> list[str]:
     """Return the names of parameters that train and are in no fragment: they were added or replaced later."""
-    known = {id(each) for part in fragments for each in (*part.parameters.values(), *part.frozen.values())}
+    known = {id(each) for part in fragments for each in part.known}
     return [name for name, each in module.named_parameters() if each.requires_grad and id(each) not in known]
 
 

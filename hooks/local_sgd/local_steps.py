@@ -17,19 +17,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...compress import Optimizers, Spec, compressor, specification
-from ...compress.protocol.traits import traits_of
 from ...compress.protocol.whole_number import whole_number
 from ...ddp_core.buckets.checksum import checksum
-from ...ddp_core.buckets.layout import plain_names
 from ...ddp_core.engine.engine import DEFAULT_TIMEOUT
 from ...ddp_core.transport.protocol import Decorator
 from . import arguments, saved
-from .fragment import Fragment, fragments
+from .arguments import flat, rounds_of
+from .fragment import Fragment
+from .inside import inside_of, sharded_modules, show_shards
 from .joining import stray_message, strays
 from .outer import outer
-from .outliers import checked
 from .rendezvous import Rendezvous, TrainingEnded
-from .rounds import Rounds, RoundStats, Sites
+from .rounds import RoundStats
 
 logger = logging.getLogger(__name__)
 SLOW = 3  # rounds in a row to which a slow site gave nothing
@@ -46,10 +45,15 @@ class LocalSteps:
     site unfreezes joins the next round at all sites. The optimizer's state stays at its site. Three more copies of
     the model in float32, and the compressor's state, are in CPU memory.
 
+    A site may have several ranks, with a model of FSDP2, `replicate` or (with `at`) DDP among them. Then equal ranks of
+    the sites average their shards, or equal parts of the whole model, and all ranks of a site call the same methods.
+
     Args:
-        model: the model, bare or wrapped in DDP.
+        model: the model, bare, wrapped in DDP, or of FSDP2 or `replicate` on a mesh of one dimension.
         optimizer: the optimizer of the model, or a list.
         every: steps between two averages of a parameter.
+        every_seconds: seconds between two averages of a parameter, in place of `every`, where sites compute at different
+            speeds: each makes as many steps as it can. `every` counts until a site knows its speed.
         outer: the outer optimizer: "nesterov:lr=0.7,momentum=0.9", or "sgd:lr=1,momentum=0", which is plain
             averaging. Or a preset: "average", "diloco", "muloco" or "slowmo".
         compressor: the compressor of the changes. See `gradwire.compressor`.
@@ -57,7 +61,7 @@ class LocalSteps:
         overlap: True applies a part's average `delay` steps later, when the next part starts; local changes since
             then stay.
         at: the meeting point of sites that may join and leave. By default all ranks of `process_group` take part.
-        process_group: the ranks that take part; by default the default group.
+        process_group: the ranks that take part; by default the default group. Of sites with several ranks one of each.
         timeout: limit of each wait among ranks.
         transport: a function that wraps each transport, for example in an emulated link.
         outliers: what becomes of a change whose norm is more than 3 times the median of the others', with three sites or
@@ -90,23 +94,29 @@ class LocalSteps:
         transport: Decorator | None = None,
         outliers: str = "keep",
         weight: float = 1.0,
+        every_seconds: float | None = None,
     ) -> None:
         arguments.check(model, optimizer, at)
         self.every = whole_number(every, "every is a whole number from 1 on")
         fragments = whole_number(fragments, f"fragments is a whole number from 1 to every, {every}", most=self.every)
-        self.overlap, self.steps = overlap, 0
-        self.round, self.weight = 0, weight
+        self.overlap, self.steps, self.every_seconds = overlap, 0, arguments.seconds(every_seconds)
+        self.round, self._own_round, self.weight = 0, 0, weight
         self.history: list[RoundStats] = []
         self.waited, self._sent_bytes = 0.0, 0.0
         sites = at or arguments.ranks_of(process_group, timeout)
         self._module = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
         buffers = self._module.named_buffers()
         self._averaged = {name: buffer.shape for name, buffer in buffers if buffer.is_floating_point()}
-        self._rounds = _rounds(
-            self._module, _flat(self._buffers), fragments, outer, compressor, sites, transport, checked(outliers)
+        self._sharded = sharded_modules(self._module)
+        show_shards(self._sharded)
+        self._inside = inside_of(model, self._module, sites)
+        self._rounds = rounds_of(
+            self._module, self._inside, flat(self._buffers), fragments, outer, compressor, sites, transport, outliers
         )
         self._parts = self._rounds.fragments
-        self.spacing = self.every // len(self._parts)
+        self.spacing = self._due = self.every // len(self._parts)  # steps between turns, and those until the next one
+        self._paced: tuple[float, int] | None = None  # the time and the steps after the last turn
+        self._changed: set[int] = set()  # numbers of fragments that other ranks of the site lack
         self._setup = self._described(model, outer, compressor, outliers)
         self._missed = self._missed_in_a_row = 0  # rounds to which this site gave nothing
         self._flight: Future[RoundStats] | None = None  # the round on its way, until training has taken it up
@@ -120,18 +130,22 @@ class LocalSteps:
         self._hooks.append(inner[-1].register_step_post_hook(self._stepped))
 
     def _described(self, model: nn.Module, specified: str, spec: Spec, outliers: str) -> str:
-        frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
-        shapes = [each for part in self._parts for each in zip(part.layout.names, part.layout.shapes, strict=True)]
+        part, here = self._inside.part, self._inside
+        frozen = [part(parameter) for parameter in model.parameters() if not parameter.requires_grad]
+        shapes = [each for part in self._parts for each in part.whole.items()]
         trained = f"{len(shapes)} parameters {saved.digest(shapes)}"
-        options = f"every={self.every}, overlap={self.overlap}, {outer(specified)}, outliers={outliers!r}"
+        spaced = f"every={self.every}" if self.every_seconds is None else f"every_seconds={self.every_seconds:g}"
+        options = f"{spaced}, overlap={self.overlap}, {outer(specified)}, outliers={outliers!r}"
         parts = f"{len(self._parts)} fragments of {trained}, and {len(frozen)} frozen ones {checksum(frozen)}"
-        return f"{options}, compressor={specification(compressor(spec))!r}, {parts}"
+        place = f", rank {here.rank} of {here.size} of a site" if here.size > 1 else ""
+        return f"{options}, compressor={specification(compressor(spec))!r}, {parts}{place}"
 
     def _start(self) -> None:
         """Take over the model of those that train already, or of the first site."""
         try:
             self._begin(None)
             self._settle()
+            self._agree()
         except BaseException:  # Ctrl-C, too: the interpreter's end would wait for the thread that waits for sites
             self._rounds.abandon()
             raise
@@ -162,22 +176,52 @@ class LocalSteps:
 
     def _stepped(self, *_: Any) -> None:
         """The optimizer has made a step."""
-        if (self.steps + 1) % self.spacing:
+        if self.steps + 1 < self._due:
             self.steps += 1
             return
         with self._lock:
             self.steps += 1
+            spacing = self._next_spacing()
             self._settle()
             self._begin(self._parts[self._rounds.turn])
             if not self.overlap:
                 self._settle()
+            self._agree(spacing)
+
+    def _next_spacing(self) -> int:
+        """Return the steps until the next turn: by the seconds of a step since the last one, if `every_seconds` is given."""
+        if self.every_seconds is None or self._paced is None:
+            return self.spacing
+        began, before = self._paced
+        seconds = (time.perf_counter() - began) / (self.steps - before)
+        return max(1, round(self.every_seconds / len(self._parts) / seconds))
+
+    @torch.no_grad()
+    def _agree(self, spacing: int | None = None) -> None:
+        """Have all ranks of this site go on alike: with the same round, the same next turn, and the same whole parameters.
+
+        A collective call of these ranks.
+        """
+        changed = [index in self._changed for index in range(len(self._parts))]
+        rows = self._inside.tell([self._own_round, spacing or self.spacing, *changed])
+        self.round, self.spacing = (min(column) for column in list(zip(*rows, strict=True))[:2])
+        parts = [part for index, part in enumerate(self._parts) if any(row[2 + index] for row in rows)]
+        self._inside.share([each for part in parts for each in part.known])
+        self._changed.clear()
+        self._set_due()
+        self._paced = time.perf_counter(), self.steps
+
+    def _set_due(self) -> None:
+        begun = self.steps if self.every_seconds is not None else self.steps // self.spacing * self.spacing
+        self._due = begun + self.spacing
 
     @torch.no_grad()
     def _begin(self, part: Fragment | None) -> None:
+        show_shards(self._sharded)
         self._stepping()
         self._warn_of_strays()
         difference = None if part is None else part.capture()
-        self._flight = self._rounds.begin(difference, _flat(self._buffers), self.weight)
+        self._flight = self._rounds.begin(difference, flat(self._buffers), self.weight)
 
     def _warn_of_strays(self) -> None:
         if names := [name for name in strays(self._module, self._parts) if name not in self._warned]:
@@ -188,11 +232,13 @@ class LocalSteps:
     def _settle(self) -> None:
         """Wait for the round that is on its way, and bring what it has changed into the model."""
         self._land()
+        show_shards(self._sharded)
         if self._replaced:
             return self._reset()
-        for part in self._parts:
+        for index, part in enumerate(self._parts):
             if part.captured is not None:
                 part.follow()
+                self._changed.add(index)
                 if part is self._parts[-1]:
                     self._take_buffers()
 
@@ -221,7 +267,7 @@ class LocalSteps:
         self.waited += time.perf_counter() - began
         self.history.append(stats)
         self._sent_bytes += stats.sent_bytes
-        self.round = stats.round
+        self._own_round = stats.round
         self._count_missed(stats)
         self._replaced = self._replaced or stats.replaced
 
@@ -242,8 +288,10 @@ class LocalSteps:
     def _reset(self) -> None:
         """Take what all sites have in common for the model."""
         self._replaced = False
+        show_shards(self._sharded)
         for part in self._parts:
             part.reset()
+        self._changed.update(range(len(self._parts)))
         self._take_buffers()
 
     def _take_buffers(self) -> None:
@@ -271,17 +319,20 @@ class LocalSteps:
         Raises:
             RuntimeError: the round failed.
         """
-        with self._lock, torch.no_grad():
+        with self._lock:
+            self._synchronize()
+            self._agree()
+
+    @torch.no_grad()
+    def _synchronize(self) -> None:
+        self._settle()
+        left = len(self._parts)
+        while left:
+            before = self._rounds.joined
+            self._begin(self._parts[self._rounds.turn])
             self._settle()
-            left = len(self._parts)
-            while left:
-                before = self._rounds.joined
-                self._begin(self._parts[self._rounds.turn])
-                self._settle()
-                left = (
-                    left - 1 if self._rounds.joined == before else len(self._parts)
-                )  # once more with those that joined
-            self._reset()
+            left = left - 1 if self._rounds.joined == before else len(self._parts)  # once more with those that joined
+        self._reset()
 
     def finish(self) -> None:
         """Average all of the model, so that all sites have the same one, and end local SGD.
@@ -289,14 +340,15 @@ class LocalSteps:
         Raises:
             RuntimeError: the round failed.
         """
-        try:
-            self.synchronize()
-            self._rounds.sites.end(self.round)
-        except TrainingEnded as ended:
-            if ended.round != self._rounds.round:
-                raise
-            with torch.no_grad():
+        with self._lock, torch.no_grad():
+            try:
+                self._synchronize()
+                self._rounds.sites.end(self._own_round)
+            except TrainingEnded as ended:
+                if ended.round != self._rounds.round:
+                    raise
                 self._reset()  # this site was in the last round of the others: what they have now is here, too
+            self._agree()
         self.close()
 
     def close(self) -> None:
@@ -315,57 +367,24 @@ class LocalSteps:
         with self._lock:
             stats = self._arrived()
             replaced = self._replaced or (stats is not None and stats.replaced)
-            return saved.state_of(self._setup, self.steps, self._rounds, replaced=replaced)
+            return saved.state_of(self._setup, self.steps, self._rounds, self._inside, replaced=replaced)
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Continue from a saved state, loaded after the model.
 
         Args:
-            state: this site's state; or a list with the states of all sites, to continue on another number of sites.
+            state: this rank's state; or a list with the states of all sites, to continue on another number of sites.
                 From a list, each site takes the first one's common model, without later local changes, and the mean
-                of all residuals.
+                of all residuals. The list has the states of all ranks where sites have several: their number may change.
 
         Raises:
             ValueError: the state does not fit. Nothing changes then.
         """
         with self._lock, torch.no_grad():
             self._land()
-            self.steps, self._replaced = saved.load(state, self._setup, self._rounds)
-            self.round = self._rounds.round
+            self.steps, self._replaced = saved.load(state, self._setup, self._rounds, self._inside)
+            self.round = self._own_round = self._rounds.round
+            self._set_due()
             if not isinstance(state, Mapping):
                 self._reset()
-
-
-def _rounds(
-    module: nn.Module,
-    buffers: Tensor,
-    count: int,
-    specification: str,
-    spec: Spec,
-    sites: Sites,
-    decorate: Decorator | None,
-    outliers: str,
-) -> Rounds:
-    """The rounds of a model, with its buffers of real numbers."""
-    built = compressor(spec)
-    if traits_of(built).choices > 1:
-        raise ValueError(
-            f"a site that joins would not know the compressor that the others have chosen; got {spec!r}: give "
-            f"LocalSteps one of its compressors, such as int4"
-        )
-    plain = plain_names(name for name, _ in module.named_parameters())
-    named = {plain[name]: each for name, each in module.named_parameters()}
-    trained = {name: each for name, each in named.items() if each.requires_grad}
-    frozen = {
-        name: each
-        for name, each in named.items()
-        if name not in trained and (each.is_floating_point() or each.is_complex())
-    }
-    return Rounds(sites, fragments(trained, count, frozen), buffers, outer(specification), built, decorate, outliers)
-
-
-def _flat(buffers: Sequence[Tensor]) -> Tensor:
-    """The buffers one behind the other, in 64 bits where any of them has as many, else in 32."""
-    dtype = torch.float64 if any(buffer.dtype == torch.float64 for buffer in buffers) else torch.float32
-    empty = torch.empty(0, dtype=dtype)
-    return torch.cat([empty, *(buffer.detach().to("cpu", dtype).reshape(-1) for buffer in buffers)])
+                self._agree()

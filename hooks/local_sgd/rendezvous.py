@@ -92,7 +92,7 @@ class Rendezvous:
         self._address, self._sites, self._start, self._phase = address, sites, start, limit / PHASES
         self._grace = self._phase if grace is None else grace
         self._id = uuid.uuid4().hex[:12]
-        self._name, self._prefix = name or f"site {self._id}", prefix
+        self._given = self._name, self._prefix = name or f"site {self._id}", prefix
         self._secret, self._listen = Secret.of(secret), _host_and_port(listen) if listen else None
         self._number = self._met = 0  # the last meeting of this site, and the same in this training
         self._epoch, self._expected = "", frozenset[str]()
@@ -119,6 +119,13 @@ class Rendezvous:
         self._closed, self._background, self._parking = False, Background(), Parking(self._id)
         self._listener: Listener | None = None
         weakref.finalize(self, self._background.close)
+
+    def divide(self, rank: int, size: int) -> None:
+        """Meet equal ranks of other sites alone, where a site has `size` of them."""
+        name, prefix = self._given
+        if size > 1:
+            name, prefix = f"rank {rank} of {name}", f"{prefix}, rank {rank} of {size}"
+        self._name, self._prefix = name, prefix
 
     def join(self, setup: str, operations: Collection[str] = ()) -> None:
         """Remember how this site is set up; the first meeting compares.

@@ -13,7 +13,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -27,16 +26,15 @@ from ...ddp_core.measure.record import Record
 from ...ddp_core.memory.bucket_memory import BucketMemory
 from ...ddp_core.transport.protocol import Decorator, Transport
 from .fragment import Fragment
+from .inside import Sites
 from .joining import anchors, joined
 from .meeting import bytes_of
 from .outer import Outer
-from .rendezvous import Rendezvous
 from .reports import DIGEST, Report, identity, is_weight, shares_of
-from .sites import FixedSites, Meeting
+from .sites import Meeting
 from .standing import NEW, Claim, Verdict, judge
 
 logger = logging.getLogger(__name__)
-Sites: TypeAlias = FixedSites | Rendezvous  # how those that take part find each other
 ATTEMPTS = 5  # of a round, among whoever is left
 
 
@@ -67,7 +65,8 @@ class Rounds:
     `moved`: pieces of a model that have come from another site. A round may succeed at some sites alone, which others do
     again: `lineage` tells their models apart.
     `training`: its identity, which all sites share, empty before the first round.
-    A parameter that any site has unfrozen before a round is averaged at all sites after it.
+    A parameter that any site has unfrozen before a round is averaged at all sites after it. `divided`: other ranks of the
+    site average other parts of the model, with rounds of their own.
     """
 
     def __init__(
@@ -79,9 +78,11 @@ class Rounds:
         compressor: Compressor,
         decorate: Decorator | None = None,
         outliers: str = "keep",
+        *,
+        divided: bool = False,
     ) -> None:
         self.sites, self.fragments, self.buffers = sites, list(fragments), buffers
-        self.round = NEW
+        self.round, self._divided = NEW, divided
         self.training = ""
         self.moved = 0
         self.lineage = 0  # alike at sites whose models are: which meeting's average was the last, or a digest
@@ -226,6 +227,13 @@ class Rounds:
         It is the model of the majority of these. At the start it is the first site's.
         """
         digests = [digest for (digest,) in meeting.tell([self.digest()])]
+        if number == NEW and self._divided and len(set(digests)) > 1:
+            with suppress(RuntimeError):
+                meeting.tell([0])  # once more, or a site that raises first closes what others have not read yet
+            raise ValueError(
+                "the sites start with different weights, and equal ranks of different sites might take parts of different "
+                "ones: start all sites with one seed, or load one checkpoint at all of them"
+            )
         holders = [site for site, alike in enumerate(current) if alike]
         votes = Counter(digests[site] for site in holders)
         digest = digests[holders[0]] if number == NEW else max(votes, key=votes.__getitem__)

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...compress import Ranks
 from ...compress.state.tree import summed
 from ...ddp_core.memory.bucket_memory import BucketMemory
 from .fragment import Fragment
+from .inside import Inside
+from .resharded import held_back, loaded, of_this_rank
 from .rounds import Rounds
 from .standing import is_identity
 
-FORMAT = 4
-FIELDS = ("gradwire_local_steps", "setup", "training", "steps", "round", "parameters", "fragments", "buffers")
+FORMAT = 5
+FIELDS = (
+    "gradwire_local_steps",
+    "setup",
+    "training",
+    "steps",
+    "round",
+    "parameters",
+    "fragments",
+    "buffers",
+    "inside",
+    "axis",
+)
 
 
 def digest(value: object) -> str:
@@ -26,14 +37,15 @@ def digest(value: object) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()[:12]
 
 
-def state_of(setup: str, steps: int, rounds: Rounds, *, replaced: bool) -> dict[str, Any]:
+def state_of(setup: str, steps: int, rounds: Rounds, inside: Inside, *, replaced: bool) -> dict[str, Any]:
     """The state between two rounds; safe with `torch.load(weights_only=True)`.
 
     `replaced`: the last round brought another model, which the next turn takes over.
 
     {"parameters": {name: {"anchor", "momentum", and "captured" where its round has ended and is not applied yet}},
     "fragments": [{"world_size", "rank", "memory": {name: {field: tensor}}} or None],
-    "unfrozen": {name: what a parameter was that joins the next round}, ...}
+    "unfrozen": {name: what a parameter was that joins the next round}, "inside": [rank, ranks of the site],
+    "axis": {name: along which its ranks have cut a parameter}, ...}
     """
     parameters: dict[str, dict[str, Tensor]] = {}
     for part in rounds.fragments:
@@ -51,6 +63,8 @@ def state_of(setup: str, steps: int, rounds: Rounds, *, replaced: bool) -> dict[
         "fragments": [None if memory is None else _saved(memory) for memory in memories],
         "buffers": rounds.buffers.clone(),
         "replaced": replaced,
+        "inside": [inside.rank, inside.size],
+        "axis": dict(inside.axis),
         "unfrozen": {name: each.clone() for part in rounds.fragments for name, each in part.unfrozen.items()},
     }
 
@@ -65,7 +79,9 @@ def _saved(memory: BucketMemory) -> dict[str, Any]:
     return {"world_size": ranks.world_size, "rank": ranks.rank, "memory": memory.save()}
 
 
-def load(state: Mapping[str, Any] | Sequence[Mapping[str, Any]], setup: str, rounds: Rounds) -> tuple[int, bool]:
+def load(
+    state: Mapping[str, Any] | Sequence[Mapping[str, Any]], setup: str, rounds: Rounds, inside: Inside
+) -> tuple[int, bool]:
     """Take a state, or those of all sites; the steps so far, and whether the next turn takes another model over.
 
     Raises ValueError, changing nothing, where one does not fit.
@@ -73,6 +89,9 @@ def load(state: Mapping[str, Any] | Sequence[Mapping[str, Any]], setup: str, rou
     states = list(state) if isinstance(state, Sequence) else [state]
     if not states:
         raise ValueError("the list of states is empty")
+    for each in states:
+        _check_form(each)
+    states = of_this_rank(states, setup, rounds, inside)
     for each in states:
         _check(each, setup, rounds)
     if len(counts := {each["round"] for each in states}) > 1:
@@ -98,7 +117,7 @@ def load(state: Mapping[str, Any] | Sequence[Mapping[str, Any]], setup: str, rou
     return int(first["steps"]), bool(first.get("replaced"))
 
 
-def _check(state: Any, setup: str, rounds: Rounds) -> None:
+def _check_form(state: Any) -> None:
     if not isinstance(state, Mapping) or (missing := [key for key in FIELDS if key not in state]):
         lacking = f": it lacks {', '.join(missing)}" if isinstance(state, Mapping) else f", but {type(state).__name__}"
         raise ValueError(f"this is no state of local steps{lacking}")
@@ -112,6 +131,9 @@ def _check(state: Any, setup: str, rounds: Rounds) -> None:
             f"the identity of the saved training is 16 hexadecimal digits, of which the first is 0 to 3; got "
             f"{state['training']!r}"
         )
+
+
+def _check(state: Any, setup: str, rounds: Rounds) -> None:
     if state["setup"] != setup:
         raise ValueError(f"the state was saved with {state['setup']}, here it is {setup}")
     for part in rounds.fragments:
@@ -134,15 +156,12 @@ def _check(state: Any, setup: str, rounds: Rounds) -> None:
 def _memory(states: Sequence[Mapping[str, Any]], part: Fragment, index: int, rounds: Rounds) -> BucketMemory | None:
     """Return the compressor's memory of a fragment: as saved, or from several sites the mean of their residuals."""
     layout = part.layout_with(states[0]["parameters"])
-    memories = []
-    for state in states:
-        if (entry := state["fragments"][index]) is not None:
-            place = replace(layout, ranks=Ranks(int(entry["world_size"]), int(entry["rank"])))
-            memories.append(BucketMemory(rounds.compressor, place, rounds.round))
-            memories[-1].load(entry["memory"])
-    if len(states) == 1 or not memories:
-        return memories[0] if memories else None
+    shapes = dict(zip(layout.names, layout.shapes, strict=True))
+    if all(each["fragments"][index] is None for each in states):
+        return None
+    if len(states) == 1 and "owed" not in states[0]:
+        return loaded(states[0], part, index, rounds, shapes)
     fresh = BucketMemory(rounds.compressor, layout, rounds.round)
-    held = summed(memory.held_back() for memory in memories)
+    held = summed(held_back(each, part, index, rounds, shapes) for each in states)
     fresh.carry_over({name: numbers / len(states) for name, numbers in held.items()})
     return fresh

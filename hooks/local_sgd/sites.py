@@ -104,7 +104,7 @@ class FixedSites:
 
     def __init__(self, group: dist.ProcessGroup, timeout: timedelta) -> None:
         self.patience = WAITS * timeout.total_seconds()  # after which a round has failed for sure
-        self._parent, self._timeout = group, timeout
+        self.group, self._timeout = group, timeout
         self._meeting: Meeting | None = None
 
     def join(self, setup: str, operations: Collection[str] = ()) -> None:
@@ -112,9 +112,9 @@ class FixedSites:
 
         `operations`: of kernels, which run on the same backend on all ranks from now on.
         """
-        agree(setup, self._parent, what="the setup of LocalSteps")
-        agree_on_kernels(operations, self._parent, CPU)
-        group = private_group(self._parent, self._timeout, new_name(self._parent, CPU))
+        agree(setup, self.group, what="the setup of LocalSteps")
+        agree_on_kernels(operations, self.group, CPU)
+        group = private_group(self.group, self._timeout, new_name(self.group, CPU))
         self._meeting = GroupMeeting(group, self._timeout)
 
     def meet(self, claim: Claim) -> Meeting:

@@ -5,15 +5,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from gradwire.hooks.local_sgd.inside import Inside
 from gradwire.hooks.local_sgd.saved import FORMAT, load
 
 EMPTY = {"training": "", "steps": 8, "round": 2, "parameters": {}, "fragments": [], "buffers": torch.zeros(0)}
+EMPTY |= {"inside": [0, 1], "axis": {}}
 
 
 def taken(number, setup):
     """The steps of a state of a format, of a model without parameters."""
     rounds = SimpleNamespace(fragments=[], buffers=torch.zeros(0), digest=lambda: 77)
-    steps, _ = load({**EMPTY, "gradwire_local_steps": number, "setup": setup}, "every=4", rounds)
+    steps, _ = load({**EMPTY, "gradwire_local_steps": number, "setup": setup}, "every=4", rounds, Inside())
     assert rounds.lineage == 77  # sites that load different models find out
     return steps
 

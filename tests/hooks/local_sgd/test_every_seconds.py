@@ -1,0 +1,45 @@
+"""Sites that average once in so many seconds make as many steps in between as they can."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gradwire import LocalSteps
+from gradwire.hooks.local_sgd import local_steps
+
+from .sites import Net, descend
+
+
+class Steps:
+    """A clock that each step of training moves on."""
+
+    now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+
+@pytest.mark.parametrize(("seconds", "spacing"), [(0.5, 8), (1.0, 4), (3.0, 1), (30.0, 1)])
+def test_a_fast_site_makes_more_steps_between_two_averages_than_a_slow_one(places, monkeypatch, seconds, spacing):
+    clock = Steps()
+    monkeypatch.setattr(local_steps, "time", SimpleNamespace(perf_counter=clock.perf_counter))
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    local = LocalSteps(model, optimizer, at=places(1), every=6, fragments=2, every_seconds=8.0, overlap=False)
+    turns = []
+    for step in range(3 + 3 * spacing):
+        clock.now += seconds
+        descend(model, optimizer, 0, step)
+        turns += [local.steps] * (local.round > len(turns))
+    assert turns == [3 + turn * spacing for turn in range(4)]  # the first by `every`
+    assert local.delay == 0
+    assert local.spacing == spacing
+    local.close()
+
+
+@pytest.mark.parametrize("given", [0, -1.0, float("inf"), float("nan"), "4"])
+def test_seconds_that_cannot_be_are_refused(places, given):
+    model = Net()
+    with pytest.raises(ValueError, match="every_seconds is a finite number of seconds above 0"):
+        LocalSteps(model, torch.optim.SGD(model.parameters(), lr=0.1), at=places(1), every_seconds=given)
