@@ -29,7 +29,7 @@ from ..results.comparison import NO_LINK, ONE_PROCESS, SIMULATED, Results, RunRe
 from ..results.files import command_line, environment, prepared_folder
 from ..results.loggers import check_loggers, log
 from ..results.optional import optional_files
-from ..results.recommendation import recommendation
+from ..results.recommendation import losses, recommendation
 from ..results.table import table
 from ..workloads.checkpoint import Checkpoint
 from ..workloads.data import Dataset, load_dataset
@@ -253,7 +253,7 @@ def write_output(results: Results, out: Path) -> None:
     console = Console(width=max(Console().width, TABLE_WIDTH))
     for each in results.by_network():
         console.print(table(each))
-        console.print(recommendation(each), "", soft_wrap=True, sep="\n")
+        console.print(losses(each), recommendation(each), "", soft_wrap=True, sep="\n")
     say = partial(console.print, sep="", highlight=False, markup=False, soft_wrap=True)
     say("results    ", out / RESULTS)
     pictures, where = optional_files(partial(_drawn, results, out))
