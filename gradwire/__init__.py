@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .hooks.local_sgd.rendezvous import Rendezvous
     from .hooks.overlap import overlap
     from .hooks.plan import Plan, plan
+    from .hooks.report_loss import report_loss
 
 try:
     __version__ = version("gradwire")
@@ -49,6 +50,7 @@ _FILES = {  # imported when they are first asked for
     "advise": "hooks.advice",
     "overlap": "hooks.overlap",
     "plan": "hooks.plan",
+    "report_loss": "hooks.report_loss",
 }
 
 if not TYPE_CHECKING:  # or mypy would believe that every name exists
@@ -94,6 +96,7 @@ __all__ = [
     "overlap",
     "plan",
     "register",
+    "report_loss",
     "trace",
     "without_momentum",
 ]

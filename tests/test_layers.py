@@ -38,7 +38,7 @@ FLOORS = {  # the rooms of a layer, folders and files, from the ground up; those
         "module",
     ],
     "hooks": [
-        "handle_of hook_never_called keywords torch_ddp_checks overlap plan slices",
+        "handle_of hook_never_called keywords torch_ddp_checks overlap plan report_loss slices",
         "torch_ddp",
         "comm_hook",
         "fsdp local_sgd watching",
@@ -50,7 +50,7 @@ FLOORS = {  # the rooms of a layer, folders and files, from the ground up; those
         "results",
         "network kernels",
         "workloads",
-        "advise bench collective info plan ready rendezvous report top",
+        "advise bench collective info plan ready rendezvous report top try_script",
         "compare",
         "cli",
         "sweep",

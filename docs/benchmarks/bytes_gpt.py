@@ -1,9 +1,6 @@
-"""A GPT on bytes, and the text for it that every Python installation has: its own sources and documents."""
+"""A GPT on bytes, and the text of installed packages for it."""
 
-import hashlib
-import os
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gradwire.experiments.workloads.data.packages import SUFFIXES, split_by_file
+
 SIZES = {"gpt2": (18, 768, 12, 512), "tiny": (2, 64, 2, 64)}  # layers, width, heads, bytes of a sequence
-SUFFIXES = (".py", ".md", ".rst", ".txt")
-LARGEST_FILE, VALIDATION = 500_000, 500_000  # bytes
 
 
 class Block(nn.Module):
@@ -79,37 +76,11 @@ class Text:
 
 def text_of(roots: Iterable[Path], limit: int, length: int, device: torch.device) -> Text:
     """Read at most `limit` bytes for training; one file in 20, by the hash of its relative path, is for validation."""
-    files = sorted(file for root in map(str, dict.fromkeys(roots)) for file in _files(root))
-    seen: set[bytes] = set()
-    validation, validation_files = _read([path for digest, path in files if digest[-1] % 20 == 0], VALIDATION, seen)
-    train, train_files = _read([path for digest, path in files if digest[-1] % 20], limit, seen)
-    if min(len(validation), len(train)) <= length:
+    train, validation = split_by_file(roots, limit)
+    if min(len(validation.tokens), len(train.tokens)) <= length:
         raise SystemExit(f"there are too few text files ({', '.join(SUFFIXES)}) in {[*map(str, roots)]}: give others")
-    windows = validation[: len(validation) // (length + 1) * (length + 1)].view(-1, length + 1)
-    about = {"train_bytes": len(train), "train_files": train_files}
-    about |= {"validation_bytes": windows.numel(), "validation_files": validation_files}
-    return Text(train.to(device), windows.to(device), about)
-
-
-def _files(root: str) -> Iterable[tuple[bytes, str]]:
-    """Yield (hash of the relative path, path) of each text file."""
-    for folder, _, names in os.walk(root):
-        for path in (os.path.join(folder, name) for name in names if name.endswith(SUFFIXES)):
-            yield hashlib.sha256(os.path.relpath(path, root).encode()).digest(), path
-
-
-def _read(paths: Iterable[str], limit: int, seen: set[bytes]) -> tuple[Tensor, int]:
-    """Return the bytes of the first files, at most `limit`, and the number of files; no content twice."""
-    chosen, total = [], 0
-    for path in paths:
-        size = os.path.getsize(path) if os.path.isfile(path) else 0
-        if 0 < size <= min(LARGEST_FILE, limit - total):
-            chosen.append(Path(path))
-            total += size
-        if total > 0.99 * limit:
-            break
-    with ThreadPoolExecutor(16) as pool:
-        texts = {hashlib.sha256(text).digest(): text for text in pool.map(Path.read_bytes, chosen)}
-    new = [text for digest, text in texts.items() if digest not in seen]
-    seen.update(texts)
-    return torch.frombuffer(bytearray(b"\0".join(new)), dtype=torch.uint8), len(new)
+    whole = len(validation.tokens) // (length + 1) * (length + 1)
+    windows = validation.tokens[:whole].view(-1, length + 1)
+    about = {"train_bytes": len(train.tokens), "train_files": train.files}
+    about |= {"validation_bytes": windows.numel(), "validation_files": validation.files}
+    return Text(train.tokens.to(device), windows.to(device), about)

@@ -94,12 +94,11 @@ def trained(spec: str, task: Task, seed: int, dataset: Dataset) -> dict[str, Any
         for rank in reversed(range(RANKS)):  # rank 0 comes last: its buffers stay
             for buffer, value in zip(model.buffers(), before, strict=True):
                 buffer.copy_(value)
+            ranks.begin(rank)
             loss_of(model, *next(batches[rank])).backward()
-            ranks.add(rank)
         ranks.average()
         for each in (*optimizers, *schedules):
             each.step()
-        model.zero_grad()
     loss = evaluation_of(held_out_sums(model, dataset.evaluation_batches(task.batch_size, EVAL_BATCHES), CPU)).loss
     return {"tuned": specification(built), "loss": round(loss, 6)}
 

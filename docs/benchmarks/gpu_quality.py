@@ -15,7 +15,6 @@ import json
 import statistics
 import sysconfig
 import time
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from itertools import pairwise
@@ -24,13 +23,13 @@ from pathlib import Path
 
 import torch
 from bytes_gpt import SIZES, Gpt, Text, loss_of, text_of, validation_loss
-from torch import Tensor, nn
+from torch import nn
 
 import gradwire
 from gradwire import kernels
-from gradwire.compress import Ranks, Simulation, Traffic, compressor, tuned
-from gradwire.compress.state.tree import Leaves
-from gradwire.hooks.plan import bucket_layouts, ratio
+from gradwire.compress import compressor, tuned
+from gradwire.experiments.workloads.simulated import SimulatedRanks
+from gradwire.hooks.plan import ratio
 
 DEFAULTS = ("none", "int4", "powersgd:rank=8,payload=int8", "onebit", "powersgd:rank=4,payload=int4")
 TRIAL, WARM, MARGIN = 20, 10, 0.93  # steps of a trial, those before its clock starts; share of a budget that is planned
@@ -67,11 +66,7 @@ def optimizers_of(model: Gpt, name: str, lr: float) -> list[torch.optim.Optimize
 
 
 class Training:
-    """A model, its simulated ranks and their batches.
-
-    Every rank has one flat buffer of gradients, bucket behind bucket; the model's gradients are views of it during the
-    rank's backward.
-    """
+    """A model, its simulated ranks and their batches."""
 
     def __init__(self, run: Run, text: Text) -> None:
         device = text.train.device
@@ -80,43 +75,26 @@ class Training:
             self.model = Gpt(run.size)
         self.run, self.text, self.done = run, text, 0
         self.optimizers = optimizers_of(self.model, run.optimizer, run.lr)
-        named = dict(self.model.named_parameters())
-        layouts = bucket_layouts(dict(reversed(named.items())), run.bucket_mb, Ranks(run.ranks), device)
         built = compressor(tuned(run.compressor, self.optimizers[0]))
-        self.buckets = [Simulation(built, layout) for layout in layouts]
-        self.parameters = [named[name] for layout in layouts for name in layout.names]
-        elements = sum(layout.numel for layout in layouts)
-        self.gradients = [torch.zeros(elements, device=device) for _ in range(run.ranks)]
-        self.by_bucket = [gradient.split([layout.numel for layout in layouts]) for gradient in self.gradients]
-        self.views = [self._views(parts) for parts in self.by_bucket]
+        self.ranks = SimulatedRanks(self.model, built, run.ranks, run.bucket_mb, device)
         limit = len(text.train) - self.model.length
         batches = torch.Generator().manual_seed(run.seed)
         self.starts = torch.randint(limit, (run.steps, run.ranks, run.batch, 1), generator=batches).to(device)
         self.window = torch.arange(self.model.length + 1, device=device)
 
-    def _views(self, flats: Iterable[Tensor]) -> list[Tensor]:
-        pairs = zip(self.buckets, flats, strict=True)
-        return [view for bucket, flat in pairs for view in bucket.layouts[0].views(flat).values()]
-
     def step(self) -> None:
         """Run forward and backward once per rank, average the gradients, and update the model."""
         for rank in range(self.run.ranks):
-            self.gradients[rank].zero_()
-            self._assign(self.views[rank])
+            self.ranks.begin(rank)
             tokens = self.text.train[self.starts[self.done, rank] + self.window]
             loss_of(self.model, tokens.long()).backward()
-        flats = zip(*self.by_bucket, strict=True)
-        self._assign(self._views(each.step(flat)[0] for each, flat in zip(self.buckets, flats, strict=True)))
-        nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        self.ranks.average()
+        nn.utils.clip_grad_norm_(self.ranks.parameters, 1.0)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = self.run.lr * self._schedule()
             optimizer.step()
         self.done += 1
-
-    def _assign(self, gradients: Iterable[Tensor]) -> None:
-        for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            parameter.grad = gradient
 
     def _schedule(self) -> float:
         """Return the factor of the learning rate: a linear warm-up, then a cosine to a tenth."""
@@ -124,17 +102,13 @@ class Training:
         part = max(0, self.done - warm) / max(1, self.run.steps - warm)
         return min(1.0, (self.done + 1) / warm) * (0.55 + 0.45 * cos(pi * part))
 
-    def traffic(self) -> Traffic:
-        """The traffic of a rank in the last step."""
-        return sum((bucket.traffic for bucket in self.buckets), Traffic())
-
     def state(self) -> dict:
         """Return what a checkpoint holds of the training."""
         return {
             "done": self.done,
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "compressors": [[Leaves(state).save() for state in bucket.states] for bucket in self.buckets],
+            "ranks": self.ranks.state(),
         }
 
     def load(self, state: dict) -> None:
@@ -143,10 +117,7 @@ class Training:
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-        for bucket, ranks in zip(self.buckets, state["compressors"], strict=True):
-            for leaves, saved in zip(map(Leaves, bucket.states), ranks, strict=True):
-                leaves.load(saved)
-                leaves.set_step(self.done)
+        self.ranks.load(state["ranks"], self.done)
 
 
 def now(device: torch.device) -> float:
@@ -161,35 +132,34 @@ def trained(run: Run, text: Text, every: int, checkpoint: Path | None) -> dict:
     device = text.train.device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    training, losses, seconds, sent = Training(run, text), {}, [], 0.0
+    training, losses, seconds = Training(run, text), {}, []
     if checkpoint and checkpoint.exists():
         saved = torch.load(checkpoint, map_location=device)
         if saved["run"] == asdict(run):
             training.load(saved["training"])
-            losses, seconds, sent = saved["losses"], saved["seconds"], saved["sent"]
+            losses, seconds = saved["losses"], saved["seconds"]
         del saved
     while training.done < run.steps:
         steps, start = min(every - training.done % every, run.steps - training.done), now(device)
         for _ in range(steps):
             training.step()
-            sent += training.traffic().sent_bytes
         seconds.append((now(device) - start) / steps)
         losses[str(training.done)] = validation_loss(training.model, text.validation)
         print(f"{run.compressor}: step {training.done} of {run.steps}, loss {losses[str(training.done)]:.4f}, "
               f"{1000 * seconds[-1]:.0f} ms per step", flush=True)  # fmt: skip
         if checkpoint and training.done < run.steps:
-            parts = {"run": asdict(run), "losses": losses, "seconds": seconds, "sent": sent}
+            parts = {"run": asdict(run), "losses": losses, "seconds": seconds}
             torch.save({**parts, "training": training.state()}, checkpoint.with_suffix(".new"))
             checkpoint.with_suffix(".new").replace(checkpoint)
-    elements = len(training.gradients[0])
-    mean = replace(training.traffic(), sent_bytes=sent / run.steps)
+    ranks = training.ranks
+    mean = replace(ranks.last, sent_bytes=ranks.total.sent_bytes / run.steps)
     return {
         **asdict(run),
-        "parameters": elements,
+        "parameters": ranks.elements,
         "loss": losses[str(run.steps)],
         "losses": losses,
         "sent_bytes_per_step": mean.sent_bytes,
-        "ratio": ratio(elements, mean, run.ranks),
+        "ratio": ratio(ranks.elements, mean, run.ranks),
         "step_seconds": statistics.median(seconds),
         "peak_memory_bytes": torch.cuda.max_memory_allocated() if device.type == "cuda" else None,
     }

@@ -57,6 +57,16 @@ COMMANDS: dict[str, Command] = {
         common=("compressors", "model", "data", "link", "steps", "batch_size", "optimizer", "lr", "nproc", "out"),
         defaults=CONFIGS / "compare.yaml",
     ),
+    "try": Command(
+        "Run your own training script with each compressor and compare loss, step time and bytes sent.",
+        function=".try_script:try_command",
+        examples=(
+            "gradwire try -- torchrun --nproc-per-node 2 train.py",
+            "gradwire try --steps 500 --compressors none,int8,int4 -- torchrun --nproc-per-node 2 train.py",
+        ),
+        common=("compressors", "steps", "limit", "out", "json"),
+        positional=("command",),
+    ),
     "plan": Command(
         "Show how many bytes each compressor sends for a model, without training it.",
         function=".plan:plan_command",

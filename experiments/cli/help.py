@@ -16,6 +16,7 @@ ARGUMENTS, COMMON, OPTIONS, MORE = "arguments", "common options", "options", "mo
 EMULATED = "laboratory options (emulated hosts, networks and accelerators)"
 EVERY_COMMAND = "options of every command"
 METAVARS = {
+    "checkpoints": "PATH",
     "html": "FILE",
     "json": "FILE",
     "link": "RATE",

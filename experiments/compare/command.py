@@ -29,8 +29,9 @@ from ..results.comparison import NO_LINK, ONE_PROCESS, SIMULATED, Results, RunRe
 from ..results.files import command_line, environment, prepared_folder
 from ..results.loggers import check_loggers, log
 from ..results.optional import optional_files
-from ..results.recommendation import recommendation
+from ..results.recommendation import losses, recommendation
 from ..results.table import table
+from ..workloads.checkpoint import Checkpoint
 from ..workloads.data import Dataset, load_dataset
 from ..workloads.history import Steps
 from ..workloads.models import build_model
@@ -43,6 +44,7 @@ logger = logging.getLogger(__name__)
 RESULTS = "results.json"
 TABLE_WIDTH = 132  # columns, so that no cell breaks
 Trainer: TypeAlias = Callable[[str, str | None, Report], Training]  # of a compressor's specification and a link
+OF_NO_RESULT = ("out", "logger", "compressors", "checkpoints")  # options that change no training
 WRITTEN = (RESULTS, "loss.png", "tradeoff.png", "report.html")  # in the output folder, at the end or on the way
 
 
@@ -127,11 +129,19 @@ def _simulated(config: CompareConfig, dataset: Dataset) -> int:
 
     def trainer(spec: str, link: str | None, report: Report) -> Training:
         yield from ()  # no turns: its seconds are those of the processor
-        return train_simulated(spec, config, dataset, config.nproc, report)
+        return train_simulated(spec, config, dataset, config.nproc, report, _checkpoint(spec, config, dataset))
 
     _run_all(config, _empty_results(config, dataset, ONE_PROCESS, "gradwire", config.nproc), trainer, out)
     write_output(Results.read(out / RESULTS), out)
     return 0
+
+
+def _checkpoint(spec: str, config: CompareConfig, dataset: Dataset) -> Checkpoint | None:
+    """Return the checkpoint of one training, if any is wanted. Another option or text gives another one."""
+    if config.checkpoints is None:
+        return None
+    decides = {name: value for name, value in dataclasses.asdict(config).items() if name not in OF_NO_RESULT}
+    return Checkpoint(config.checkpoints, {**decides, "compressor": spec, "data": dataset.summary()})
 
 
 def rank_main(rank: int, rendezvous: dict[str, Any], config: CompareConfig, backend: str, out: str) -> None:
@@ -243,7 +253,7 @@ def write_output(results: Results, out: Path) -> None:
     console = Console(width=max(Console().width, TABLE_WIDTH))
     for each in results.by_network():
         console.print(table(each))
-        console.print(recommendation(each), "", soft_wrap=True, sep="\n")
+        console.print(losses(each), recommendation(each), "", soft_wrap=True, sep="\n")
     say = partial(console.print, sep="", highlight=False, markup=False, soft_wrap=True)
     say("results    ", out / RESULTS)
     pictures, where = optional_files(partial(_drawn, results, out))

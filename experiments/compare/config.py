@@ -8,6 +8,7 @@ from ...compress import compressor
 from ...hooks.advice.decisions import ANSWERED
 from ..network.lab import backend_here
 from ..network.link import links_of
+from ..results.files import check_folder
 from ..workloads.order import BACKWARD
 from ..workloads.sharding import TORCH, check_payloads
 from ..workloads.training import TrainingConfig
@@ -19,6 +20,9 @@ class CompareConfig(TrainingConfig):
 
     simulated: bool = False
     """train all ranks in turn in one process; this gives losses and bytes, but no times"""
+    checkpoints: str | None = None
+    """folder for a checkpoint of the running training, every 100 steps; the same command continues from it. For
+    simulated ranks"""
     compressors: list[str] = field(default_factory=lambda: ["none", *ANSWERED])
     """compressors to compare, separated by commas, such as none,int4,topk:ratio=0.01"""
     turns: bool = True
@@ -42,6 +46,9 @@ class CompareConfig(TrainingConfig):
             raise ValueError(f"simulated ranks train on the CPU, without a process group; got backend {self.backend!r}")
         if self.simulated and (self.ddp != "gradwire" or self.order != BACKWARD):
             raise ValueError("simulated ranks have no DistributedDataParallel: leave out ddp and order, or simulated")
+        if self.checkpoints and not self.simulated:
+            raise ValueError("checkpoints are of simulated ranks: add simulated, or leave checkpoints out")
+        check_folder("checkpoints", self.checkpoints)
         if not self.compressors:
             raise ValueError("compressors is empty: name at least one, such as none,bf16,int4")
         if twice := sorted({spec for spec in self.compressors if self.compressors.count(spec) > 1}):

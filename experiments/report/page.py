@@ -11,7 +11,7 @@ from typing import Any
 
 from ..results import table
 from ..results.comparison import Results
-from ..results.recommendation import recommendation
+from ..results.recommendation import losses, recommendation
 from ..results.time_to_loss import meaning
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -96,7 +96,7 @@ def _section(results: Results, pictures: Sequence[Path]) -> Section:
         headings=("compressor", *table.HEADINGS, *table.DETAILS),
         rows=[(row.compressor, *row.figures, *row.details) for row in table.rows(results)],
         emphasis=[recommendation(results)] if results.runs else [],
-        remarks=f"{meaning(results)} {REMARKS}".strip(),
+        remarks=f"{meaning(results)} {losses(results)} {REMARKS}".strip(),
         pictures=pictures_in(dict.fromkeys(pictures, "")),
         details={
             **({"Command": results.command} if results.command else {}),

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import TypeAlias
 
+from ...hooks.advice.uncertainty import uncertainty
 from .comparison import NO_LINK, SIMULATED, Results, RunResult
 from .statistics import smoothed
 from .time_to_loss import FEWEST_REPEATS, SAME_LOSS, UNCOMPRESSED, TimeToLoss, digits, reference, times_to_loss
@@ -17,6 +18,12 @@ SHARED_MEMORY = (
     "NVLink often gain most."
 )
 Timed: TypeAlias = tuple[RunResult, TimeToLoss]  # a run that reaches the loss, and when
+
+
+def losses(results: Results) -> str:
+    """Return the size of the runs, and how much their losses tell."""
+    steps = max((run.steps for run in results.runs), default=0)
+    return f"Losses: {results.model['parameters']:,} parameters, {steps:,} steps, one seed. {uncertainty()}"
 
 
 def recommendation(results: Results) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import TextColumn, TimeRemainingColumn
 
+from ..ranks.child import CommandFailure
 from ..ranks.stopping import INTERRUPTED, sigterm_interrupts
 from ..results.files import command_line, prepared_folder
 from ..results.progress_bar import progress_bar
@@ -20,7 +21,7 @@ from .config import SweepConfig
 from .outcome import PAGE, STUDY, Outcome
 from .points import POINTS, Point, append_point, points_of, read_points
 from .rows import check_columns
-from .run import PointFailure, run_point
+from .run import run_point
 
 WHOLE_SWEEP = 7 * 24 * 3600.0  # seconds that the speed for the time left is averaged over
 
@@ -81,7 +82,7 @@ def _run(
                 bar.update(task, description=point.label)
                 try:
                     finished = run_point(point, config.limit)
-                except PointFailure as error:
+                except CommandFailure as error:
                     failures[point.label] = str(error)
                 else:
                     append_point(out, finished)

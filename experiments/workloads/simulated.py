@@ -4,150 +4,211 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...compress import Compressor, Ranks, Simulation, Traffic, compressor, warm_up_steps
+from ...compress.state.tree import Leaves
 from ...hooks.plan import bucket_layouts, ratio
 from ..results.comparison import RunResult, Seconds
 from ..results.statistics import percentiles
+from .checkpoint import Checkpoint
 from .data import Dataset
 from .evaluation import digest_of, evaluation_of, held_out_sums
 from .history import History
 from .memory import peak_memory, reset_peak_memory
 from .optimizers import optimizers_for, schedule_for
-from .sample import Batch
 from .training import REPORT_EVERY, Report, TrainingConfig, initial_model, loss_of, steady
 
 CPU = torch.device("cpu")
+CHECKPOINT_EVERY = 100  # steps
 
 
 class SimulatedRanks:
     """The gradients of several ranks for one model, in DDP's first buckets, and a compressor's state for each of them.
 
-    Each rank's gradients are added with `add`; `average` puts their averages into the model's gradients.
+    Between `begin(rank)` and the next call, a backward adds to the gradients of this rank. `average` puts the averages of
+    all ranks into the model's gradients.
     """
 
-    def __init__(self, model: nn.Module, built: Compressor, world_size: int, bucket_mb: float | None) -> None:
-        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        last_first = dict(reversed(self.parameters.items()))
-        layouts = bucket_layouts(last_first, bucket_mb, Ranks(world_size), CPU)
+    def __init__(
+        self, model: nn.Module, built: Compressor, world_size: int, bucket_mb: float | None, device: torch.device = CPU
+    ) -> None:
+        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        layouts = bucket_layouts(dict(reversed(parameters.items())), bucket_mb, Ranks(world_size), device)
+        self.parameters = [parameters[name] for layout in layouts for name in layout.names]
         self.buckets = [Simulation(built, layout) for layout in layouts]
-        self.gradients = [[torch.zeros(layout.numel) for _ in range(world_size)] for layout in layouts]
-        self.elements = sum(p.numel() for p in self.parameters.values())
+        sizes = [layout.numel for layout in layouts]
+        self.gradients = [torch.zeros(sum(sizes), device=device) for _ in range(world_size)]
+        self.parts = [gradient.split(sizes) for gradient in self.gradients]
+        self.elements, self.world_size = sum(sizes), world_size
         self.last, self.total = Traffic(), Traffic()
 
-    def add(self, rank: int) -> None:
-        """Move the model's gradients into what this rank has of the step."""
-        for bucket, flats in zip(self.buckets, self.gradients, strict=True):
-            for name, view in bucket.layouts[0].views(flats[rank]).items():
-                if (grad := self.parameters[name].grad) is not None:
-                    view.add_(grad)
-        self._clear()
+    def begin(self, rank: int) -> None:
+        """Have the model's gradients be this rank's."""
+        self._assign(self.parts[rank])
 
     def average(self) -> None:
-        """The averages of the step as the model's gradients; what the ranks had begins anew."""
+        """Have the model's gradients be the averages of the step; the ranks' own become zero."""
         self.last = Traffic()
-        for bucket, flats in zip(self.buckets, self.gradients, strict=True):
-            views = bucket.layouts[0].views(bucket.step(flats)[0])
-            for name, view in views.items():
-                self.parameters[name].grad = view.clone()
-            for flat in flats:
-                flat.zero_()
+        averages = []
+        for bucket, flats in zip(self.buckets, zip(*self.parts, strict=True), strict=True):
+            averages.append(bucket.step(flats)[0])
             self.last += bucket.traffic
         self.total += self.last
+        self._assign(averages)
+        for gradient in self.gradients:
+            gradient.zero_()
 
-    def _clear(self) -> None:
-        for parameter in self.parameters.values():
-            parameter.grad = None
+    def _assign(self, flats: Sequence[Tensor]) -> None:
+        pairs = zip(self.buckets, flats, strict=True)
+        views = [view for bucket, flat in pairs for view in bucket.layouts[0].views(flat).values()]
+        for parameter, view in zip(self.parameters, views, strict=True):
+            parameter.grad = view
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint holds of the compressors, after `average`."""
+        saved = [[Leaves(state).save() for state in bucket.states] for bucket in self.buckets]
+        return {"compressors": saved, "last": asdict(self.last), "total": asdict(self.total)}
+
+    def load(self, saved: dict[str, Any], step: int) -> None:
+        """Continue after `step` steps from a checkpoint."""
+        for bucket, ranks in zip(self.buckets, saved["compressors"], strict=True):
+            for leaves, entries in zip(map(Leaves, bucket.states), ranks, strict=True):
+                leaves.load(entries)
+                leaves.set_step(step)
+        self.last, self.total = Traffic(**saved["last"]), Traffic(**saved["total"])
 
 
-def train_simulated(spec: str, config: TrainingConfig, dataset: Dataset, world_size: int, report: Report) -> RunResult:
-    """What `train` does on so many ranks, in this process alone: losses and bytes are theirs to round-off.
+class SimulatedTraining:
+    """A model, its optimizers and simulated ranks with their batches, step after step.
 
     Buffers, such as running statistics, are rank 0's. Seconds are CPU seconds of one rank: a step is the slowest rank's
-    forward and backward, a rank's share of the programs (told as `encode`) and the optimizer; no network is part of it.
+    forward and backward, a rank's share of the programs (`averaging` in total) and the optimizer; no network is part of it.
+    """
+
+    def __init__(self, spec: str, config: TrainingConfig, dataset: Dataset, world_size: int) -> None:
+        self.config, self.history, self.averaging = config, History(), 0.0
+        self.model = initial_model(config, dataset, CPU)
+        self.ranks = SimulatedRanks(self.model, compressor(spec), world_size, config.bucket_mb)
+        self.optimizers = optimizers_for(self.model, spec, config.optimizer, config.lr, config.momentum)
+        steps = config.optimizer_steps
+        self.schedules = [schedule_for(each, config.schedule, config.warmup, steps) for each in self.optimizers]
+        self.batches = [
+            dataset.train_batches(config.batch_size, seed=config.seed, rank=rank, world_size=world_size)
+            for rank in range(world_size)
+        ]
+
+    @property
+    def done(self) -> int:
+        """Return the number of finished steps."""
+        return len(self.history.losses)
+
+    def step(self) -> None:
+        """Train on one batch per rank; average and update the model where gradients are complete."""
+        loss, seconds = self._gradients()
+        if (self.done + 1) % self.config.sync_every == 0:
+            start = time.process_time()
+            self.ranks.average()
+            share = (time.process_time() - start) / self.ranks.world_size
+            start = time.process_time()
+            for optimizer, schedule in zip(self.optimizers, self.schedules, strict=True):
+                optimizer.step()
+                schedule.step()
+            seconds += share + time.process_time() - start
+            self.averaging += share
+        self.history.add(loss, seconds)
+
+    def _gradients(self) -> tuple[float, float]:
+        """Run forward and backward of one batch per rank. Return their mean loss, and the seconds of the slowest."""
+        before = [buffer.clone() for buffer in self.model.buffers()]
+        losses: list[float] = []
+        seconds: list[float] = []
+        for rank in reversed(range(len(self.batches))):  # rank 0 comes last: its buffers stay
+            _restore(self.model.buffers(), before)
+            inputs, targets = next(self.batches[rank])
+            self.ranks.begin(rank)
+            start = time.process_time()
+            loss = loss_of(self.model, inputs, targets)
+            (loss / self.config.sync_every).backward()
+            seconds.append(time.process_time() - start)
+            losses.append(loss.item())
+        return sum(losses) / len(losses), max(seconds)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint holds, between two optimizer steps."""
+        return {
+            "history": asdict(self.history),
+            "averaging": self.averaging,
+            "model": self.model.state_dict(),
+            "optimizers": [each.state_dict() for each in (*self.optimizers, *self.schedules)],
+            "ranks": self.ranks.state(),
+        }
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Continue from a checkpoint, with the batches that come next."""
+        self.history, self.averaging = History(**saved["history"]), saved["averaging"]
+        self.model.load_state_dict(saved["model"])
+        for each, state in zip((*self.optimizers, *self.schedules), saved["optimizers"], strict=True):
+            each.load_state_dict(state)
+        self.ranks.load(saved["ranks"], self.done // self.config.sync_every)
+        for batches in self.batches:
+            next(islice(batches, self.done, self.done), None)
+
+
+def train_simulated(
+    spec: str,
+    config: TrainingConfig,
+    dataset: Dataset,
+    world_size: int,
+    report: Report,
+    checkpoint: Checkpoint | None = None,
+) -> RunResult:
+    """Return the result of `train` on `world_size` ranks, by this process alone: losses and bytes are theirs to round-off.
+
+    The training continues from the `checkpoint`, writes it every 100 steps, and deletes it at the end.
     """
     reset_peak_memory(CPU)
-    built = compressor(spec)
-    model = initial_model(config, dataset, CPU)
-    ranks = SimulatedRanks(model, built, world_size, config.bucket_mb)
-    history = History()
-    averaging = _steps(model, spec, ranks, config, dataset, world_size, history, report)
+    training = SimulatedTraining(spec, config, dataset, world_size)
+    if checkpoint is not None and (saved := checkpoint.read()) is not None:
+        training.load(saved)
+    history = training.history
+    while training.done < config.steps:
+        training.step()
+        if training.done % REPORT_EVERY == 0 or training.done == config.steps:
+            report(history.look_at(history.losses[len(history.mean_losses) :]))
+        synced = training.done % config.sync_every == 0
+        if checkpoint is not None and training.done % CHECKPOINT_EVERY == 0 and synced:
+            checkpoint.write(training.state())
+    result = _result(spec, training, dataset)
+    if checkpoint is not None:
+        checkpoint.delete()
+    return result
+
+
+def _result(spec: str, training: SimulatedTraining, dataset: Dataset) -> RunResult:
+    config, ranks, history = training.config, training.ranks, training.history
     batches = dataset.evaluation_batches(config.batch_size, config.eval_batches)
     return RunResult(
         compressor=spec,
         steps=config.steps,
         loss=tuple(history.losses),
-        eval=evaluation_of(held_out_sums(model, batches, CPU)),
+        eval=evaluation_of(held_out_sums(training.model, batches, CPU)),
         step_seconds=percentiles(steady(history.step_seconds)),
-        seconds=Seconds(encode=averaging / config.optimizer_steps, wait=0.0, decode=0.0),
+        seconds=Seconds(encode=training.averaging / config.optimizer_steps, wait=0.0, decode=0.0),
         payload_bytes_per_step=ranks.last.payload_bytes,
         sent_bytes_per_step=ranks.last.sent_bytes,
-        compression_ratio=ratio(ranks.elements, ranks.last, world_size),
+        compression_ratio=ratio(ranks.elements, ranks.last, ranks.world_size),
         peak_memory_bytes=peak_memory(CPU),
         train_seconds=tuple(history.train_seconds),
-        parameters_digest=digest_of(model),
-        warmed_up=warm_up_steps(built) < config.optimizer_steps,
+        parameters_digest=digest_of(training.model),
+        warmed_up=warm_up_steps(compressor(spec)) < config.optimizer_steps,
         total_sent_bytes=ranks.total.sent_bytes,
     )
-
-
-def _steps(
-    model: nn.Module,
-    spec: str,
-    ranks: SimulatedRanks,
-    config: TrainingConfig,
-    dataset: Dataset,
-    world_size: int,
-    history: History,
-    report: Report,
-) -> float:
-    """Train; the seconds that a rank spent in its programs."""
-    optimizers = optimizers_for(model, spec, config.optimizer, config.lr, config.momentum)
-    schedules = [schedule_for(each, config.schedule, config.warmup, config.optimizer_steps) for each in optimizers]
-    batches = [
-        dataset.train_batches(config.batch_size, seed=config.seed, rank=rank, world_size=world_size)
-        for rank in range(world_size)
-    ]
-    averaging = 0.0
-    for step in range(config.steps):
-        loss, seconds = _gradients(model, ranks, batches, config.sync_every)
-        if (step + 1) % config.sync_every == 0:
-            start = time.process_time()
-            ranks.average()
-            share = (time.process_time() - start) / world_size
-            start = time.process_time()
-            for optimizer, schedule in zip(optimizers, schedules, strict=True):
-                optimizer.step()
-                schedule.step()
-            model.zero_grad()
-            seconds += share + time.process_time() - start
-            averaging += share
-        history.add(loss, seconds)
-        if (step + 1) % REPORT_EVERY == 0 or step + 1 == config.steps:
-            report(history.look_at(history.losses[len(history.mean_losses) :]))
-    return averaging
-
-
-def _gradients(
-    model: nn.Module, ranks: SimulatedRanks, batches: Sequence[Iterator[Batch]], sync_every: int
-) -> tuple[float, float]:
-    """Forward and backward of one batch a rank: their mean loss, and the seconds of the slowest."""
-    before = [buffer.clone() for buffer in model.buffers()]
-    losses: list[float] = []
-    seconds: list[float] = []
-    for rank in reversed(range(len(batches))):  # rank 0 comes last: its buffers stay
-        _restore(model.buffers(), before)
-        inputs, targets = next(batches[rank])
-        start = time.process_time()
-        loss = loss_of(model, inputs, targets)
-        (loss / sync_every).backward()
-        seconds.append(time.process_time() - start)
-        ranks.add(rank)
-        losses.append(loss.item())
-    return sum(losses) / len(losses), max(seconds)
 
 
 def _restore(buffers: Iterator[Tensor], values: Sequence[Tensor]) -> None:

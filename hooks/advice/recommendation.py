@@ -10,6 +10,7 @@ from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED
 from .decisions import Candidate
 from .directions import HostLink, described
 from .predict import Measured, Prediction
+from .uncertainty import uncertainty
 
 TIE = 0.03  # of a step: what is nearer than that is as fast
 MILLI, MEGA = 1e3, 1e6
@@ -238,6 +239,7 @@ class Advice:
         yield from table(self.here)
         yield "step: predicted; tried: measured by training a copy, and used instead of the prediction"
         yield f"loss: expected validation loss above that of none, with {self.family}; ? was not studied"
+        yield uncertainty()
         yield from (f"failed when tried: {failure}" for failure in self.failures)
         yield from (f"left out: {each}" for each in self.left_out)
         yield ""

@@ -11,10 +11,12 @@ from ..models import ModelConfig
 from ..sample import SampleShape
 from .dataset import Dataset
 from .images import cifar10, digits, mnist, patterns
+from .packages import packages
 from .text import BYTES, text
 
 DATA: dict[str, Callable[[Path | None, int], Dataset]] = {
     "text": text,
+    "packages": packages,
     "digits": digits,
     "patterns": patterns,
     "mnist": mnist,
@@ -27,7 +29,8 @@ class DataConfig:
     """Which data, and where they lie."""
 
     name: str = "text"
-    """data set: text, digits, patterns (generated images), mnist or cifar10"""
+    """data set: text, packages (the text of installed packages), digits, patterns (generated images), mnist or
+    cifar10"""
     path: str | None = None
     """file or folder with your own text, or the folder in which torchvision keeps mnist or cifar10"""
 
@@ -48,6 +51,7 @@ def data_shape(name: str, model: ModelConfig) -> SampleShape:
     """What the samples of a data set look like, without loading it."""
     return {
         "text": SampleShape("text", "tokens", BYTES, (model.context,)),
+        "packages": SampleShape("packages", "tokens", BYTES, (model.context,)),
         "digits": SampleShape("digits", "images", 10, (1, 8, 8)),
         "patterns": SampleShape("patterns", "images", 10, (1, 8, 8)),
         "mnist": SampleShape("mnist", "images", 10, (1, 28, 28)),

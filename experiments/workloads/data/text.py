@@ -42,7 +42,7 @@ def text(path: Path | None, context: int) -> Dataset:
     """
     folder = path or Path(sysconfig.get_paths()["stdlib"])
     train, held_out = _single(folder) if folder.is_file() else _split(_files(folder, only_python=path is None))
-    samples, kept = Windows(_tokens(train), context), Windows(_tokens(held_out), context)
+    samples, kept = Windows(tokens_of(train), context), Windows(tokens_of(held_out), context)
     if not (len(samples) and len(kept)):
         raise ValueError(
             f"{folder} holds too little text: {len(train)} bytes to train on and {len(held_out)} held out, "
@@ -80,5 +80,6 @@ def _read(files: Sequence[Path]) -> bytes:
         raise ValueError(f"cannot read the text: {error}") from error
 
 
-def _tokens(content: bytes) -> Tensor:
+def tokens_of(content: bytes) -> Tensor:
+    """Return bytes as tokens: (length,) uint8."""
     return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)

@@ -1,8 +1,8 @@
 import pytest
 
+from gradwire.experiments.ranks.child import CommandFailure
 from gradwire.experiments.sweep import command
 from gradwire.experiments.sweep.points import Finished
-from gradwire.experiments.sweep.run import PointFailure
 
 from .given import STUDY
 
@@ -27,7 +27,7 @@ def ran(monkeypatch):
     def stand_in(point, limit):
         found.append(point.chosen["elements"])
         if point.chosen["elements"] in found.fails:
-            raise PointFailure("ended with exit code 3: gradwire collective\nthe last line")
+            raise CommandFailure("ended with exit code 3: gradwire collective\nthe last line")
         row = {"elements": point.chosen["elements"], "backend": "gloo", "seconds.p50": 1 / point.chosen["elements"]}
         row |= found.columns.get(point.chosen["elements"], {})
         return Finished(point.key(), point.arguments, point.chosen, [row], 0.1, "2026", "0.1.0", {"cores": 2})

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from gradwire import __version__
-from gradwire.experiments.sweep import run
+from gradwire.experiments.ranks.child import CommandFailure, end, run_to_end
 from gradwire.experiments.sweep.config import SweepConfig
 from gradwire.experiments.sweep.points import points_of
-from gradwire.experiments.sweep.run import PointFailure, run_point
+from gradwire.experiments.sweep.run import run_point
 
 from .given import STUDY, descendants, ranks_below, state
 
@@ -25,7 +25,7 @@ def test_a_point_is_a_process_and_its_failure_tells_what_it_wrote():
     assert finished.rows[0]["seconds.p50"] > 0
     assert finished.environment["cores"] == os.cpu_count()
     assert (finished.gradwire, finished.torch) == (__version__, torch.__version__)
-    with pytest.raises(PointFailure, match=r"took longer than 0.2 s: gradwire collective|took longer than 0.2 s"):
+    with pytest.raises(CommandFailure, match=r"took longer than 0.2 s: gradwire collective|took longer than 0.2 s"):
         run_point(point, limit=0.2)
 
 
@@ -33,7 +33,7 @@ def test_a_point_is_a_process_and_its_failure_tells_what_it_wrote():
 def test_what_a_point_refuses_is_in_its_failure():
     config = SweepConfig(command="compare", base={"model": "mlp", "data": "digits", "batch_size": 5000})
     (point,) = points_of(config)
-    with pytest.raises(PointFailure, match="ended with exit code 2") as failure:
+    with pytest.raises(CommandFailure, match="ended with exit code 2") as failure:
         run_point(point, limit=100)
     assert "samples to train on" in str(failure.value)
 
@@ -60,7 +60,9 @@ def test_a_real_interrupt_ends_the_point_and_its_ranks(tmp_path, study):
 def test_a_point_dies_with_a_sweep_that_is_killed(tmp_path):
     note = tmp_path / "point"
     command = ["sh", "-c", f"echo $$ > {note}.part; mv {note}.part {note}; exec sleep 600"]
-    owner = multiprocessing.get_context("fork").Process(target=run._run_to_end, args=("sleep", command, 600, tmp_path))
+    owner = multiprocessing.get_context("fork").Process(
+        target=run_to_end, args=("sleep", command, 600, tmp_path / "written")
+    )
     owner.start()
     deadline = time.monotonic() + 30
     while not note.exists() and time.monotonic() < deadline:
@@ -85,5 +87,5 @@ def test_a_second_interrupt_kills_the_point_at_once(monkeypatch):
         wait = process.wait
         monkeypatch.setattr(process, "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            run._end(process)
+            end(process)
     assert process.poll() == -signal.SIGKILL

@@ -77,10 +77,10 @@ def test_the_study_in_the_documentation_is_one_that_is_accepted(tmp_path):
 def points_in_this_process(monkeypatch):
     """Starting Python and importing torch takes longer than a short study."""
 
-    def run_here(shown, command, limit, folder):
+    def run_here(shown, command, limit, written):
         assert main(shlex.split(shown)[1:]) == 0
 
-    monkeypatch.setattr(run, "_run_to_end", run_here)
+    monkeypatch.setattr(run, "run_to_end", run_here)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Simulated ranks against real ones on the same data."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +9,10 @@ import torch.distributed as dist
 
 from gradwire.experiments.cli import main
 from gradwire.experiments.compare import CompareConfig
+from gradwire.experiments.compare import command as driver
+from gradwire.experiments.ranks.stopping import INTERRUPTED
+from gradwire.experiments.workloads import simulated as module
+from gradwire.experiments.workloads.checkpoint import Checkpoint
 from gradwire.experiments.workloads.data import DataConfig, load_dataset
 from gradwire.experiments.workloads.models import ModelConfig
 from gradwire.experiments.workloads.simulated import train_simulated
@@ -21,7 +26,7 @@ SCHEDULED = {"schedule": "cosine", "warmup": 2, "momentum": 0.9, "lr": 0.05, "st
 ACCUMULATED = {"optimizer": "adamw", "lr": 0.01, "steps": 4, "sync_every": 2, "bucket_mb": 0.01}
 GPT = {
     "model": ModelConfig("gpt", width=16, layers=1, heads=1, context=16),
-    "data": DataConfig("text"),
+    "data": DataConfig("text", str(Path(__file__).parent)),
     "batch_size": 2,
 }
 CASES = {
@@ -58,6 +63,86 @@ def test_losses_and_bytes_are_those_of_real_ranks(case, ranks):
             assert getattr(simulated, name) == getattr(real, name), spec
 
 
+class Breaks(Checkpoint):
+    """A checkpoint whose training is broken off once it is written, twice."""
+
+    broken = 0
+
+    def write(self, state):
+        super().write(state)
+        self.broken += 1
+        if self.broken < 3:
+            raise KeyboardInterrupt
+
+
+STOPPED = {
+    "adamw": {
+        **MLP,
+        **SCHEDULED,
+        "optimizer": "adamw",
+        "steps": 8,
+        "compressors": [*SPECS[2:], "int4:rounding=stochastic"],
+    },
+    "muon": {
+        **GPT,
+        **SCHEDULED,
+        "optimizer": "muon",
+        "steps": 7,
+        "eval_batches": 2,
+        "compressors": ["acp-powersgd:rank=2"],
+    },
+    "accumulation": {**MLP, **ACCUMULATED, "steps": 8, "compressors": ["onebit"]},
+    "buffers": {**RESNET, "lr": 0.01, "steps": 6, "eval_batches": 1, "compressors": ["adaptive"]},
+}
+
+
+@pytest.mark.parametrize("case", STOPPED)
+def test_a_training_that_was_stopped_ends_as_if_it_was_not(case, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "CHECKPOINT_EVERY", 2)
+    config = CompareConfig(**STOPPED[case])
+    dataset = load_dataset(config.data, config.model)
+    for spec in config.compressors:
+        whole = train_simulated(spec, config, dataset, 2, lambda steps: None)
+        checkpoint = Breaks(tmp_path, {"compressor": spec})
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                train_simulated(spec, config, dataset, 2, lambda steps: None, checkpoint)
+        again = train_simulated(spec, config, dataset, 2, lambda steps: None, checkpoint)
+        for name in ("parameters_digest", "loss", "eval", "sent_bytes_per_step", "total_sent_bytes"):
+            assert getattr(again, name) == getattr(whole, name), (spec, name)
+        assert len(again.train_seconds) == config.steps
+        assert not checkpoint.path.exists()
+
+
+def test_compare_continues_a_training_of_the_same_options_alone(tmp_path, monkeypatch):
+    flags = [
+        "--simulated",
+        "--model=mlp",
+        "--model.width=16",
+        "--data=digits",
+        "--compressors=int8",
+        "--eval-batches=1",
+    ]
+    flags += [f"--checkpoints={tmp_path / 'kept'}", f"--out={tmp_path / 'out'}"]
+    monkeypatch.setattr(module, "CHECKPOINT_EVERY", 2)
+    monkeypatch.setattr(driver, "write_output", lambda results, out: None)
+    done = []
+
+    def stops(self):
+        done.append(self.done)
+        if len(done) == 4:
+            raise KeyboardInterrupt
+        return step(self)
+
+    step = module.SimulatedTraining.step
+    monkeypatch.setattr(module.SimulatedTraining, "step", stops)
+    assert main(["compare", *flags, "--steps=6"]) == INTERRUPTED
+    assert main(["compare", *flags, "--steps=6", "--seed=1"]) == 0
+    assert main(["compare", *flags, "--steps=6"]) == 0
+    assert done == [0, 1, 2, 3, *range(6), *range(2, 6)]
+    assert list((tmp_path / "kept").iterdir()) == []
+
+
 def test_batch_normalisation_sees_a_rank_s_batch_alone(ranks):
     options = {**RESNET, "lr": 0.01, "steps": 4, "eval_batches": 1, "compressors": ["none"]}
     for _, real, simulated in both(ranks, 2, options):
@@ -85,8 +170,9 @@ def test_results_say_that_ranks_are_simulated(tmp_path, capsys):
         ("--netlab.hosts=2", "have no network"),
         ("--backend=nccl", "without a process group"),
         ("--ddp=torch", "have no DistributedDataParallel"),
+        ("--simulated=false --checkpoints=kept", "checkpoints are of simulated ranks"),
     ],
 )
 def test_what_simulated_ranks_cannot_have_is_refused(flag, why, capsys):
-    assert main(["compare", "--simulated", flag]) == 2
+    assert main(["compare", "--simulated", *flag.split()]) == 2
     assert why in capsys.readouterr().err

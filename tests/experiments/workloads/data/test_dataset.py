@@ -92,6 +92,26 @@ def test_the_default_text_is_the_standard_library_s_and_the_same_every_time():
     assert b"site-packages" not in first.source.encode()
 
 
+def test_text_of_packages_is_split_by_file_and_no_validation_text_is_trained_on(tmp_path):
+    for index in range(200):
+        folder = tmp_path / f"package{index % 7}"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{index}.py").write_bytes(f"text of file {index:07}\n".encode() * 2)
+        (folder / f"copy{index}.txt").write_bytes(f"text of file {index:07}\n".encode() * 2)
+        (folder / f"{index}.so").write_bytes(b"\xff" * 100)
+    dataset = loaded("packages", tmp_path)
+    parts = [set(bytes(each.tokens.tolist()).split(b"\0")) for each in (dataset.train, dataset.held_out)]
+    assert not parts[0] & parts[1]
+    assert len(parts[0] | parts[1]) == 200
+    assert 5 <= len(parts[1]) <= 40  # of 400 files one in 20, of 200 texts with two files each about one in 10
+    assert f"{len(dataset.train.tokens)} bytes of {len(parts[0])} files" in dataset.source
+
+
+def test_packages_without_text_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="holds too few files of text"):
+        loaded("packages", tmp_path)
+
+
 @pytest.mark.parametrize("name", ["text", "digits"])
 def test_the_order_of_samples_depends_on_the_seed_alone(name, numbered):
     dataset = numbered if name == "text" else loaded("digits")
@@ -171,7 +191,9 @@ def test_a_path_that_does_not_exist_is_refused(tmp_path):
 
 
 def test_unknown_data_are_refused_with_those_there_are():
-    with pytest.raises(ValueError, match=r"unknown data 'digit' \(did you mean 'digits'\?\); there are: text, digits"):
+    with pytest.raises(
+        ValueError, match=r"unknown data 'digit' \(did you mean 'digits'\?\); there are: text, packages"
+    ):
         DataConfig("digit")
 
 

@@ -1,0 +1,166 @@
+"""`gradwire try`: the user's own training script, once with each compressor."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shlex
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+
+from ..compress import compressor
+from ..hooks.advice.decisions import ANSWERED
+from ..hooks.advice.uncertainty import uncertainty
+from ..hooks.report_loss import COMPRESSOR, FOLDER, STEPS
+from .ranks.child import CommandFailure, run_to_end
+from .ranks.stopping import sigterm_interrupts
+from .results.files import check_file, figures_document, prepared_folder, write_json
+from .results.table import milliseconds
+
+LAST = 10  # the loss is the mean of the last tenth of the steps
+
+
+@dataclass(frozen=True)
+class TryConfig:
+    """Run a training script once with each compressor, and compare loss, step time and bytes sent."""
+
+    compressors: list[str] = field(default_factory=lambda: ["none", *ANSWERED])
+    """compressors to compare, separated by commas. Distances and speed-ups are to the first one"""
+    steps: int = 100
+    """number of steps for each compressor; then report_loss ends the script"""
+    limit: float = 3600.0
+    """longest time that one compressor may take, in seconds"""
+    out: str | None = None
+    """folder for the losses and the output of the script; runs/TIME if not given"""
+    json: str | None = None
+    """write the table to this file"""
+    command: list[str] = field(default_factory=list)
+    """command that trains on all ranks of this host, after --"""
+
+    def __post_init__(self) -> None:
+        if not self.command:
+            raise ValueError(
+                "give the command of your script behind --: gradwire try -- torchrun --nproc-per-node 2 train.py"
+            )
+        if self.steps < 2:
+            raise ValueError(f"steps is at least 2, got {self.steps}")
+        if not self.limit > 0:
+            raise ValueError(f"limit is above 0 seconds, got {self.limit}")
+        if not self.compressors:
+            raise ValueError("compressors is empty: name at least one, such as none,bf16,int4")
+        for spec in self.compressors:
+            compressor(spec)
+        check_file("json", self.json)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """The run of one compressor.
+
+    `loss`: the mean over ranks and the last tenth of the steps. `step_seconds`: rank 0's median without the first fifth.
+    """
+
+    compressor: str
+    steps: int
+    loss: float
+    step_seconds: float
+    sent_bytes_per_step: float | None
+    compression_ratio: float | None
+
+
+def try_command(config: TryConfig) -> int:
+    """Run the script with each compressor and show the table; the exit code: 1 if a run failed."""
+    console, rows, failed = Console(), list[Tried](), False
+    out = prepared_folder(config.out or time.strftime("runs/%Y-%m-%d-%H%M%S"))
+    with sigterm_interrupts():
+        for number, spec in enumerate(config.compressors):
+            console.print(
+                f"{spec}: {config.steps} steps of {shlex.join(config.command)}", markup=False, highlight=False
+            )
+            try:
+                rows.append(_tried(spec, config, out / f"{number}-{re.sub(r'[^a-z0-9]+', '-', spec)}"))
+            except CommandFailure as error:
+                failed = True
+                console.print(f"failed with {spec}: {error}", style="red", markup=False, highlight=False)
+    if rows:
+        console.print(_table(rows))
+        console.print(f"Losses: one run of {rows[0].steps} steps for each compressor. {uncertainty()}", soft_wrap=True)
+        console.print(
+            "The runs came one after the other: step times hold if nothing else ran on the hosts.", soft_wrap=True
+        )
+    console.print(f"losses and output of the script: {out}", markup=False, highlight=False, soft_wrap=True)
+    if config.json:
+        write_json(figures_document("try", config, [asdict(row) for row in rows]), config.json)
+    return int(failed)
+
+
+def _tried(spec: str, config: TryConfig, folder: Path) -> Tried:
+    """Run the script with one compressor. Raises CommandFailure."""
+    folder.mkdir(exist_ok=True)
+    for old in folder.glob("rank-*.jsonl"):
+        old.unlink()
+    told = {COMPRESSOR: spec, FOLDER: str(folder.resolve()), STEPS: str(config.steps)}
+    shown = f"{COMPRESSOR}={shlex.quote(spec)} {shlex.join(config.command)}"
+    try:
+        run_to_end(shown, config.command, config.limit, folder / "output.txt", {**os.environ, **told})
+    except OSError as error:
+        raise CommandFailure(f"{config.command[0]} cannot be run: {error.strerror}") from error
+    ranks = [
+        [json.loads(line) for line in file.read_text().splitlines()] for file in sorted(folder.glob("rank-*.jsonl"))
+    ]
+    if not ranks or min(map(len, ranks)) < 2:
+        raise CommandFailure(
+            f"it reported no losses: call gradwire.report_loss(loss, handle) on all ranks in every step: {shown}"
+        )
+    return _measured(spec, ranks)
+
+
+def _measured(spec: str, ranks: Sequence[Sequence[dict[str, float]]]) -> Tried:
+    """Return what the lines of all ranks say."""
+    steps = min(map(len, ranks))
+    last = max(1, steps // LAST)
+    seconds = [after["at"] - before["at"] for before, after in pairwise(ranks[0])]
+    return Tried(
+        spec,
+        steps,
+        statistics.fmean(line["loss"] for lines in ranks for line in lines[steps - last : steps]),
+        statistics.median(seconds[len(seconds) // 5 :]),
+        ranks[0][-1].get("sent_bytes"),
+        ranks[0][-1].get("ratio"),
+    )
+
+
+def _table(rows: Sequence[Tried]) -> Table:
+    shown, first = Table(), rows[0]
+    shown.add_column("compressor", no_wrap=True)
+    for heading in (
+        "step time",
+        "speed-up",
+        "sent per step",
+        "fewer bytes",
+        "training loss",
+        f"above {first.compressor}",
+    ):
+        shown.add_column(heading, justify="right")
+    for row in rows:
+        above = row.loss / first.loss - 1 if first.loss else math.nan
+        shown.add_row(
+            row.compressor,
+            milliseconds(row.step_seconds),
+            f"{first.step_seconds / row.step_seconds:.2f}x",
+            "" if row.sent_bytes_per_step is None else decimal(round(row.sent_bytes_per_step)),
+            "" if row.compression_ratio is None else f"{row.compression_ratio:.1f}x",
+            f"{row.loss:.4f}",
+            "" if row is first else f"{above:+.1%}",
+        )
+    return shown

@@ -1,0 +1,72 @@
+"""`gradwire try` with scripts that write what `report_loss` would, without torch."""
+
+import json
+import sys
+
+import pytest
+
+from gradwire.experiments.cli import main
+
+SCRIPT = """
+import json, os
+losses = {"none": 2.0, "int4": 2.02, "int8": 1.99}
+loss = losses[os.environ["GRADWIRE_COMPRESSOR"]]
+for rank in range(2):
+    with open(os.environ["GRADWIRE_TRY_FOLDER"] + f"/rank-{rank:05}.jsonl", "w") as file:
+        for step in range(int(os.environ["GRADWIRE_TRY_STEPS"])):
+            falling = loss + (0.1 if rank else -0.1) + (5 if step < 15 else 0)
+            line = {"loss": falling, "at": 100 + 0.2 * loss * step, "sent_bytes": 1000.0, "ratio": 7.5}
+            print(json.dumps(line), file=file)
+"""
+
+
+def tried(tmp_path, script, *flags, code=0):
+    arguments = ["--steps=20", f"--out={tmp_path / 'out'}", f"--json={tmp_path / 'rows.json'}", *flags]
+    assert main(["try", *arguments, "--", sys.executable, "-S", "-c", script]) == code
+    return json.loads((tmp_path / "rows.json").read_text())["rows"]
+
+
+def test_a_script_runs_once_with_each_compressor_and_losses_are_means_over_ranks_and_last_steps(tmp_path, capsys):
+    none, int4, int8 = tried(tmp_path, SCRIPT, "--compressors=none,int4,int8")
+    assert [each["loss"] for each in (none, int4, int8)] == pytest.approx([2.0, 2.02, 1.99])
+    assert none["step_seconds"] == pytest.approx(0.4)
+    assert (none["sent_bytes_per_step"], none["compression_ratio"], none["steps"]) == (1000.0, 7.5, 20)
+    shown = capsys.readouterr().out
+    assert "+1.0%" in shown
+    assert "-0.5%" in shown
+    assert "another seed changes a distance to none by" in shown
+
+
+def test_a_failed_run_is_shown_with_its_output_and_the_others_stand(tmp_path, capsys):
+    failing = SCRIPT + "\nif loss == 2.02: raise SystemExit('no memory')"
+    assert [row["compressor"] for row in tried(tmp_path, failing, "--compressors=none,int4,int8", code=1)] == [
+        "none",
+        "int8",
+    ]
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "failed with int4: ended with exit code 1: GRADWIRE_COMPRESSOR=int4 " in shown
+    assert "no memory" in shown
+
+
+def test_a_script_without_report_loss_is_told_what_to_call(tmp_path, capsys):
+    assert tried(tmp_path, "", "--compressors=none", code=1) == []
+    assert "call gradwire.report_loss(loss, handle) on all ranks" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_command_that_is_not_there_is_a_failure(tmp_path, capsys):
+    assert main(["try", "--compressors=none", f"--out={tmp_path}", "--", "no-such-program-anywhere"]) == 1
+    assert "no-such-program-anywhere cannot be run" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--steps=20"], "give the command of your script behind --"),
+        (["--steps=1", "--", "true"], "steps is at least 2, got 1"),
+        (["--limit=0", "--", "true"], "limit is above 0 seconds"),
+        (["--compressors=int44", "--", "true"], "unknown compressor 'int44'"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_runs(flags, why, capsys):
+    assert main(["try", *flags]) == 2
+    assert why in capsys.readouterr().err

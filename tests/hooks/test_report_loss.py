@@ -1,0 +1,47 @@
+import json
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+
+STEPS = 3
+
+
+def reported(rank, world_size, folder):
+    """Train until `report_loss` ends the training; the losses, and the exit code."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRADWIRE_TRY_FOLDER", folder)
+        patch.setenv("GRADWIRE_TRY_STEPS", str(STEPS))
+        torch.manual_seed(0)
+        model, losses = DistributedDataParallel(torch.nn.Linear(64, 64, bias=False)), []
+        handle = gradwire.attach(model, "int8")
+        try:
+            for step in range(2 * STEPS):
+                loss = model(torch.full((2, 64), float(rank + step))).square().mean()
+                loss.backward()
+                losses.append(loss.item())
+                gradwire.report_loss(loss, handle)
+        except SystemExit as ended:
+            return losses, ended.code
+        finally:
+            handle.close()
+
+
+def test_each_rank_writes_its_losses_and_ends_without_an_error_after_the_wanted_steps(ranks, tmp_path):
+    results = ranks.run(reported, 2, str(tmp_path))
+    files = sorted(tmp_path.iterdir())
+    for (losses, code), file in zip(results, files, strict=True):
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        assert code == 0
+        assert len(lines) == STEPS
+        assert [line["loss"] for line in lines] == losses
+        assert lines[0]["at"] < lines[-1]["at"]
+        assert 0 < lines[-1]["sent_bytes"] < 64 * 64 * 4
+        assert 3 < lines[-1]["ratio"] < 4
+
+
+def test_without_the_command_nothing_happens(monkeypatch):
+    monkeypatch.delenv("GRADWIRE_TRY_FOLDER", raising=False)
+    assert gradwire.report_loss(torch.tensor(1.0), None) is None
