@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = [
@@ -30,6 +31,7 @@ REFUSED = ["Among", "As", "How", "It", "Of", "So", "That", "Those", "What", "Whe
 
 HOW_TO = [
     "advise",
+    "bench",
     "choosing",
     "compare",
     "compressor-programs",
@@ -39,9 +41,11 @@ HOW_TO = [
     "gpus-without-nvlink",
     "launchers",
     "local-steps",
+    "netlab",
     "overlap",
     "should-i-compress",
     "step-timeline",
+    "sweep",
     "thrown-away-gradients",
     "training-script",
     "troubleshooting",
@@ -221,6 +225,28 @@ def pages():
 @pytest.mark.parametrize("page", sorted(pages()))
 def test_a_page_is_in_plain_english(page):
     assert broken(Path(page).stem, pages()[page]) == []
+
+
+def of_study(node):
+    """The title of a study, and the captions and labels of its pictures."""
+    if isinstance(node, list):
+        for each in node:
+            yield from of_study(each)
+    elif isinstance(node, dict):
+        for key, each in node.items():
+            found = {"title": [each], "caption": [each], "labels": each.values() if key == "labels" else []}
+            yield from found.get(key) or of_study(each)
+
+
+@pytest.mark.parametrize(
+    "study", sorted((ROOT / "experiments/configs/studies").glob("*.yaml")), ids=lambda file: file.stem
+)
+def test_the_texts_of_pictures_are_in_plain_english(study):
+    texts = list(of_study(yaml.safe_load(study.read_text("utf-8"))))
+    assert len(texts) > 1
+    assert [
+        rule for text in texts for rule in (*of_sentences(text + "."), *of_words(text)) if "median" not in rule
+    ] == []
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,10 @@ def _name(figure: Figure, row: Row) -> str:
 
 def _shown(column: str, value: Any) -> str:
     """A value as people write it: a compressor in words, a number with its column's name."""
-    text = value if isinstance(value, str) else f"{column} {value}"
+    name = column.rpartition(".")[2].replace("_", " ")
+    if isinstance(value, bool):
+        return f"with {name}" if value else f"without {name}"
+    text = value if isinstance(value, str) else f"{name} {value}"
     return in_words(text) if column == COMPRESSOR else _with_units(text)
 
 
@@ -94,20 +97,21 @@ def _curves(figure: Figure, column: str, rows: Sequence[Row]) -> list[tuple[list
         return [(row[figure.x], curve) for row, curve in zip(rows, curves, strict=True)]
     numeric = all(isinstance(row[figure.x], int | float) for row in rows)
     ordered = sorted(rows, key=lambda row: row[figure.x]) if numeric else rows
-    return [([row[figure.x] if numeric else str(row[figure.x]) for row in ordered], [row[column] for row in ordered])]
+    across = [row[figure.x] if numeric else _shown(figure.x, str(row[figure.x])) for row in ordered]
+    return [(across, [row[column] for row in ordered])]
 
 
 def _bars(axes: Axes, figure: Figure, rows: Sequence[Row]) -> None:
     """Groups of bars; several columns lie on top of each other."""
     groups, series = list(dict.fromkeys(str(row[figure.x]) for row in rows)), series_of(figure, rows)
-    ticks = [in_words(group) if figure.x == COMPRESSOR else _with_units(group) for group in groups]
+    ticks = [{"True": "yes", "False": "no"}.get(group) or _shown(figure.x, group) for group in groups]
     width, stacked = GROUP_WIDTH / len(series), len(figure.y) > 1
     for index, (name, members) in enumerate(series.items()):
         places = [groups.index(str(row[figure.x])) + (index - (len(series) - 1) / 2) * width for row in members]
         bottoms = [0.0] * len(members)
         for layer, column in enumerate(figure.y):
             heights = [row[column] for row in members]
-            label = (column if not index else None) if stacked else name
+            label = (column.rpartition(".")[2] if not index else None) if stacked else name
             color = look(layer if stacked else index).color
             bars = axes.bar(places, heights, 0.92 * width, bottom=bottoms, label=label, color=color)
             bottoms = [below + height for below, height in zip(bottoms, heights, strict=True)]

@@ -66,3 +66,23 @@ def test_rows_are_chosen_by_one_value_or_by_a_list():
     rows = [{"spec": spec, "ranks": 2, "loss": 1.0} for spec in "abc"]
     figure = Figure("loss", "line", "ranks", ["loss"], where={"ranks": 2, "spec": ["a", "c"]})
     assert [row["spec"] for row in figure.shown(rows)] == ["a", "c"]
+
+
+def test_columns_and_values_are_in_words(drawn):
+    rows = [
+        {"overlap": overlap, "ddp": ddp, "part.forward": 1.0, "part.exposed": 2.0}
+        for overlap in (False, True)
+        for ddp in ("a", "b")
+    ]
+    (axes,) = (
+        canvas := drawn(Figure("parts", "bar", "overlap", ["part.forward", "part.exposed"], series=["ddp"]), rows)
+    ).axes
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["no", "yes"]
+    assert [text.get_text() for text in canvas.legends[0].get_texts()] == ["forward", "exposed"]
+    rows = [
+        {"step": 1, "overlap": overlap, "sync_every": 4, "netlab.rate": "1gbit", "loss": 1.0}
+        for overlap in (False, True)
+    ]
+    canvas = drawn(Figure("loss", "line", "step", ["loss"], series=["overlap", "sync_every", "netlab.rate"]), rows)
+    names = [text.get_text() for text in canvas.legends[0].get_texts()]
+    assert names == ["without overlap, sync every 4, 1 Gbit/s", "with overlap, sync every 4, 1 Gbit/s"]
