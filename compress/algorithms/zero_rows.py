@@ -6,7 +6,6 @@ here. Rows without a bit of any rank are cleared, in the average and in all that
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 
 import torch
