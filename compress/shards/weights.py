@@ -6,11 +6,12 @@ Differences: Jia et al. 2024, SDP4Bit. What a codec loses of one stays in the ne
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..algorithms.rows import ALIGNMENT
 from ..builder.build import Spec, compressor
@@ -18,6 +19,7 @@ from ..composed.hierarchical import Hierarchical
 from ..protocol.compressor import Codec
 from ..protocol.layout import working_dtype
 from ..protocol.requests import Program
+from ..protocol.together import together
 from ..protocol.traits import own_traits
 from ..state.leaf import Entries, FlatLeaf
 from ..state.narrow import WIDTHS
@@ -84,6 +86,20 @@ class HeldWeights:
 
 
 @dataclass(frozen=True)
+class WeightKind:
+    """Parameters of a module that are gathered in one type. `spans`: first byte of each in a row of bytes, and its end."""
+
+    dtype: torch.dtype
+    layout: ShardLayout
+    spans: tuple[tuple[int, int], ...]
+
+    @property
+    def numbers(self) -> bool:
+        """True if these are numbers that a codec takes."""
+        return self.dtype.is_floating_point and self.dtype.itemsize > 1
+
+
+@dataclass(frozen=True)
 class WeightGather:
     """Each rank's row of weights for all ranks: one all-gather.
 
@@ -109,17 +125,43 @@ class WeightGather:
         """
         codec = needed(self.codec, mine.dtype)
         if codec is None:
-            gathered = yield from gathered_rows(mine, self.per_host)
-            out.copy_(gathered.view(-1))
+            yield from _gather_exact(mine, out, self.per_host)
         elif held is None:
             yield from _gather_encoded(codec, mine, out, self.per_host)
         elif held.rows is None and not held.resumes:
-            held.rows = (yield from gathered_rows(mine, self.per_host)).clone()
+            yield from _gather_exact(mine, out, self.per_host)
+            held.rows = out.view(-1, mine.numel()).clone()
             _note_own(held, mine, mine)
-            out.copy_(held.rows.view(-1))
         else:
             yield from _gather_differences(codec, mine, out, held, self.per_host)
         return out
+
+    def gather_kinds(
+        self, mine: Tensor, out: Tensor, kinds: Sequence[WeightKind], held: Sequence[HeldWeights | None]
+    ) -> Program[Tensor]:
+        """Gather rows of bytes, in which numbers of several types lie: each type by itself, all in one round.
+
+        What are no numbers of 16 bits or more travels as it is.
+        """
+        ranks, wholes, programs = out.numel() // mine.numel(), [], []
+        for kind, of_kind in zip(kinds, held, strict=True):
+            own = torch.cat([mine[first:end] for first, end in kind.spans]).view(kind.dtype)
+            wholes.append(own.new_empty(ranks * own.numel()))
+            way = self if kind.numbers else dataclasses.replace(self, codec=None)
+            programs.append(way.gather(own, wholes[-1], of_kind))
+        yield from together(*programs)
+        rows = out.view(ranks, -1)
+        for kind, whole in zip(kinds, wholes, strict=True):
+            parts = whole.view(torch.uint8).view(ranks, -1).split([end - first for first, end in kind.spans], 1)
+            for (first, end), part in zip(kind.spans, parts, strict=True):
+                rows[:, first:end].copy_(part)
+        return out
+
+
+def _gather_exact(mine: Tensor, out: Tensor, per_host: int) -> Program[None]:
+    row = mine.view(torch.uint8)  # bytes share a round with those of other types
+    gathered = yield from gathered_rows(pad(row, (0, -len(row) % ALIGNMENT)), per_host)
+    out.view(torch.uint8).view(-1, len(row)).copy_(gathered[:, : len(row)])
 
 
 def _gather_encoded(codec: Codec, mine: Tensor, out: Tensor, per_host: int) -> Program[None]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...compress import AllGather, TwoShot
 from ...compress.protocol.ranks import Scope
+from ...compress.protocol.requests import Program
 from ...compress.shards.layout import ShardLayout
 from ...compress.shards.reduction import ShardState, ShardSum
 from ...compress.shards.weights import HeldWeights, WeightGather
@@ -88,13 +89,10 @@ class ShardAverager:
         return max(self.memory.reduction.per_host, self.weights.per_host)
 
     def gather(
-        self, index: int, names: tuple[str, ...], mine: Tensor, out: Tensor, held: HeldWeights | None, *, training: bool
+        self, index: int, names: tuple[str, ...], program: Program[Tensor], out: Tensor, *, training: bool
     ) -> Pending:
-        """Begin to fill `out` with the rows of all ranks, of which `mine` is this one's; outside of training, in no step.
-
-        `held`: the module's weights in use, for differences to them.
-        """
-        task = Task(self.weights.gather(mine, out, held), labelled(index, names))
+        """Begin to fill `out` with the rows of all ranks, by a program of `weights`; outside of training, in no step."""
+        task = Task(program, labelled(index, names))
         stats = BucketStats(names, out.numel(), task.record, None, out.element_size())
         return self._submit(task, stats, training, gathers=True)
 

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from ...compress.shards.layout import ShardLayout
 from ...compress.shards.weights import HeldWeights, OwnRows
 from ...compress.state.tree import Entries
 
+Key = tuple[int, torch.dtype]
+
 
 class WeightMemory:
-    """The weights in use, by the number of the module. Those of a step stand when it has come to its end."""
+    """The weights in use, by the number of the module and their type. Those of a step stand when it has come to its end."""
 
     def __init__(self) -> None:
-        self._held: dict[int, HeldWeights] = {}
+        self._held: dict[Key, HeldWeights] = {}
 
-    def get(self, index: int, layout: ShardLayout) -> HeldWeights:
-        """Return the weights in use of a module."""
-        if index not in self._held:
-            self._held[index] = HeldWeights(OwnRows.empty(layout))
-        return self._held[index]
-
-    def of(self, index: int) -> Tensor | None:
-        """Return the numbers that all ranks hold of a module; None where they hold none."""
-        return self._held[index].rows if index in self._held else None
+    def get(self, key: Key, layout: ShardLayout) -> HeldWeights:
+        """Return the weights in use of a module, of one type."""
+        if key not in self._held:
+            self._held[key] = HeldWeights(OwnRows.empty(layout))
+        return self._held[key]
 
     def end_step(self) -> None:
         """Let the weights in use stand that were gathered for the step."""
@@ -40,7 +39,7 @@ class WeightMemory:
         """Return this rank's rows after the last step that came to its end; later steps do not change them."""
         return [held.own.snapshot() for held in self._held.values()]
 
-    def loaded(self, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[int, HeldWeights]:
+    def loaded(self, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[Key, HeldWeights]:
         """Return the weights in use as they were saved. Raises ValueError, changing nothing, for a shape that differs."""
         fresh = {index: HeldWeights(OwnRows.empty(held.own.layout)) for index, held in self._held.items()}
         for held in fresh.values():
@@ -49,7 +48,7 @@ class WeightMemory:
                 held.resumes = not bool(held.own.flat.isnan().any())
         return fresh
 
-    def load(self, held: Mapping[int, HeldWeights]) -> None:
+    def load(self, held: Mapping[Key, HeldWeights]) -> None:
         """Use these from now on, of `loaded`. The other ranks' rows come with the next gather."""
         self._held = dict(held)
 

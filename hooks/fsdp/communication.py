@@ -14,16 +14,14 @@ from torch import Tensor
 
 from ...compress.shards.codec import needed
 from ...compress.shards.layout import ShardLayout
+from ...compress.shards.weights import WeightKind
 from ...ddp_core import Pending, start_all_gather
 from ...ddp_core.averaging.shard_averager import ShardAverager
 from .arrivals import Arrivals
 from .modules import ShardedModule
 
 logger = logging.getLogger(__name__)
-UNCOMPRESSED = (
-    "the weights of a sharded module (%s, ...) travel uncompressed: they have several types, or 8 bits already. To compress "
-    "them, call fully_shard on a module for each type"
-)
+UNCOMPRESSED = "weights of a sharded module (%s, ...) travel uncompressed: they have 8 bits already, or are no numbers"
 DIVIDES = (
     "set_force_sum_reduction_for_comms(False) does not go with gradwire, which sums gradients itself: leave that call "
     "out"
@@ -63,37 +61,48 @@ class ShardGather(Allocating):
     ) -> dist.Work | None:
         """Fill the output. On the CPU torch waits for it where it needs the weights, so that what it prefetches overlaps.
 
-        As they are: bytes of parameters of several types, numbers of less than 16 bits, and what was gathered before and is
-        now shared out among fewer ranks (`reshard_after_forward` a number), which must stay what it was. In backward the
-        weights in use are copied, where all ranks hold them.
+        As they are: numbers of less than 16 bits, and what was gathered before and is now shared out among fewer ranks
+        (`reshard_after_forward` a number), which must stay what it was. In backward the weights in use are copied, where all
+        ranks hold them.
         """
         averager, module, training = self._averager, self._module, self._module.training
-        on_cpu = output_tensor.device.type == "cpu"
+        weights, on_cpu = averager.weights, output_tensor.device.type == "cpu"
         regathers = group.size() != module.shard_group.size()
-        encodes = not regathers and self._encodes(input_tensor)
-        codec = needed(averager.weights.codec, output_tensor.dtype)
-        if not encodes or (codec is None and not averager.decorated and averager.weights.per_host == 1):
+        kinds = () if regathers else self._kinds(input_tensor)
+        codecs = [needed(weights.codec, kind.dtype) for kind in kinds if kind.numbers]
+        if not kinds or (not any(codecs) and not averager.decorated and weights.per_host == 1):
             averager.note_gather(module.names, input_tensor, output_tensor, training=training)
             return start_all_gather(output_tensor, input_tensor, group, async_op=async_op or on_cpu)
-        differences = codec is not None and averager.weights.differences
-        held = averager.in_use.get(module.index, module.gathered) if differences else None
-        if held is not None and held.rows is not None and torch._C._current_graph_task_id() != -1:
-            averager.gather_again(module.names, held.rows, output_tensor)
+        keys = [(module.index, kind.dtype) if weights.differences and kind.numbers else None for kind in kinds]
+        held = [key and averager.in_use.get(key, kind.layout) for key, kind in zip(keys, kinds, strict=True)]
+        if len(kinds) > 1:
+            program = weights.gather_kinds(input_tensor, output_tensor, kinds, held)
+        elif held[0] and held[0].rows is not None and torch._C._current_graph_task_id() != -1:
+            averager.gather_again(module.names, held[0].rows, output_tensor)
             return None
-        pending = averager.gather(module.index, module.names, input_tensor, output_tensor, held, training=training)
+        else:
+            program = weights.gather(input_tensor, output_tensor, held[0])
+        pending = averager.gather(module.index, module.names, program, output_tensor, training=training)
         timeout = averager.engines.timeout
         if on_cpu:
             return GatherWork(pending, timeout)
         pending.wait(timeout)
         return None
 
-    def _encodes(self, mine: Tensor) -> bool:
-        """Return True if a row holds numbers of one type, as parameters have them. Say once where a codec cannot be used."""
-        numbers = mine.is_floating_point() and mine.element_size() > 1 and mine.numel() == self._module.gathered.row
-        if not numbers and self._averager.weights.codec is not None and not self._warned and self._module.place[0] == 0:
-            logger.warning(UNCOMPRESSED, ", ".join(self._module.names[:3]))
-        self._warned |= not numbers
-        return numbers
+    def _kinds(self, mine: Tensor) -> Sequence[WeightKind]:
+        """The types of numbers in a row, if it has the parameters' own. Say once which ones a codec cannot take."""
+        kinds = self._module.kinds
+        lengths = [
+            kind.layout.row if len(kinds) == 1 else sum(end - first for first, end in kind.spans) for kind in kinds
+        ]
+        numbers = mine.is_floating_point() and mine.element_size() > 1
+        kinds = kinds if sum(lengths) == mine.numel() and (numbers or len(kinds) > 1) else ()
+        taken = {name for kind in kinds if kind.numbers for name in kind.layout.whole.names}
+        left = [name for name in self._module.names if name not in taken]
+        if left and self._averager.weights.codec is not None and not self._warned and self._module.place[0] == 0:
+            logger.warning(UNCOMPRESSED, ", ".join(left[:3]))
+        self._warned |= bool(left)
+        return kinds
 
 
 class ShardReduction(Allocating):

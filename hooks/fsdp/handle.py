@@ -46,7 +46,8 @@ class ShardHandle(Observed):
         """Hold the weights in use, anew, where differences to them travel."""
         self.averager.in_use.forget()
         for module in self._modules if self.averager.weights.differences else ():
-            self.averager.in_use.get(module.index, module.gathered)
+            for kind in filter(lambda each: each.numbers, module.kinds):
+                self.averager.in_use.get((module.index, kind.dtype), kind.layout)
 
     def swap(self, *, gather: Spec | None = None, reduce: Spec | None = None) -> None:
         """Use other compressors from the next step on. All ranks swap at the same step.

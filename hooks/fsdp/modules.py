@@ -6,6 +6,7 @@ import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from ...compress import Layout, Ranks
 from ...compress.shards.layout import ShardLayout
+from ...compress.shards.weights import WeightKind
 from ...ddp_core import plain
 
 SINCE = "2.9"  # the torch whose FSDP2 takes communication of others
@@ -153,9 +155,23 @@ class ShardedModule:
         return self._layout[1]
 
     @cached_property
-    def gathered(self) -> ShardLayout:
-        """All parameters, in the order in which they lie in a row of an all-gather."""
-        return self._layout_of(tuple(range(len(self.names))))
+    def kinds(self) -> tuple[WeightKind, ...]:
+        """The parameters of each type that is gathered; no types where a parameter gives others than its own numbers."""
+        params, places = self.group.fsdp_params, dict[torch.dtype, list[int]]()
+        if any(hasattr(param._sharded_local_tensor, "fsdp_pre_all_gather") for param in params):
+            return ()
+        dtypes = [_gathered_dtype(param) for param in params]
+        for place, dtype in enumerate(dtypes):
+            places.setdefault(dtype, []).append(place)
+        whole = self._layout_of(tuple(range(len(params))))
+        sizes = [prod(shape) * dtype.itemsize for shape, dtype in zip(whole.shapes, dtypes, strict=True)]
+        ends = list(itertools.accumulate(sizes))
+        return tuple(
+            WeightKind(
+                dtype, self._layout_of(tuple(of)), tuple((ends[place] - sizes[place], ends[place]) for place in of)
+            )
+            for dtype, of in places.items()
+        )
 
     def _layout_of(self, places: tuple[int, ...]) -> ShardLayout:
         params, group = self.group.fsdp_params, self.shard_group
@@ -220,6 +236,13 @@ class ShardedModule:
             self.group._reduce_scatter_comm = OneBuffer(self.group._reduce_scatter_comm)
         self.group.mesh_info = copy.copy(self.group.mesh_info)
         self.group.mesh_info.replicate_process_group = OneRank()
+
+
+def _gathered_dtype(param: Any) -> torch.dtype:
+    """Return the type in which a parameter is gathered, which torch notes in the first forward."""
+    own: torch.dtype = param.sharded_param.dtype
+    given: torch.dtype | None = param.mp_policy.param_dtype
+    return given if given is not None and own.is_floating_point else own
 
 
 def _reads(param: Any, dtype: torch.dtype) -> bool:

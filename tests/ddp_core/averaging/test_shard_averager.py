@@ -22,7 +22,7 @@ def averager_of(group, gradients="none", weights="none"):
 
 def gathered(averager, mine, training=True):
     out = torch.zeros_like(mine)
-    averager.gather(0, ("w",), mine, out, None, training=training).wait(LIMIT)
+    averager.gather(0, ("w",), averager.weights.gather(mine, out), out, training=training).wait(LIMIT)
     return out
 
 
@@ -84,7 +84,8 @@ def among_others(rank, world_size):
     mean, weights = torch.zeros(4), torch.zeros(2)
     averager.reduce(0, layout, torch.full((8,), float(rank)), mean, 1.0).wait(LIMIT)
     averager.end_step()
-    averager.gather(0, ("w",), torch.full((1,), float(rank)), weights, None, training=True).wait(LIMIT)
+    program = averager.weights.gather(torch.full((1,), float(rank)), weights)
+    averager.gather(0, ("w",), program, weights, training=True).wait(LIMIT)
     averager.close()
     return mean.tolist(), weights.tolist()
 
