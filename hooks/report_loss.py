@@ -48,4 +48,4 @@ def report_loss(loss: float | Tensor, handle: Observed) -> None:
     folder = os.environ.get(FOLDER)
     if folder is not None:
         rank = handle.averager.engines.group.rank()
-        _steps(folder, int(os.environ[STEPS]), rank).add(float(loss), handle)
+        _steps(folder, int(os.environ[STEPS]), rank).add(loss.item() if isinstance(loss, Tensor) else loss, handle)
