@@ -16,23 +16,14 @@ from .reducer.output_nodes import watched
 from .reducer.stray_gradients import Strays
 from .torch_compat.arguments import trained_now
 from .torch_compat.nested import refuse_inside
-from .transport.collectives import (
-    averaged,
-    exchange,
-    fan_in,
-    fan_out,
-    largest_and_sum,
-    start_all_gather,
-    start_all_to_all,
-    start_scatter,
-    start_sum,
-)
+from .transport.backends import start_all_gather, start_all_to_all, start_scatter, start_sum
+from .transport.collectives import ask, exchange
 from .transport.direct.torch_backend import LEAST_TORCH
 from .transport.direct.torch_backend import register as register_backend
 from .transport.host_segment import obstacle
 from .transport.launchers import adopt_launcher, init_process_group
 from .transport.paced import Link, Paced
-from .transport.process_group import ProcessGroup
+from .transport.process_group import ProcessGroup, over
 from .transport.protocol import Decorator, Pending, Transport
 
 __all__ = [
@@ -55,18 +46,16 @@ __all__ = [
     "Strays",
     "Transport",
     "adopt_launcher",
+    "ask",
     "assigned",
-    "averaged",
     "caps_in_bytes",
     "exchange",
-    "fan_in",
-    "fan_out",
     "gradient_node",
     "init_process_group",
     "keep_from_compiler",
-    "largest_and_sum",
     "layout_of",
     "obstacle",
+    "over",
     "plain",
     "refuse_inside",
     "register_backend",

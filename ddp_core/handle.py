@@ -319,7 +319,7 @@ class Handle(Observed):
         """
         self._await_all("gather_state_dict")
         mine = checkpoint.on_cpu(self.state_dict())
-        states = gathered(mine, self.averager.engines.group, self._device, what="their residuals")
+        states = gathered(mine, self.averager.engines.transport(self._device), what="their residuals")
         return checkpoint.all_states(states) if states else {}
 
     def scatter_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -336,9 +336,9 @@ class Handle(Observed):
             RuntimeError: a rank did not call it within the handle's timeout.
         """
         self._await_all("scatter_state_dict")
-        group = self.averager.engines.group
-        shares = self._shares(saved, group.size()) if group.rank() == 0 else []
-        share = scattered(shares, group, self._device, what="their residuals")
+        transport = self.averager.engines.transport(self._device)
+        shares = self._shares(saved, transport.ranks.world_size) if transport.ranks.rank == 0 else []
+        share = scattered(shares, transport, what="their residuals")
         if isinstance(share, str):
             raise ValueError(share)
         self._load(share["merged"]) if "merged" in share else self.load_state_dict(share)

@@ -104,11 +104,11 @@ class ShardAverager:
 
     def _agree(self) -> None:
         """Compare with the other ranks how this one is set up."""
-        engine, group = self.engines.of(self.device, 0), self.engines.group
-        self.engines.agreement.barrier(group, self.device)
+        engine = self.engines.of(self.device, 0)
+        self.engines.agreement.barrier(engine.transport)
         memory = self.memory
         engine.agree(f"weights as {self.weights} and gradients as {memory.reduction} at step {memory.step}")
-        agree_on_kernels(self._operations(), group, self.device)
+        agree_on_kernels(self._operations(), engine.transport, self.device)
         engine.prepare(1)
         self._agreed = True
 

@@ -32,5 +32,5 @@ class ShadowSteps(JoinHook):
     def post_hook(self, is_last_joiner: bool) -> None:
         """After the last input of all: the model of the ranks that trained longest is everybody's."""
         model = self.model
-        model._authoritative_rank = agreed_rank(is_last_joiner, model.process_group, model.device)
+        model._authoritative_rank = agreed_rank(is_last_joiner, model.reducer.transport)
         model.copy_states(model._authoritative_rank)

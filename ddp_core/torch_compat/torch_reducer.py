@@ -84,7 +84,7 @@ class TorchReducer(Reducer):
     def _get_local_used_map(self) -> Tensor:
         """By index, how many ranks used a parameter in the last step, int32; the number of all ranks if nobody asked."""
         if self.usage is None:
-            return torch.full((len(self.parameters),), self.group.size(), dtype=torch.int32)
+            return torch.full((len(self.parameters),), self.transport.ranks.world_size, dtype=torch.int32)
         return torch.tensor(self.usage.counts, dtype=torch.int32, device=self.device)
 
     if not TYPE_CHECKING:

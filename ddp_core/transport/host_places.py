@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from itertools import groupby
 
 import torch
-import torch.distributed as dist
 
 from .collectives import exchange
 from .nvlink import island_of
 from .processes import BOOT, SPACES
+from .protocol import Transport
 
 logger = logging.getLogger(__name__)
 WAY_OUT = (
@@ -30,14 +30,14 @@ def host_name() -> str:
         return socket.gethostname()
 
 
-def ranks_per_host(group: dist.ProcessGroup, device: torch.device) -> int:
+def ranks_per_host(transport: Transport, device: torch.device) -> int:
     """Return the number of ranks on each host, or where all are on one host, in each island of GPUs that NVLink joins.
 
     A collective call; raises ValueError on all ranks where hosts or islands differ.
     """
-    texts = exchange(f"{host_name()}\t{island_of(device)}", group, device, what="their hosts")
+    texts = exchange(f"{host_name()}\t{island_of(device)}", transport, what="their hosts")
     hosts, islands = zip(*(text.split("\t") for text in texts), strict=True)
-    if device.type == "cuda" and len(set(hosts)) == 1 < len(hosts) and not all(islands) and group.rank() == 0:
+    if device.type == "cuda" and len(set(hosts)) == 1 < len(hosts) and not all(islands) and transport.ranks.rank == 0:
         logger.warning(
             "hosts+ takes all ranks of this host for one island of NVLink, since nvidia-smi does not show which GPUs it "
             "joins. If it joins none, write hosts:ranks=1+..."
