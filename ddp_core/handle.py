@@ -18,14 +18,13 @@ from .averaging.averager import CompressedAverager
 from .averaging.torch_steps import TorchSteps
 from .buckets.layout import plain_names
 from .engine.engine import DEFAULT_TIMEOUT
-from .measure.metrics import metrics
-from .measure.stats import Stats
+from .measure.stats import Stats, metrics
 from .memory import checkpoint
 from .memory.loss_scale import LossScale, Scaler
 from .memory.model_memory import Snapshot
 from .memory.resize import merged
 from .transport.collectives import gathered, scattered
-from .transport.presence import await_all
+from .transport.processes import await_all
 from .transport.protocol import Decorator
 
 if TYPE_CHECKING:

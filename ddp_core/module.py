@@ -32,12 +32,10 @@ from .reducer.output_nodes import watched
 from .reducer.parameter_hooks import weak_call
 from .reducer.same_model import described, verify
 from .reducer.stray_gradients import Strays
-from .torch_compat.arguments import Arguments, localize, states, trained, trained_now
+from .torch_compat.arguments import Arguments, localize, refuse_around, refuse_inside, states, trained, trained_now
 from .torch_compat.attributes import TorchAttributes
-from .torch_compat.join import ShadowSteps
 from .torch_compat.logger import Logger
-from .torch_compat.nested import refuse_around, refuse_inside
-from .torch_compat.torch_reducer import TorchReducer
+from .torch_compat.torch_reducer import ShadowSteps, TorchReducer
 from .transport.collectives import largest
 from .transport.protocol import Decorator
 

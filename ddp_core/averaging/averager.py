@@ -26,8 +26,7 @@ from ..buckets.slices import Sendable
 from ..buckets.sparse import SPARSE_ROUNDS, SparseBucket
 from ..engine.engine import FORKED, Engine
 from ..engine.task import FuturePending, Task
-from ..measure.metrics import Measured
-from ..measure.stats import Stats, Totals
+from ..measure.stats import Measured, Stats, Totals
 from ..measure.step import BucketStats, Step
 from ..memory.model_memory import ModelMemory, Snapshot
 from ..transport.protocol import Decorator, Pending

@@ -18,10 +18,8 @@ from ...compress.shards.reduction import ShardState, ShardSum
 from ...compress.shards.weights import HeldWeights, WeightGather
 from ...compress.simulate import operations_of
 from ..engine.task import Task
-from ..measure.metrics import Measured
-from ..measure.record import Record
-from ..measure.stats import Stats, Totals
-from ..measure.step import BucketStats, Step
+from ..measure.stats import Measured, Stats, Totals
+from ..measure.step import BucketStats, Record, Step
 from ..memory.shard_memory import ShardMemory
 from ..memory.weight_memory import WeightMemory
 from ..transport.protocol import Decorator, Pending

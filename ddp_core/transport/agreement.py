@@ -10,10 +10,10 @@ from typing import TypeAlias
 
 import torch.distributed as dist
 
-from .backends import store_of
 from .collectives import exchange
 from .processes import know, place
 from .protocol import Transport
+from .torch_groups import store_of
 
 CHECK_EVERY = timedelta(seconds=1)  # between two checks of a rank that waits
 SOON = 10.0  # seconds that a store is asked for the others; a collective would notice that one has died

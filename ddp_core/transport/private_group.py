@@ -11,9 +11,9 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from .backends import known_to_torch, register_alike, store_of
 from .collectives import exchange
 from .protocol import Transport
+from .torch_groups import known_to_torch, register_alike, store_of
 
 CPU = torch.device("cpu")
 _made: WeakKeyDictionary[dist.ProcessGroup, tuple[str, int]] = WeakKeyDictionary()

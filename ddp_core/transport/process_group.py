@@ -28,7 +28,10 @@ from ...compress.protocol.requests import (
 )
 from ...kernels import temporary
 from .agreement import CHECK_EVERY, Check, nothing
-from .backends import (
+from .direct.collectives import GLOO, PINNED, Collectives, Direct, best_ways
+from .private_group import meeting_place, new_name, private_group
+from .protocol import MESSAGE_LIMIT, Reply, Transport
+from .torch_groups import (
     carries,
     clone_group,
     end_when_idle,
@@ -38,9 +41,6 @@ from .backends import (
     polled,
     takes_time_limits,
 )
-from .direct import GLOO, PINNED, Collectives, Direct, best_ways
-from .private_group import meeting_place, new_name, private_group
-from .protocol import MESSAGE_LIMIT, Reply, Transport
 
 CPU = torch.device("cpu")
 EVERYONE: tuple[Scope, ...] = ("all",)

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from rich.progress import Progress
 
 from ...compress import AllReduce
-from ...ddp_core import LEAST_TORCH, ask, over, start_all_gather, start_all_to_all, start_scatter, start_sum
+from ...ddp_core import ask, over, start_all_gather, start_all_to_all, start_scatter, start_sum
+from ...ddp_core.transport.direct.torch_backend import LEAST_TORCH
 from ..network.lab import NetlabConfig, backend_here, check_lab, labels
 from ..network.link import parse_rate
 from ..results.files import check_file

@@ -22,8 +22,8 @@ from ...compress.state.shares import ranks_given, ranks_seen
 from ...ddp_core import DEFAULT_TIMEOUT, Decorator, over
 from ...ddp_core.averaging.engines import Engines
 from ...ddp_core.measure.clock import clock_of
-from ...ddp_core.transport.backends import orders_streams
 from ...ddp_core.transport.protocol import time_limit
+from ...ddp_core.transport.torch_groups import orders_streams
 from ..plan import bucket_layouts, state_bytes, work_bytes
 from .arithmetic import Arithmetic, copy_seconds, gradient_pool, measured_arithmetic, sampled
 from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED, candidates, family

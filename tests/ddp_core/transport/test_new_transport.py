@@ -13,8 +13,8 @@ from torch.distributed import distributed_c10d as c10d
 
 import gradwire
 from gradwire.compress.simulate import answered
-from gradwire.ddp_core.transport.backends import known_to_torch, store_of
 from gradwire.ddp_core.transport.protocol import Reply, Transport
+from gradwire.ddp_core.transport.torch_groups import known_to_torch, store_of
 
 from ...ranks import GROUP_TIMEOUT
 
