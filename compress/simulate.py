@@ -18,7 +18,18 @@ from .feedback.switch import Switch
 from .protocol.compressor import Compressor, children
 from .protocol.layout import Layout
 from .protocol.ranks import Ranks, Scope
-from .protocol.requests import AllGather, AllReduce, AllToAll, Program, ReduceScatter, Request
+from .protocol.requests import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Gather,
+    Program,
+    ReduceScatter,
+    Request,
+    Scatter,
+    mode,
+)
 from .protocol.together import next_request
 from .protocol.traits import own_traits, traits_of
 from .state.agreed import choices
@@ -91,7 +102,7 @@ def _replies(requests: Sequence[Request | None], per_host: int) -> list[Tensor]:
         if any(asked[member] != asked[rank] for member in group):
             raise RuntimeError(f"the ranks ask for different collectives: {asked}")
         if rank not in replies:
-            replies.update(zip(group, _answered(request, [alike[member].tensor for member in group]), strict=True))
+            replies.update(zip(group, answered(request, [alike[member].tensor for member in group]), strict=True))
     return [replies[rank] for rank in range(len(alike))]
 
 
@@ -101,13 +112,13 @@ def _question(request: Request) -> tuple[object, ...]:
     if not request.tensor.numel() and not sizes:
         raise RuntimeError("a program asked for an empty collective")
     shape = None if isinstance(request, AllGather) and sizes else request.tensor.shape
-    return (type(request), getattr(request, "op", None), request.scope, shape, request.tensor.dtype, sizes)
+    return (type(request), mode(request), request.scope, shape, request.tensor.dtype, sizes)
 
 
-def _answered(request: Request, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The members' replies to requests like `request` for their tensors."""
+def answered(request: Request, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the members' replies to requests like `request` for their tensors."""
     sizes = getattr(request, "sizes", ())
-    if isinstance(request, AllToAll | ReduceScatter) and len(sizes or request.tensor) != len(tensors):
+    if isinstance(request, AllToAll | ReduceScatter | Scatter) and len(sizes or request.tensor) != len(tensors):
         shape = tuple(request.tensor.shape)
         raise RuntimeError(f"{type(request).__name__} over {len(tensors)} ranks needs a row for each, got {shape}")
     match request:
@@ -121,9 +132,18 @@ def _answered(request: Request, tensors: Sequence[Tensor]) -> list[Tensor]:
             return [torch.cat(list(tensors)) if sizes else torch.stack(list(tensors)) for _ in tensors]
         case AllToAll():
             return [torch.stack([tensor[place] for tensor in tensors]) for place in range(len(tensors))]
+        case Broadcast(source=source):
+            return [tensor if tensor is tensors[source] else tensor.copy_(tensors[source]) for tensor in tensors]
+        case Gather(target=target, tensor=tensor):
+            none = tensor.new_empty((0, *tensor.shape))
+            return [torch.stack(list(tensors)) if place == target else none for place in range(len(tensors))]
+        case Scatter(source=source):
+            return [row.clone() for row in tensors[source]]
 
 
 def _reduced(tensors: Sequence[Tensor], op: str) -> Tensor:
+    if op == "max":
+        return torch.stack(list(tensors)).amax(0)
     if op == "mean":
         for tensor in tensors:
             tensor.mul_(1 / len(tensors))
@@ -214,7 +234,7 @@ def work_memory(compressor: Compressor, layout: Layout) -> WorkMemory:
             while request is not None:
                 payload = 0 if request.tensor is grad else max(count.now, request.tensor.nbytes)
                 reply = torch.empty_like(alike(request, ranks))
-                replied = 0 if isinstance(request, AllReduce) else reply.nbytes
+                replied = 0 if isinstance(request, AllReduce | Broadcast) else reply.nbytes
                 waiting, count.most = max(waiting, payload + replied), count.now
                 del request  # its payload goes as soon as the program lets it go
                 request, _ = next_request(program, reply)
@@ -232,6 +252,10 @@ def alike(request: Request, ranks: Ranks) -> Tensor:
         case ReduceScatter(tensor=tensor, sizes=sizes):
             place = members.index(ranks.rank)
             return tensor.split(sizes)[place] if sizes else tensor[place]
+        case Gather(tensor=tensor, target=target):
+            return tensor.expand(len(members) if members.index(ranks.rank) == target else 0, *tensor.shape).clone()
+        case Scatter(tensor=tensor):
+            return tensor[members.index(ranks.rank)]
     return request.tensor
 
 

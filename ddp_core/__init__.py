@@ -7,37 +7,24 @@ from .engine.task import FuturePending
 from .handle import Handle, Observed
 from .measure.stats import Stats
 from .measure.step import BucketStats
-from .measure.trace import trace
+from .measure.timeline import trace
 from .memory.loss_scale import LossScale, Scaler
 from .module import DistributedDataParallel
 from .reducer.autograd import gradient_node, keep_from_compiler
 from .reducer.messages import removed
 from .reducer.output_nodes import watched
 from .reducer.stray_gradients import Strays
-from .torch_compat.arguments import trained_now
-from .torch_compat.nested import refuse_inside
-from .transport.collectives import (
-    averaged,
-    exchange,
-    fan_in,
-    fan_out,
-    largest_and_sum,
-    start_all_gather,
-    start_all_to_all,
-    start_scatter,
-    start_sum,
-)
-from .transport.direct.torch_backend import LEAST_TORCH
-from .transport.direct.torch_backend import register as register_backend
+from .torch_compat.arguments import refuse_inside, trained_now
+from .transport.collectives import ask, exchange
 from .transport.host_segment import obstacle
 from .transport.launchers import adopt_launcher, init_process_group
 from .transport.paced import Link, Paced
-from .transport.process_group import ProcessGroup
+from .transport.process_group import ProcessGroup, over
 from .transport.protocol import Decorator, Pending, Transport
+from .transport.torch_groups import start_all_gather, start_all_to_all, start_scatter, start_sum
 
 __all__ = [
     "DEFAULT_TIMEOUT",
-    "LEAST_TORCH",
     "BucketStats",
     "Decorator",
     "DistributedDataParallel",
@@ -55,21 +42,18 @@ __all__ = [
     "Strays",
     "Transport",
     "adopt_launcher",
+    "ask",
     "assigned",
-    "averaged",
     "caps_in_bytes",
     "exchange",
-    "fan_in",
-    "fan_out",
     "gradient_node",
     "init_process_group",
     "keep_from_compiler",
-    "largest_and_sum",
     "layout_of",
     "obstacle",
+    "over",
     "plain",
     "refuse_inside",
-    "register_backend",
     "removed",
     "start_all_gather",
     "start_all_to_all",

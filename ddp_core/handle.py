@@ -18,14 +18,13 @@ from .averaging.averager import CompressedAverager
 from .averaging.torch_steps import TorchSteps
 from .buckets.layout import plain_names
 from .engine.engine import DEFAULT_TIMEOUT
-from .measure.metrics import metrics
-from .measure.stats import Stats
+from .measure.stats import Stats, metrics
 from .memory import checkpoint
 from .memory.loss_scale import LossScale, Scaler
 from .memory.model_memory import Snapshot
 from .memory.resize import merged
 from .transport.collectives import gathered, scattered
-from .transport.presence import await_all
+from .transport.processes import await_all
 from .transport.protocol import Decorator
 
 if TYPE_CHECKING:
@@ -319,7 +318,7 @@ class Handle(Observed):
         """
         self._await_all("gather_state_dict")
         mine = checkpoint.on_cpu(self.state_dict())
-        states = gathered(mine, self.averager.engines.group, self._device, what="their residuals")
+        states = gathered(mine, self.averager.engines.transport(self._device), what="their residuals")
         return checkpoint.all_states(states) if states else {}
 
     def scatter_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -336,9 +335,9 @@ class Handle(Observed):
             RuntimeError: a rank did not call it within the handle's timeout.
         """
         self._await_all("scatter_state_dict")
-        group = self.averager.engines.group
-        shares = self._shares(saved, group.size()) if group.rank() == 0 else []
-        share = scattered(shares, group, self._device, what="their residuals")
+        transport = self.averager.engines.transport(self._device)
+        shares = self._shares(saved, transport.ranks.world_size) if transport.ranks.rank == 0 else []
+        share = scattered(shares, transport, what="their residuals")
         if isinstance(share, str):
             raise ValueError(share)
         self._load(share["merged"]) if "merged" in share else self.load_state_dict(share)

@@ -32,12 +32,10 @@ from .reducer.output_nodes import watched
 from .reducer.parameter_hooks import weak_call
 from .reducer.same_model import described, verify
 from .reducer.stray_gradients import Strays
-from .torch_compat.arguments import Arguments, localize, states, trained, trained_now
+from .torch_compat.arguments import Arguments, localize, refuse_around, refuse_inside, states, trained, trained_now
 from .torch_compat.attributes import TorchAttributes
-from .torch_compat.join import ShadowSteps
 from .torch_compat.logger import Logger
-from .torch_compat.nested import refuse_around, refuse_inside
-from .torch_compat.torch_reducer import TorchReducer
+from .torch_compat.torch_reducer import ShadowSteps, TorchReducer
 from .transport.collectives import largest
 from .transport.protocol import Decorator
 
@@ -53,6 +51,7 @@ LEFT_OUT = (  # of pickles
     "logger",
     "timeline",
     "_buffers_sync",
+    "_messages",
     "_order",
     "_strays",
     "_forks",
@@ -117,8 +116,6 @@ class DistributedDataParallel(TorchAttributes):
         self._take_devices()
         self._passing_sync_batchnorm_handle(module)  # type: ignore[no-untyped-call]
         groups = self.arguments.groups()
-        if self.arguments.init_sync:
-            verify(described(self._parameters_by_name(), compressor), groups[0], self.device)
         self._connect(groups, together=self.arguments.init_sync)
         if self.arguments.init_sync:
             self.copy_states(0, buffers=self.arguments.sync_buffers_at_start)
@@ -129,11 +126,14 @@ class DistributedDataParallel(TorchAttributes):
         """Make what a pickle leaves out: the process groups, the compression, the reducer. `together`: all ranks do so."""
         compressor, timeout, transport, scaler, undo = self._setup
         self.process_group = groups[0]
-        self._buffers_sync = BufferSync(self.process_group, self._buffer_hook)
         self._assign_modules_buffers()  # type: ignore[no-untyped-call]
         partial = self.arguments.rules().find_unused_parameters
         settings: dict[str, Any] = {"partial": partial, "transport": transport, "scaler": scaler, "undo": undo}
         self.compression = Handle(compressor, groups, timeout, **settings)
+        self._messages = self.compression.averager.engines.transport(self.device)
+        self._buffers_sync = BufferSync(self._messages, self._buffer_hook)
+        if together:
+            verify(described(self._parameters_by_name(), compressor), self._messages)
         self.compression.bind(self.module)
         self._fill_buckets(together=together)
 
@@ -149,13 +149,13 @@ class DistributedDataParallel(TorchAttributes):
             parameters, sparse, rules.caps, alias=rules.gradient_as_bucket_view, allocate=allocate
         )
         averages: Averager = averager if self._hook is None else HookAverager(*self._hook)
-        self.reducer = TorchReducer(parameters, names, assignment, rules, self.process_group, averages, timeout)
+        self.reducer = TorchReducer(parameters, names, assignment, rules, self._messages, averages, timeout)
         if self._buffer_hook is not None:
             self.reducer.at_end.append(self._buffers_sync.wait)
         self._strays = Strays(named, self.reducer.hooks.nodes, self.module, REFRESH)
         self._forks = ForkGuard(self.reducer.hooks.nodes, weak_call(self.reducer.fills_buckets))
         self.timeline = self.reducer.timeline
-        self._order = BucketOrder(assignment, names, self.process_group, self.device)
+        self._order = BucketOrder(assignment, names, self._messages, self.device)
         self._lazy_init_ran = False
         self.reducer.logger = self.logger = Logger(self)
         if self._overlap is not None:
@@ -178,7 +178,7 @@ class DistributedDataParallel(TorchAttributes):
             refuse_inside(self.module, named.values())
         self._take_devices()
         if self.arguments.init_sync:
-            verify(described(self._parameters_by_name(), self._setup_now[0]), self.process_group, self.device)
+            verify(described(self._parameters_by_name(), self._setup_now[0]), self._messages)
         self.reducer.detach()
         for handle in {self.compression, *(each for each in self._hook or () if isinstance(each, Handle))}:
             handle.bind(self.module, changed=True)
@@ -296,7 +296,7 @@ class DistributedDataParallel(TorchAttributes):
     def backward_is_synced(self, *, joined: bool) -> bool:
         """Return True if the other ranks' next backward averages gradients. All ranks ask, inside `join`."""
         mine = self.require_backward_grad_sync and not joined
-        return bool(largest(int(mine), self.process_group, self.device))
+        return bool(largest(int(mine), self._messages))
 
     def overlap(self, overlap: Overlap) -> None:
         """Let averages arrive while the next forward runs: `gradwire.overlap` asks for it, on all ranks."""
@@ -312,7 +312,7 @@ class DistributedDataParallel(TorchAttributes):
 
     def _bind_overlap(self, overlap: Overlap) -> None:
         overlap.bind(self.reducer, self.compression.averager, self._order)
-        self._buffers_sync.separate(self.device)
+        self._buffers_sync.separate()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         self._strays.due = True  # it may replace parameters, or their gradient nodes

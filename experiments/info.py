@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ..ddp_core import obstacle
-from ..ddp_core.transport.nvlink import connections
+from ..ddp_core.transport.host_places import connections
 from ..kernels import backends
 from .network.interfaces import interfaces
 from .results.files import environment

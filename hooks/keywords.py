@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from ..compress.builder.did_you_mean import did_you_mean
+from ..compress.builder.options import did_you_mean
 
 P = ParamSpec("P")
 R = TypeVar("R")

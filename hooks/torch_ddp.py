@@ -17,9 +17,8 @@ from ..compress import Optimizers, Spec, tuned
 from ..ddp_core import DEFAULT_TIMEOUT, Decorator, Handle, Scaler, refuse_inside
 from ..ddp_core import DistributedDataParallel as OwnDDP
 from .handle_of import remember
-from .hook_never_called import NeverCalled
 from .keywords import nearest_named
-from .torch_ddp_checks import Guard
+from .torch_ddp_checks import Guard, NeverCalled
 
 if TYPE_CHECKING:
     from .fsdp import ShardHandle

@@ -1,14 +1,16 @@
-"""Checks, before forwards, for uses that torch's DDP does not support with a communication hook and does not report."""
+"""Uses that torch's DDP does not support with a communication hook and does not report, and a hook that nobody calls."""
 
 # torch compares the annotations of a hook themselves, so this file must not postpone them.
 
+import warnings
+import weakref
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..ddp_core import Handle, Strays, gradient_node, keep_from_compiler, removed, trained_now
@@ -18,6 +20,18 @@ JOIN = (
     "join(divide_by_initial_world_size=False) does not go with a communication hook: torch does not inform hooks of ranks "
     "without inputs, so gradients would be divided by all of them. Leave that argument out, or use "
     "gradwire.DistributedDataParallel with compressor=..., which takes it"
+)
+
+ENOUGH = 3  # times that gradients begin anew
+MESSAGE = (
+    "the model gets gradients, but the compression's handle is not called: nothing is averaged by it. Is forward called on "
+    "the DistributedDataParallel that the hook was registered on, not on its .module nor on a bare model that a framework "
+    "was to wrap? Where a framework takes a hook and does not register it, call attach() on the model that it has wrapped"
+)
+IN_NO_SYNC = (
+    "the model gets gradients inside no_sync() alone, so the compression's handle is not called: it compresses nothing. "
+    "Accelerate's LocalSGD trains like this, and averages the parameters uncompressed. For compressed local SGD use "
+    "gradwire.LocalSteps on the bare model instead of both; otherwise leave no_sync() for the last backward of each step"
 )
 
 
@@ -83,3 +97,31 @@ class Guard:
 def _note(came: dict[int, int], place: int, gradients: Sequence[Tensor | None]) -> None:
     if gradients[0] is not None:  # it is where an output that no loss depends on led to the parameter
         came[place] = torch._C._current_graph_task_id()
+
+
+class NeverCalled:
+    """Watches a parameter of a model until the handle was called; warns once where that does not happen."""
+
+    def __init__(self, handle: Handle, model: nn.Module, parameter: Tensor) -> None:
+        self._handle, self._model, self._parameter = weakref.ref(handle), weakref.ref(model), weakref.ref(parameter)
+        self._begun = 0
+        self._hook = parameter.register_hook(self._gradient_comes)
+
+    @classmethod
+    def watch(cls, handle: Handle, model: nn.Module) -> None:
+        """The first parameter of a model that gets gradients, if any does."""
+        if (first := next((p for p in model.parameters() if p.requires_grad), None)) is not None:
+            cls(handle, model, first)
+
+    @keep_from_compiler
+    def _gradient_comes(self, _: Tensor) -> None:
+        """A gradient is there, and not added yet to those before."""
+        handle, model, parameter = self._handle(), self._model(), self._parameter()
+        if handle is None or parameter is None or handle.called:
+            self._hook.remove()
+        elif parameter.grad is None:
+            self._begun += 1
+            if self._begun == ENOUGH:
+                self._hook.remove()
+                unsynced = isinstance(model, DistributedDataParallel) and not model.require_backward_grad_sync
+                warnings.warn(IN_NO_SYNC if unsynced else MESSAGE, stacklevel=2)

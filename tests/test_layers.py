@@ -38,7 +38,7 @@ FLOORS = {  # the rooms of a layer, folders and files, from the ground up; those
         "module",
     ],
     "hooks": [
-        "handle_of hook_never_called keywords torch_ddp_checks overlap plan report_loss slices",
+        "handle_of keywords torch_ddp_checks overlap plan report_loss slices",
         "torch_ddp",
         "comm_hook",
         "fsdp local_sgd watching",
@@ -224,7 +224,7 @@ def test_an_arrow_that_runs_back_is_seen(file, source):
             "from ...kernels import ops\nfrom ..protocol.requests import all_reduce\nall_reduce()",
         ),
         ("hooks/a.py", "import torch.distributed as dist\ndist.get_rank()\ndist.init_process_group()"),
-        ("hooks/a.py", "from ..ddp_core import averaged\naveraged(x)"),
+        ("hooks/a.py", "from ..ddp_core import ask\nask(x)"),
         ("ddp_core/transport/a.py", "import torch.distributed as dist\ndist.all_reduce(x)\ngroup.allreduce([x])"),
         (
             "ddp_core/averaging/a.py",

@@ -15,13 +15,12 @@ from ...kernels import Residual
 from ..protocol.compressor import Compressor, inside
 from ..protocol.layout import Layout
 from ..protocol.registry import register
-from ..protocol.requests import AllReduce, Program, ReduceScatter, Request
+from ..protocol.requests import AllReduce, Broadcast, Program, ReduceScatter, Request
 from ..protocol.together import next_request
 from ..protocol.traits import Traits, own_traits, traits_of, with_traits
 from .adapters import TwoShot
 from .dense import Dense
-from .rounding import rounded_once
-from .rows import padded
+from .payloads import padded, rounded_once
 
 
 @with_traits(Traits(takes_16_bits=True, keeps_zeros=True))
@@ -161,7 +160,7 @@ class Cast:
                 exact = request.exact if isinstance(request, AllReduce) else ()
                 self._saturate(wide, largest_summand(self.dtype, members) / share, exact)
             kernels.cast_scaled(wide, narrow, share)
-            return dataclasses.replace(request, tensor=narrow, op="sum")
+            return dataclasses.replace(request, tensor=narrow, op="sum" if request.op == "mean" else request.op)
         kernels.cast_scaled(wide, narrow, 1.0)
         return dataclasses.replace(request, tensor=narrow)
 
@@ -169,7 +168,9 @@ class Cast:
         """The reply to `request`, in place where it is an all-reduce, as a process group gives it."""
         wide = request.tensor
         reply = (
-            wide if isinstance(request, AllReduce) else torch.empty(answer.shape, dtype=wide.dtype, device=wide.device)
+            wide
+            if isinstance(request, AllReduce | Broadcast)
+            else torch.empty(answer.shape, dtype=wide.dtype, device=wide.device)
         )
         kernels.cast_scaled(answer, reply, 1.0)
         return reply

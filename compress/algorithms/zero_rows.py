@@ -6,6 +6,7 @@ here. Rows without a bit of any rank are cleared, in the average and in all that
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from ...kernels import Block, Factors, Residual, Rows, clear_rows, mark_rows
 from ..protocol.layout import Layout
 from ..protocol.requests import Program, all_gather
-from .rows import padded
+from .payloads import padded
 
 
 class ZeroRows:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
-import types
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
+from typing import Any, TypeAlias
 
 from ..algorithms.adapters import TwoShot
 from ..algorithms.dense import Dense
@@ -28,7 +27,7 @@ from ..feedback.worker_momentum import WorkerMomentum
 from ..protocol.compressor import Compressor, inside
 from ..protocol.registry import OF_ALL, Registration, register, registered
 from ..state.narrow import WIDTHS
-from .did_you_mean import did_you_mean
+from .options import did_you_mean, option_value
 
 logger = logging.getLogger(__name__)
 ENTRY_POINT_GROUP = "gradwire.compressors"
@@ -201,7 +200,7 @@ def _build(mapping: Mapping[str, Any]) -> Compressor:
     if inner is not None and not method.wraps:
         wrappers = ", ".join(sorted(name for name, other in registered.items() if other.wraps))
         raise ValueError(f"{method.name!r} wraps nothing; left of a '+' may stand: {wrappers}")
-    values = {key: _value(method, key, value) for key, value in options.items()}
+    values = {key: option_value(method, key, value) for key, value in options.items()}
     shared = {key: values.pop(key) for key in method.shared if key in values}
     stages = {key: shared.pop(key) for key in OF_ALL if key in shared}
     feedback = _feedback(method, **shared) if method.lossy else 0.0
@@ -313,39 +312,6 @@ def _load_quietly(entry: EntryPoint) -> None:
         _load(entry)
     except Exception as error:  # a broken plug-in of others must not hide the rest
         logger.warning("the compressor plug-in %s (%s) cannot be loaded: %r", entry.name, entry.value, error)
-
-
-def _value(method: Registration, key: str, value: Any) -> Any:
-    """An option's value in the option's type."""
-    if key not in (options := method.options):
-        hint = did_you_mean(key, options)
-        raise ValueError(f"{method.name!r} has no option {key!r}{hint}; it has: {', '.join(options) or 'none'}")
-    expected = options[key][0]
-    if key == "warmup":
-        return value
-    try:
-        return _converted(value, expected)
-    except (KeyError, OverflowError, TypeError, ValueError):
-        described = getattr(expected, "__name__", None) or str(expected)
-        allowed = ", ".join(map(str, get_args(expected))) if get_origin(expected) is Literal else described
-        raise ValueError(f"{method.name}:{key} takes {allowed}, got {value!r}") from None
-
-
-def _converted(value: Any, expected: Any) -> Any:
-    """`value`, a string or already typed, as `expected`; ValueError where it is not one."""
-    if get_origin(expected) in (Union, types.UnionType):
-        kind = next(kind for kind in get_args(expected) if kind is not type(None))
-        return None if value in (None, "none") else _converted(value, kind)
-    if expected is bool:
-        return {"true": True, "false": False}[str(value).lower()]
-    if expected is int:
-        number = float(value)
-        if isinstance(value, bool) or number != int(number):
-            raise ValueError(value)
-        return int(number)
-    if get_origin(expected) is Literal and value not in get_args(expected):
-        raise ValueError(value)
-    return float(value) if expected is float else value
 
 
 def parsed(text: str) -> Mapping[str, Any]:

@@ -16,7 +16,6 @@ from ..feedback.worker_momentum import WorkerMomentum
 from ..protocol.compressor import Compressor, inside
 from ..protocol.registry import registered
 from .build import Spec, check_depth, compressor, parsed, specification
-from .defaults import FEEDBACK
 
 logger = logging.getLogger(__name__)
 Optimizers: TypeAlias = (
@@ -36,6 +35,20 @@ ORTHONORMALISE = (
     "Dion",
 )  # in the names of those that do; the Muons of other packages may run Adam for some groups
 BESIDE = ("adam", "adamw", "lion")  # what such a group's "algorithm" is then; or its "use_muon" is False
+FEEDBACK: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "SGD with momentum": {
+        "ternary": {"feedback": 0.8},
+        "topk": {"feedback": 0.9},
+        "batched-powersgd": {"feedback": 0.9},
+        "acp-powersgd": {"feedback": 0.9},
+    },
+    "Adam": {
+        "topk": {"feedback": 0.9},
+    },
+    "Muon": {
+        "topk": {"feedback": 0.9},
+    },
+}
 
 
 def without_momentum(optimizer: O) -> O:
@@ -185,3 +198,7 @@ def _check_momentum(built: Compressor, optimizers: Sequence[Optimizer], name: st
             f"call gradwire.without_momentum(optimizer), or leave out momentum=",
             stacklevel=4,
         )
+
+
+# {kind of optimizer: {method: {option: value}}}; what is not listed keeps the method's own default.
+# Near what docs/results/quality and docs/results/loss found.

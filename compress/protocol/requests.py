@@ -7,7 +7,7 @@ returns, so a method of several rounds reads from top to bottom like its paper. 
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeVar, get_args
 
@@ -17,25 +17,26 @@ from .ranks import Scope
 
 T = TypeVar("T")
 Op: TypeAlias = Literal["mean", "sum"]
-OPS, SCOPES = get_args(Op), get_args(Scope)
+AnyOp: TypeAlias = Literal["mean", "sum", "max"]  # of an all-reduce
+OPS, ALL_OPS, SCOPES = get_args(Op), get_args(AnyOp), get_args(Scope)
 
 
 @dataclass(frozen=True)
 class AllReduce:
-    """The sum or mean over ranks of `tensor`, element by element; the reply has its shape and may be `tensor` itself.
+    """The sum, mean or maximum over ranks of `tensor`, element by element; the reply may be `tensor` itself.
 
     A mean is divided before it is summed, so it overflows only where the mean itself does. `exact`: first and last element,
     by place, of parts that nobody may cut to the range of fewer bits: what would be cut is held back nowhere.
     """
 
     tensor: Tensor
-    op: Op = "mean"
+    op: AnyOp = "mean"
     scope: Scope = "all"
     exact: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
-        if self.scope not in SCOPES or self.op not in OPS:
-            _refuse("an all-reduce", self.scope, self.op)
+        if self.scope not in SCOPES or self.op not in ALL_OPS:
+            _refuse("an all-reduce", self.scope, self.op, ALL_OPS)
 
     def sent_bytes(self, members: int) -> float:
         """Bytes that one of so many ranks sends in a ring all-reduce: a reduce-scatter, then an all-gather."""
@@ -100,14 +101,70 @@ class AllToAll:
         return (members - 1) / members * self.tensor.nbytes
 
 
-Request: TypeAlias = AllReduce | ReduceScatter | AllGather | AllToAll
+@dataclass(frozen=True)
+class Broadcast:
+    """The `tensor` of member `source`, on every member; the reply may be `tensor` itself."""
+
+    tensor: Tensor
+    source: int = 0
+    scope: Scope = "all"
+
+    def __post_init__(self) -> None:
+        if self.scope not in SCOPES:
+            _refuse("a broadcast", self.scope)
+
+    def sent_bytes(self, members: int) -> float:
+        """Bytes that one rank sends where each passes the tensor on."""
+        return (members - 1) / members * self.tensor.nbytes
+
+
+@dataclass(frozen=True)
+class Gather:
+    """Every rank's `tensor` on member `target`: a reply of shape (members, *tensor.shape), elsewhere (0, *tensor.shape)."""
+
+    tensor: Tensor
+    target: int = 0
+    scope: Scope = "all"
+
+    def __post_init__(self) -> None:
+        if self.scope not in SCOPES:
+            _refuse("a gather", self.scope)
+
+    def sent_bytes(self, members: int) -> float:
+        """Bytes that a rank other than the target sends."""
+        return float(self.tensor.nbytes)
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Row j of the `tensor` of member `source` goes to member j; all members give one of this shape, (members, ...)."""
+
+    tensor: Tensor
+    source: int = 0
+    scope: Scope = "all"
+
+    def __post_init__(self) -> None:
+        if self.scope not in SCOPES:
+            _refuse("a scatter", self.scope)
+
+    def sent_bytes(self, members: int) -> float:
+        """Bytes that the source sends: every row but its own."""
+        return (members - 1) / members * self.tensor.nbytes
+
+
+Request: TypeAlias = AllReduce | ReduceScatter | AllGather | AllToAll | Broadcast | Gather | Scatter
 Program: TypeAlias = Generator[Request, Tensor, T]
 
 
-def _refuse(kind: str, scope: str, op: str = "mean") -> None:
-    for name, value, allowed in (("op", op, OPS), ("scope", scope, SCOPES)):
+def _refuse(kind: str, scope: str, op: str = "mean", ops: Sequence[str] = OPS) -> None:
+    for name, value, allowed in (("op", op, ops), ("scope", scope, SCOPES)):
         if value not in allowed:
             raise ValueError(f"the {name} of {kind} is {' or '.join(map(repr, allowed))}, got {value!r}")
+
+
+def mode(request: Request) -> object:
+    """Return the operation, the source or the target of a request, alike on all ranks that take part."""
+    return next((getattr(request, name) for name in ("op", "source", "target") if hasattr(request, name)), None)
 
 
 def one_round(request: Request) -> Program[Tensor]:
@@ -115,12 +172,12 @@ def one_round(request: Request) -> Program[Tensor]:
     return (yield request)
 
 
-def all_reduce(tensor: Tensor, op: Op = "mean", scope: Scope = "all", *, exact: bool = False) -> Program[Tensor]:
+def all_reduce(tensor: Tensor, op: AnyOp = "mean", scope: Scope = "all", *, exact: bool = False) -> Program[Tensor]:
     """Yield one all-reduce round. Nothing is sent for an empty tensor.
 
     Args:
         tensor: this rank's numbers. The reply may be the same tensor.
-        op: "mean" or "sum".
+        op: "mean", "sum" or "max".
         scope: the ranks that take part: see `Ranks.members`.
         exact: True forbids a wrapper such as `fp16` to cut numbers to its range: no residual would keep the
             difference.

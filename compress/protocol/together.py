@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import prod
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from .requests import AllReduce, AllToAll, Program, ReduceScatter, Request
+from .requests import AllReduce, AllToAll, Program, ReduceScatter, Request, Scatter, mode
 
-BY_ROW = (AllToAll, ReduceScatter)  # their tensors have a row for each member
+BY_ROW = (AllToAll, ReduceScatter, Scatter)  # their tensors have a row for each member
 
 
 def next_request(program: Program[Any], reply: Tensor | None) -> tuple[Request | None, Any]:
@@ -27,8 +27,8 @@ def next_request(program: Program[Any], reply: Tensor | None) -> tuple[Request |
         return None, stop.value
     if not isinstance(asked, Request):
         raise TypeError(
-            "a program yields AllReduce, ReduceScatter, AllGather or AllToAll, as `yield from all_reduce(tensor)` does; got "
-            f"{asked!r}"
+            f"a program yields {', '.join(each.__name__ for each in get_args(Request))}, as `yield from all_reduce(tensor)` "
+            f"does; got {asked!r}"
         )
     return asked, None
 
@@ -75,7 +75,7 @@ def _alike(requests: Sequence[Request | None]) -> list[dict[int, Request]]:
     for place, request in enumerate(requests):
         if request is not None:
             alone = place if getattr(request, "sizes", ()) else None  # rows that differ travel by themselves
-            key = (type(request), getattr(request, "op", None), request.scope, request.tensor.dtype, alone)
+            key = (type(request), mode(request), request.scope, request.tensor.dtype, alone)
             groups.setdefault(key, {})[place] = request
     return list(groups.values())
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..algorithms.rows import ALIGNMENT
+from ..algorithms.payloads import ALIGNMENT
 from ..builder.build import Spec, compressor
 from ..composed.hierarchical import Hierarchical
 from ..protocol.compressor import Codec

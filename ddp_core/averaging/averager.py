@@ -26,8 +26,7 @@ from ..buckets.slices import Sendable
 from ..buckets.sparse import SPARSE_ROUNDS, SparseBucket
 from ..engine.engine import FORKED, Engine
 from ..engine.task import FuturePending, Task
-from ..measure.metrics import Measured
-from ..measure.stats import Stats, Totals
+from ..measure.stats import Measured, Stats, Totals
 from ..measure.step import BucketStats, Step
 from ..memory.model_memory import ModelMemory, Snapshot
 from ..transport.protocol import Decorator, Pending
@@ -233,7 +232,7 @@ class CompressedAverager:
 
     def _met(self, named: Mapping[str, Tensor], flat: Tensor, engine: Engine) -> Layout:
         """The layout of a bucket that was not there before; the first one tells whether all ranks have the same."""
-        group, ranks = engine.transport.group, self.engines.placed_ranks(self.memory.compressor, flat.device)
+        ranks = self.engines.placed_ranks(self.memory.compressor, flat.device)
         engine.transport.arrange(ranks.per_host)
         layout = layout_of(named, flat.dtype, flat.device, ranks)
         if not self.memory.averages:
@@ -241,10 +240,10 @@ class CompressedAverager:
         if not self._plans:
             self.memory.expect(self.names.values(), ranks.per_host)
             values = checksum(list(named.values())) if self._compares else None
-            self.engines.agreement.barrier(group, flat.device)
+            self.engines.agreement.barrier(engine.transport)
             engine.agree(setup(self.memory.compressor, self.memory.step - 1, layout, values))
             self._compares = False
-            agree_on_kernels(operations_of(self.memory.compressor, flat.dtype, ranks), group, flat.device)
+            agree_on_kernels(operations_of(self.memory.compressor, flat.dtype, ranks), engine.transport, flat.device)
             self._log_warm_up()
         return layout
 

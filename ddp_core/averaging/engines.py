@@ -16,10 +16,9 @@ from ...compress.state.shares import placed_on_hosts, ranks_given
 from ..buckets.assignment import Allocate, allocate_own
 from ..engine.engine import Engine
 from ..transport.agreement import Agreement
-from ..transport.host_memory import HostMemory
+from ..transport.choose import transport_of
 from ..transport.host_places import ranks_per_host
 from ..transport.launchers import warn_if_apart
-from ..transport.process_group import ProcessGroup
 from ..transport.protocol import Decorator, Transport, time_limit
 
 AT_EXIT = timedelta(seconds=5)
@@ -76,10 +75,16 @@ class Engines:
         place = index % len(self._groups or [self.group])
         if (device, place) not in self._made:
             warn_if_apart()
-            engine = Engine(self._transport(self._groups[place], device), device, self.timeout)
+            alone, check = len(self._groups) == 1, self.agreement.check
+            carrier = transport_of(self._groups[place], device, self.timeout, check, self._decorate, alone=alone)
+            engine = Engine(carrier, device, self.timeout)
             weakref.finalize(self, engine.close, AT_EXIT)  # a thread inside torch would abort the interpreter
             self._made[device, place] = engine
         return self._made[device, place]
+
+    def transport(self, device: torch.device) -> Transport:
+        """Return the transport of messages on a device: that of the first bucket."""
+        return self.of(device, 0).transport
 
     def placed_ranks(self, compressor: Compressor, device: torch.device) -> Ranks:
         """Return the ranks on their hosts for a compressor of two levels, else each a host of its own.
@@ -89,7 +94,7 @@ class Engines:
         if ranks_given(compressor) != 0:
             return placed_on_hosts(compressor, self.ranks)
         if self._found is None:
-            self._found = ranks_per_host(self.group, device)
+            self._found = ranks_per_host(self.transport(device), device)
         return replace(self.ranks, per_host=self._found)
 
     def allocator(self, compressor: Compressor, device: torch.device, *, sums: bool) -> Allocate:
@@ -103,13 +108,6 @@ class Engines:
             return transport.allocate(buckets)
 
         return allocated
-
-    def _transport(self, group: dist.ProcessGroup, device: torch.device) -> Transport:
-        check = self.agreement.check
-        transport: Transport = ProcessGroup(group, device, self.timeout, check=check)
-        if device.type == "cpu" and len(self._groups) == 1:
-            transport = HostMemory(transport, check)
-        return transport if self._decorate is None else self._decorate(transport)
 
     def send_all(self) -> None:
         """Have all that was submitted come to its end, whoever waits for what, and in whatever order."""

@@ -10,24 +10,24 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from ...kernels import operations
 from ...kernels.dispatch import agree_on, requested_by
 from ..transport.collectives import exchange
+from ..transport.protocol import Transport
 
 logger = logging.getLogger(__name__)
 
 
-def agree_on_kernels(names: Collection[str], group: dist.ProcessGroup, device: torch.device) -> None:
+def agree_on_kernels(names: Collection[str], transport: Transport, device: torch.device) -> None:
     """Have all ranks run these operations on the best backend that all of them have. A collective call.
 
     A backend that a rank requested is the only one that it has. Raises ValueError where ranks requested different ones.
     """
-    if not names or group.size() == 1:
+    if not names or transport.ranks.world_size == 1:
         return
-    told = exchange(json.dumps(kernel_offer(names, device)), group, device, what="their kernel backends")
-    follow_kernels([json.loads(text) for text in told], group.rank(), device)
+    told = exchange(json.dumps(kernel_offer(names, device)), transport, what="their kernel backends")
+    follow_kernels([json.loads(text) for text in told], transport.ranks.rank, device)
 
 
 def kernel_offer(names: Collection[str], device: torch.device) -> dict[str, Any]:

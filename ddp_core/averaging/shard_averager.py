@@ -20,10 +20,8 @@ from ...compress.shards.reduction import ShardState, ShardSum
 from ...compress.shards.weights import HeldWeights, WeightGather
 from ...compress.simulate import operations_of
 from ..engine.task import Task
-from ..measure.metrics import Measured
-from ..measure.record import Record
-from ..measure.stats import Stats, Totals
-from ..measure.step import BucketStats, Step
+from ..measure.stats import Measured, Stats, Totals
+from ..measure.step import BucketStats, Record, Step
 from ..memory.shard_memory import ShardMemory
 from ..memory.weight_memory import WeightMemory
 from ..transport.protocol import Decorator, Pending
@@ -128,11 +126,11 @@ class ShardAverager:
 
     def _agree(self) -> None:
         """Compare with the other ranks how this one is set up."""
-        engine, group = self.engines.of(self.device, 0), self.engines.group
-        self.engines.agreement.barrier(group, self.device)
+        engine = self.engines.of(self.device, 0)
+        self.engines.agreement.barrier(engine.transport)
         memory = self.memory
         engine.agree(f"weights as {self.weights} and gradients as {memory.reduction} at step {memory.step}")
-        agree_on_kernels(self._operations(), group, self.device)
+        agree_on_kernels(self._operations(), engine.transport, self.device)
         if self.per_host > 1:
             self._beside = True
             engine.transport.arrange(self.per_host)

@@ -71,7 +71,7 @@ class Engine:
         """Raise ValueError on every rank unless all ranks pass the same text. A collective call."""
         self._refuse_if_failed()
         way_out = "; use the same compressor and model on all ranks, and load the same checkpoint of it on all of them"
-        agree(text, self.transport.group, self.device, what="the setup of their first bucket", way_out=way_out)
+        agree(text, self.transport, what="the setup of their first bucket", way_out=way_out)
 
     def submit(self, task: Task, *, on_wait: bool = False, gathers: bool = False) -> Pending:
         """Run a bucket's task after those submitted before; returns at once.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...compress.protocol.requests import Program
-from ..measure.record import Record
+from ..measure.step import Record
 from ..transport.protocol import Pending, Reply, Transport
 
 

@@ -1,18 +1,23 @@
-"""The cost of a model's compression on this rank."""
+"""The cost of a model's compression on this rank, and the measurements of the last steps as flat names and numbers."""
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .record import Record, summed
-from .step import BucketStats, Step
+from ...compress import WarmUp
+from ...compress.state.gauge import Sample, stride
+from .step import KINDS, BucketStats, Record, Step, link_use, summed
 
 MANY, LATEST = 100, 50  # records that are added up together, and those that are left, which may be under way
 RECENT = 8  # steps that are kept as they are
+LARGEST = 300.0  # logarithm of a norm whose square is a float
+DENSE, SHARDED = 2, 1  # times that dense gradients, or weights, of all other ranks' shares leave a rank
 
 
 @dataclass(frozen=True)
@@ -83,3 +88,121 @@ class Totals:
 def total(buckets: Iterable[BucketStats], *before: Record) -> Record:
     """The sum of what buckets cost, and of what was counted before."""
     return summed([*before, *(bucket.record for bucket in buckets)])
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The measurements of a model's steps on this rank.
+
+    `steps`: the last ones that came to their end, the newest behind. `begun`: steps since construction. `ranks`: among which
+    they average. `on_host`: programs run when the host's clock says so; else, on CUDA, they are queued then, and only the
+    seconds of whole steps say anything. `sharded`: buckets are gathers and reductions of shards.
+    `warm_up`: the one under way.
+    """
+
+    steps: Sequence[Step]
+    stats: Stats
+    begun: int
+    ranks: int
+    on_host: bool = True
+    sharded: bool = False
+    warm_up: WarmUp | None = None
+
+
+def metrics(measured: Measured, most: int = 1) -> dict[str, float]:
+    """Numbers by flat names: counts since the beginning, and of a step the mean over the last ones, `most` at most.
+
+    Names end in their unit; what is not known is left out. docs/watch.md tells what each one says.
+    """
+    steps = measured.steps[-most:]
+    found: dict[str, float] = {
+        "steps": measured.stats.steps,
+        "steps_here": measured.begun,
+        "ranks": measured.ranks,
+        "total_sent_bytes": measured.stats.total.traffic.sent_bytes,
+    }
+    found |= {} if measured.warm_up is None else {"warm_up_steps_left": measured.warm_up.steps_left}
+    found |= _means([_of_step(step, measured) for step in steps])
+    if {"step_seconds", "exposed_seconds"} <= found.keys():
+        found["compute_seconds"] = max(0.0, found["step_seconds"] - found["exposed_seconds"])
+    return found | (feedback(steps[-1].programs) if steps else {})
+
+
+def _means(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The mean of each number over those that have it."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: [row[name] for row in rows if name in row] for name in names}
+    return {name: column[0] if len(column) == 1 else statistics.fmean(column) for name, column in columns.items()}
+
+
+def _of_step(step: Step, measured: Measured) -> dict[str, float]:
+    cost = summed(program.record for program in step.programs)
+    traffic, seconds = cost.earlier
+    found: dict[str, float] = {
+        "rounds": traffic.rounds,
+        "payload_bytes": traffic.payload_bytes,
+        "sent_bytes": traffic.sent_bytes,
+        "host_bytes": traffic.host_bytes,
+    }
+    now = traffic.sent_bytes if measured.ranks > 1 else float(traffic.payload_bytes)
+    found |= {"ratio": dense_bytes(step.programs, measured) / now} if now else {}
+    found |= {"step_seconds": step.interval} if step.interval else {}
+    return found | (_timed(step, seconds, sharded=measured.sharded) if measured.on_host else {})
+
+
+def _timed(step: Step, seconds: Sequence[float], *, sharded: bool) -> dict[str, float]:
+    """Return the parts of a step's seconds, by the host's clock."""
+    found = {f"{kind}_seconds": value for kind, value in zip(KINDS, seconds, strict=True)}
+    late = None if sharded else exposed(step)
+    if late is not None:
+        found["exposed_seconds"] = late
+    held, sent = link_use(program.record for program in step.programs)
+    return found | ({"link_bytes_per_second": sent / held} if held and sent else {})
+
+
+def dense_bytes(programs: Iterable[BucketStats], measured: Measured) -> float:
+    """Return the bytes that leave a rank if gradients are sent uncompressed; on one rank, the bytes of its gradients."""
+    here = sum(program.elements * program.element_bytes for program in programs)
+    times = SHARDED if measured.sharded else DENSE
+    return times * here * (measured.ranks - 1) / measured.ranks if measured.ranks > 1 else float(here)
+
+
+def exposed(step: Step) -> float | None:
+    """Seconds of communication that no computation hid; None where nobody noted them.
+
+    In our own DDP from the last gradient until all averages were handed out; under a hook from the last bucket until the
+    last average.
+    """
+    if step.ended:
+        last_gradient = max(step.ready.values(), default=step.last_launch)
+        return max(0.0, step.ended - step.computed - last_gradient + step.last_launch)
+    ends = [end for program in step.programs for _, _, end in program.record.spans]
+    if not ends or step.launched:
+        return None
+    return max(0.0, max(ends) - max(program.given for program in step.programs))
+
+
+def feedback(programs: Iterable[BucketStats]) -> dict[str, float]:
+    """Return the measures of error feedback on this rank, over all buckets, by the last sample of each that has arrived.
+
+    Norms are those of the samples times the root of how many elements each of theirs stands for: exact for buckets below
+    8192 elements. Never waits for a GPU.
+    """
+    samples = list(_samples(programs))
+    gradient = sum(weight for weight, _ in samples)
+    if not gradient:
+        return {}
+    held, along, meant, sent = (
+        sum(weight * numbers[place] for weight, numbers in samples) for place in range(1, len(Sample._fields))
+    )
+    whole = Sample(math.log(gradient) / 2, held / gradient, along / gradient, meant / gradient, sent / gradient)
+    norms = {"gradient_norm": math.sqrt(gradient), "residual_norm": math.sqrt(held)}
+    return {**norms, "residual_ratio": whole.ratio, "cosine": whole.cosine}
+
+
+def _samples(programs: Iterable[BucketStats]) -> Iterator[tuple[float, Sample]]:
+    """(square of the gradient's norm, sample) of each bucket that has one."""
+    for program in programs:
+        sample = program.feedback.here if program.feedback is not None else None
+        if sample is not None:
+            yield math.exp(2 * min(sample.log_gradient, LARGEST)) * stride(program.elements), sample

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..measure.clock import Clock
-from ..measure.record import Record, replies
+from ..measure.step import Record, replies
 from .link_cost import LinkCost
 from .pending_update import PendingUpdate
 from .step_model import Piece, StepModel

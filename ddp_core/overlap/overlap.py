@@ -108,7 +108,7 @@ class Overlap:
         self._updates, self._measured, self._now = [], True, time.perf_counter
         self._slice()
         devices = list(dict.fromkeys(each.device for each in reducer.parameters))
-        self.order = SliceOrder(self._wanted, reducer.assignment, reducer.group, devices)
+        self.order = SliceOrder(self._wanted, reducer.assignment, reducer.transport, devices)
         self._marks_late = not self.order.clock.at_once
         self._refuses_capture = device.type == "cuda" and self._wanted != "synchronous"
         reducer.deferred = self

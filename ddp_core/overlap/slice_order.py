@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 
 from ..buckets.assignment import BucketAssignment
 from ..measure.clock import clock_of
 from ..transport.collectives import broadcast
+from ..transport.protocol import Transport
 from .bounds import optimal, synchronous
 from .measured_step import Measurements
 from .replay import backward_order, priority_order, replay
@@ -33,9 +33,9 @@ class SliceOrder:
     """
 
     def __init__(
-        self, wanted: str, assignment: BucketAssignment, group: dist.ProcessGroup, devices: Sequence[torch.device]
+        self, wanted: str, assignment: BucketAssignment, transport: Transport, devices: Sequence[torch.device]
     ) -> None:
-        self._wanted, self._assignment, self._group, self._device = wanted, assignment, group, devices[0]
+        self._wanted, self._assignment, self._transport, self._device = wanted, assignment, transport, devices[0]
         self._searches = wanted in ("auto", "priority") and len(devices) == 1
         self.clock = clock_of(self._device)
         self.measurements = Measurements(self.clock)
@@ -64,7 +64,7 @@ class SliceOrder:
         if age < self._next or not self._searches:
             return
         chosen = torch.tensor(self._proposal(), device=self._device)
-        broadcast([chosen], 0, self._group, what="the order of slices")
+        broadcast([chosen], 0, self._transport, what="the order of slices")
         overlaps, by_need, *order = chosen.tolist()
         self._overlaps, self._by_need = bool(overlaps), bool(by_need)
         self._pause = INTERVAL if overlaps else min(2 * self._pause, LONGEST)  # measured steps cost what overlap does

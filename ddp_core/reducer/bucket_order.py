@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ..averaging.averager import CompressedAverager
 from ..buckets.assignment import Allocate, BucketAssignment, allocate_own
 from ..transport.collectives import broadcast
+from ..transport.protocol import Transport
 
 INTERVAL = 64  # synced steps between two looks
 BROKEN_OFF = (
@@ -29,11 +29,11 @@ class BucketOrder:
         self,
         assignment: BucketAssignment,
         names: Sequence[str],
-        group: dist.ProcessGroup,
+        transport: Transport,
         device: torch.device,
     ) -> None:
         self._assignment, self._names = assignment, names
-        self._group, self._device = group, device
+        self._transport, self._device = transport, device
         self._looked_at = 0
         self._followed_at: int | None = None  # when a state brought buckets, while these have memory of their own
         self.agreed = False  # rank 0 has told its order once
@@ -58,7 +58,7 @@ class BucketOrder:
         saved = averager.loaded_order() if averager is not None else ()
         due = steps not in (0, self._looked_at) and (steps == 1 or steps % INTERVAL == 0)
         if due and averager is not None:
-            averager.engines.agreement.compare(self._group, self._device, follows=bool(saved))
+            averager.engines.agreement.compare(self._transport, follows=bool(saved))
         if saved:
             self._follow(saved)
             self._looked_at = max(1, steps)  # the first step was before the checkpoint
@@ -72,7 +72,7 @@ class BucketOrder:
         if averager is None and (self.agreed or dynamic):
             return
         order = torch.tensor(self._assignment.proposal(), device=self._device)
-        broadcast([order], 0, self._group, what="the order of buckets")
+        broadcast([order], 0, self._transport, what="the order of buckets")
         self.agreed = True
         self._rebuild(order.tolist(), self._allocator(own))
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from ..transport.collectives import broadcast, clone_group, largest
+from ..transport.collectives import broadcast, largest
+from ..transport.protocol import Transport
 
 
 class BufferSync:
@@ -20,19 +20,15 @@ class BufferSync:
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, hook: tuple[Any, Callable[[Any, dict[str, Tensor]], Any], bool] | None = None
+        self, transport: Transport, hook: tuple[Any, Callable[[Any, dict[str, Tensor]], Any], bool] | None = None
     ) -> None:
         self.hook = hook
-        self._group = group
+        self._transport = transport
         self._pending: list[torch.futures.Future[Any]] = []
 
-    def separate(self, device: torch.device) -> None:
-        """Have a group of their own where gradients travel on the model's, and buffers would queue behind them.
-
-        On the CPU gradients have groups of their own. A collective call.
-        """
-        if device.type == "cuda":
-            self._group = clone_group(self._group)
+    def separate(self) -> None:
+        """Have buffers queue behind no gradients. A collective call."""
+        self._transport = self._transport.separate()
 
     @property
     def after_forward(self) -> bool:
@@ -46,14 +42,14 @@ class BufferSync:
             self._pending += function(state, buffers) or []
             return
         tensors = list(buffers.values())
-        self.copy(tensors, agreed_rank(candidate, self._group, tensors[0].device) if agree else 0)
+        self.copy(tensors, agreed_rank(candidate, self._transport) if agree else 0)
 
     def copy(self, tensors: Sequence[Tensor], source: int) -> None:
         """Overwrite tensors by those of rank `source` of the group; graphs that saved them stay valid."""
         changed = tuple(tensor.detach() for tensor in tensors if tensor.numel())
         if changed:
             with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(changed):
-                broadcast(changed, source, self._group, what="their parameters and buffers")
+                broadcast(changed, source, self._transport, what="their parameters and buffers")
 
     def wait(self) -> None:
         """End what hooks began."""
@@ -62,9 +58,9 @@ class BufferSync:
             future.wait()
 
 
-def agreed_rank(candidate: bool, group: dist.ProcessGroup, device: torch.device) -> int:
-    """The highest rank of the group that is a candidate. Blocks."""
-    rank = largest(group.rank() if candidate else -1, group, device)
+def agreed_rank(candidate: bool, transport: Transport) -> int:
+    """The highest rank that is a candidate. Blocks."""
+    rank = largest(transport.ranks.rank if candidate else -1, transport)
     if rank < 0:
         raise RuntimeError("no rank has the current model: all have run out of inputs at once")
     return rank

@@ -11,7 +11,6 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Variable
 
@@ -21,6 +20,7 @@ from ..buckets.grad_bucket import GradBucket, undifferentiated
 from ..buckets.slices import Sendable
 from ..measure.step import Step
 from ..measure.timeline import Timeline
+from ..transport.protocol import Transport
 from . import messages
 from .autograd import arriving, gradient_node
 from .backward_pass import Backward, Rules
@@ -43,14 +43,14 @@ class Reducer:
         names: Sequence[str],
         assignment: BucketAssignment,
         rules: Rules,
-        group: dist.ProcessGroup,
+        transport: Transport,
         averager: Averager,
         timeout: timedelta,
     ) -> None:
         self.parameters, self.names = list(parameters), list(names)
         self.hooks = ParameterHooks(self.parameters, self.fired, weakref.ref(self))
         self._warned: set[str] = set()
-        self.averager, self.group = averager, group
+        self.averager, self.transport = averager, transport
         self.rules, self._timeout = rules, timeout
         self._firings: list[int] | None = None  # of each parameter's hook in a step; None until a static graph is known
         self._static_usage: Callable[[], Sequence[int]] | None = None  # see `Backward.used_by_any`; of its first step
@@ -178,7 +178,7 @@ class Reducer:
             return
         if backward.broken:
             raise self._failure(messages.broken(backward.broken))
-        static, watched, rank = self._firings is not None, self.rules.find_unused_parameters, self.group.rank()
+        static, watched, rank = self._firings is not None, self.rules.find_unused_parameters, self.transport.ranks.rank
         raise self._failure(messages.unfinished(backward.absent(self.names), rank, static=static, watched=watched))
 
     @staticmethod
@@ -217,7 +217,11 @@ class Reducer:
         """A gradient came outside of a synchronized backward."""
         if self._over:
             self._warn_unless_shared("late", index, messages.late(self.names[index]))
-        elif self._bypass is not None and self._bypass.trains(index, self.parameters[index]) and self.group.size() > 1:
+        elif (
+            self._bypass is not None
+            and self._bypass.trains(index, self.parameters[index])
+            and self.transport.ranks.world_size > 1
+        ):
             self._warn_unless_shared("bypassed", index, messages.BYPASSED)
 
     def _warn_unless_shared(self, reason: str, index: int, text: str) -> None:
@@ -293,7 +297,7 @@ class Reducer:
 
     def _ask(self, backward: Backward, used: Sequence[int]) -> None:
         """Have the ranks tell each other which parameters they used."""
-        backward.usage = Usage(used, self.group, self.device, self._timeout)
+        backward.usage = Usage(used, self.transport, self.device, self._timeout)
         backward.used_by_any = backward.usage.by_any
 
     @torch._disable_dynamo

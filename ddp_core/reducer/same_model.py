@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ...compress import Spec, compressor, specification
 from ..transport.collectives import exchange
+from ..transport.protocol import Transport
 
 
 def described(parameters: Mapping[str, Tensor], spec: Spec) -> list[str]:
@@ -23,14 +22,14 @@ def described(parameters: Mapping[str, Tensor], spec: Spec) -> list[str]:
     return [f"the compressor {specification(compressor(spec))}", *lines]
 
 
-def verify(lines: Sequence[str], group: dist.ProcessGroup, device: torch.device) -> None:
+def verify(lines: Sequence[str], transport: Transport) -> None:
     """Raise RuntimeError on every rank, naming the first difference and the ranks, unless all have the same lines."""
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-    digests = exchange(digest, group, device, what="the models that they train")
+    digests = exchange(digest, transport, what="the models that they train")
     differing = [rank for rank, other in enumerate(digests) if other != digests[0]]
     if not differing:
         return
-    texts = exchange("\n".join(lines), group, device, what="the models that they train")
+    texts = exchange("\n".join(lines), transport, what="the models that they train")
     mine, other = texts[0].split("\n"), texts[differing[0]].split("\n")
     here, there = next(
         (pair for pair in zip(mine, other, strict=False) if pair[0] != pair[1]),

@@ -8,12 +8,10 @@ from datetime import timedelta
 from functools import cache, cached_property
 
 import torch
-import torch.distributed as dist
 
 from ...compress import AllReduce
-from ..transport.backends import takes_time_limits
 from ..transport.collectives import telling
-from ..transport.process_group import started
+from ..transport.protocol import Transport
 
 
 class Usage:
@@ -23,14 +21,13 @@ class Usage:
     answer matters; on CUDA a stream of its own keeps that wait off the backward's kernels.
     """
 
-    def __init__(self, mine: Sequence[int], group: dist.ProcessGroup, device: torch.device, timeout: timedelta) -> None:
-        self._mine, self._group, self._timeout = bytes(mine), group, timeout
+    def __init__(self, mine: Sequence[int], transport: Transport, device: torch.device, timeout: timedelta) -> None:
+        self._mine, self._group, self._timeout = bytes(mine), transport.group, timeout
         self._all_here = all(mine)
         self._stream = _side_stream(device) if device.type == "cuda" else None
         with self._on_stream():
             told = torch.tensor(list(mine), dtype=torch.int32, device="cpu", pin_memory=self._stream is not None)
-            timed = self._stream is not None or takes_time_limits(group, device)
-            self._pending = started(AllReduce(told.to(device, non_blocking=True), "sum"), group, timed=timed)
+            self._pending = transport.message(AllReduce(told.to(device, non_blocking=True), "sum"))
 
     def by_any(self) -> Sequence[int]:
         """By index, above 0 for the parameters that any rank used. Waits, unless this rank used all."""

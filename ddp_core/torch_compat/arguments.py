@@ -1,17 +1,18 @@
-"""The arguments of torch's DistributedDataParallel: their order, defaults and checks."""
+"""The arguments of torch's DistributedDataParallel: their order, defaults and checks, and models that are in one already."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from ...compress.builder.did_you_mean import did_you_mean
+from ...compress.builder.options import did_you_mean
 from ..buckets.assignment import caps_in_bytes
 from ..buckets.layout import plain_names
 from ..reducer.reducer import Rules
@@ -193,3 +194,32 @@ def states(module: nn.Module, *, buffers: bool) -> list[Tensor]:
     if buffers:
         found += module.named_buffers()
     return [tensor for name, tensor in found if name not in ignored]
+
+
+def refuse_inside(module: nn.Module, trained: Iterable[Tensor]) -> None:
+    """Raise RuntimeError where a part of `module` is in a DistributedDataParallel already, which averages `trained`, too."""
+    mine = set(map(id, trained))
+    for name, each in module.named_modules():
+        if isinstance(each, TorchDDP) and mine & averaged(each):
+            raise RuntimeError(twice(f"its {name} is one already" if name else "it is one already"))
+
+
+def refuse_around(model: TorchDDP) -> None:
+    """Raise RuntimeError in the forward of another one that averages the parameters of `model`, too."""
+    outer = TorchDDP._active_ddp_module
+    if outer is not None and outer is not model and averaged(outer) & averaged(model):
+        raise RuntimeError(twice(f"one of {type(outer).__module__.partition('.')[0]} is around it"))
+
+
+def averaged(model: TorchDDP) -> set[int]:
+    """The identities of the parameters whose gradients it averages."""
+    return {id(parameter) for parameter in model._module_parameters if parameter.requires_grad}
+
+
+def twice(where: str) -> str:
+    """Return the error message for a model that is in two DistributedDataParallel."""
+    return (
+        f"the model is in a DistributedDataParallel twice: {where}. Both would average the gradients, the other one without "
+        f"compression. Wrap it once: give a framework that wraps by itself, as Accelerate's prepare() does, the bare model, "
+        f"and attach to its result"
+    )

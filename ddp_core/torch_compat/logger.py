@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..measure.timeline import StepTimes
-from ..transport.backends import gloo_threads
+from ..transport.torch_groups import gloo_threads
 
 ENVIRONMENT = (
     *("MASTER_PORT", "MASTER_ADDR", "TORCH_DISTRIBUTED_DEBUG", "CUDA_VISIBLE_DEVICES"),

@@ -1,17 +1,19 @@
-"""Our reducer with what other code asks of torch's C++ one."""
+"""Our reducer with what other code asks of torch's C++ one, and a rank's steps for the others once its inputs have ended."""
 
 from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.distributed.algorithms.join import JoinHook
 
 from ..averaging.interface import Averager
 from ..measure.step import Step
 from ..reducer.backward_pass import Backward
+from ..reducer.module_buffers import agreed_rank
 from ..reducer.reducer import Reducer
 from .logger import Logger
 
@@ -84,7 +86,7 @@ class TorchReducer(Reducer):
     def _get_local_used_map(self) -> Tensor:
         """By index, how many ranks used a parameter in the last step, int32; the number of all ranks if nobody asked."""
         if self.usage is None:
-            return torch.full((len(self.parameters),), self.group.size(), dtype=torch.int32)
+            return torch.full((len(self.parameters),), self.transport.ranks.world_size, dtype=torch.int32)
         return torch.tensor(self.usage.counts, dtype=torch.int32, device=self.device)
 
     if not TYPE_CHECKING:
@@ -94,3 +96,30 @@ class TorchReducer(Reducer):
                 f"gradwire's reducer has no {name}: code that works on the inside of torch's C++ reducer needs "
                 "torch.nn.parallel.DistributedDataParallel, on which gradwire.attach() compresses, too"
             )
+
+
+class ShadowSteps(JoinHook):
+    """Mirrors every collective of the others' steps, with gradients of zero. `model`: our DistributedDataParallel."""
+
+    def __init__(self, model: Any, divide_by_initial_world_size: bool) -> None:
+        self.model = model
+        model.divide_by_initial_world_size = divide_by_initial_world_size
+        model.logger.data["join_uneven_inputs"] = 1
+        super().__init__()
+
+    def main_hook(self) -> None:
+        """One step of the others."""
+        model = self.model
+        model.agree_on_order()
+        model.sync_buffers(candidate=False)
+        synced = model.backward_is_synced(joined=True)
+        model.sync_buffers(candidate=False, after_forward=True)
+        model.require_forward_param_sync = synced
+        if synced:
+            model.reducer.shadow()
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        """After the last input of all: the model of the ranks that trained longest is everybody's."""
+        model = self.model
+        model._authoritative_rank = agreed_rank(is_last_joiner, model.reducer.transport)
+        model.copy_states(model._authoritative_rank)

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TypeAlias
 
-import torch
 import torch.distributed as dist
 
-from .backends import store_of
 from .collectives import exchange
 from .processes import know, place
+from .protocol import Transport
+from .torch_groups import store_of
 
 CHECK_EVERY = timedelta(seconds=1)  # between two checks of a rank that waits
 SOON = 10.0  # seconds that a store is asked for the others; a collective would notice that one has died
@@ -39,8 +39,8 @@ class Agreement:
         self.due = False  # this rank will meet the others at its next bucket
         self._differing = ""
 
-    def barrier(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        """Return when all ranks of the group, always the same, have come here, or do not soon: what follows waits for them.
+    def barrier(self, transport: Transport) -> None:
+        """Return when all ranks, always the same, have come here, or do not soon: what follows waits for them.
 
         Raises ValueError where some go on without.
         """
@@ -48,21 +48,21 @@ class Agreement:
             raise ValueError(self._differing)
         self.due = False
         if self._store is None:
-            self._begin(group, device)
+            self._begin(transport)
             return
         self._round += 1
-        self._store.set(f"{self._round}/of {group.rank()}", "")
+        self._store.set(f"{self._round}/of {transport.ranks.rank}", "")
         self._store.set(f"{self._round}/begun", str(self.step))
         if self._store.add(f"{self._round}/met", 1) == self._world_size:
             self._store.set(f"{self._round}/all", "")
         self._await_all(self._store)
 
-    def _begin(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        texts = exchange(f"{uuid.uuid4().hex} {place()}", group, device, what="the setup of their first bucket")
+    def _begin(self, transport: Transport) -> None:
+        texts = exchange(f"{uuid.uuid4().hex} {place()}", transport, what="the setup of their first bucket")
         keys, _, places = zip(*(text.partition(" ") for text in texts), strict=True)
-        know(group, places)
-        self._world_size = group.size()
-        if type(store := store_of(group)) is not dist.Store:  # which is MPI's placeholder
+        know(transport.group, places)
+        self._world_size = transport.ranks.world_size
+        if type(store := store_of(transport.group)) is not dist.Store:  # which is MPI's placeholder
             self._store = dist.PrefixStore(f"gradwire/agreement/{keys[0]}/", store)
 
     def _await_all(self, store: dist.Store) -> None:
@@ -87,15 +87,13 @@ class Agreement:
         store.set(f"{other}/differing", text)
         self._refuse(text)
 
-    def compare(self, group: dist.ProcessGroup, device: torch.device, *, follows: bool) -> None:
+    def compare(self, transport: Transport, *, follows: bool) -> None:
         """Between steps, before ranks do more together: raise ValueError where some have a change to take up and others not.
 
         `follows`: the change is a state whose buckets this rank is about to make. A collective call.
         """
         mine = self.due + follows
-        all_of_them = exchange(
-            str(mine), group, device, what="whether they have swapped the compressor or loaded a state"
-        )
+        all_of_them = exchange(str(mine), transport, what="whether they have swapped the compressor or loaded a state")
         ranks, most = range(len(all_of_them)), max(all_of_them)
         if most != min(all_of_them):
             changed = [rank for rank in ranks if all_of_them[rank] == most]

@@ -1,27 +1,25 @@
-"""The messages of ranks between steps, on the user's process group. All calls are collective, and block."""
+"""The messages of ranks outside of a step: texts, values, the tensors of one rank. All calls are collective, and block.
+
+They are messages of a transport: see `Transport.message`.
+"""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ...compress.protocol.requests import AllGather, AllReduce, Broadcast, Gather, Request, Scatter
 from .processes import explained
+from .protocol import Transport
 
 MESSAGE_BYTES = 250 * 1024 * 1024  # of one broadcast of many tensors
-CARRIED = {
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.complex64,
-    torch.complex128,
-}  # by any group
-CARRIED |= {torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool}
+MEASUREMENTS = "their measurements"
 
 
 @contextmanager
@@ -35,24 +33,27 @@ def telling(what: str, group: dist.ProcessGroup) -> Iterator[None]:
         ) from error
 
 
-def exchange(
-    text: str, group: dist.ProcessGroup, device: torch.device | None = None, *, what: str = "their measurements"
-) -> list[str]:
-    """Every rank's text, in rank order; the process group's own time limit applies. `what`: the texts are, for errors.
-
-    `device`: this rank's.
-    """
-    texts: list[str] = [""] * group.size()
-    with telling(what, group), _on(device):
-        dist.all_gather_object(texts, text, group=group)
-    return texts
+def ask(request: Request, transport: Transport, *, what: str = MEASUREMENTS) -> Tensor:
+    """Return the reply to a message, within the transport's limit. `what`: the message has, for errors."""
+    with telling(what, transport.group):
+        return transport.message(request).wait(transport.limit)
 
 
-def agree(
-    text: str, group: dist.ProcessGroup, device: torch.device | None = None, *, what: str, way_out: str = ""
-) -> None:
-    """Raise ValueError on every rank unless all ranks pass the same text; `what`: as for `exchange`."""
-    texts = exchange(text, group, device, what=what)
+def exchange(text: str, transport: Transport, *, what: str = MEASUREMENTS) -> list[str]:
+    """Return every rank's text, in rank order."""
+    return [message.decode() for message in exchange_bytes(text.encode(), transport, what=what)]
+
+
+def exchange_bytes(message: bytes, transport: Transport, *, what: str = MEASUREMENTS) -> list[bytes]:
+    """Return every rank's message, in rank order."""
+    sizes = _sizes(message, transport, what)
+    rows = ask(AllGather(_row(message, max(1, *sizes))), transport, what=what).cpu()
+    return [row[:size].numpy().tobytes() for row, size in zip(rows, sizes, strict=True)]
+
+
+def agree(text: str, transport: Transport, *, what: str, way_out: str = "") -> None:
+    """Raise ValueError on every rank unless all ranks pass the same text."""
+    texts = exchange(text, transport, what=what)
     differing = [rank for rank, other in enumerate(texts) if other != texts[0]]
     if differing:
         raise ValueError(
@@ -62,100 +63,65 @@ def agree(
         )
 
 
-def gathered(value: Any, group: dist.ProcessGroup, device: torch.device, *, what: str) -> list[Any]:
-    """On the first rank of the group what all ranks gave, in rank order; on the others an empty list."""
-    values: list[Any] = [None] * group.size() if group.rank() == 0 else []
-    with telling(what, group), _on(device):
-        dist.gather_object(value, values or None, group=group, group_dst=0)
-    return values
+def gathered(value: Any, transport: Transport, *, what: str) -> list[Any]:
+    """Return the values of all ranks on rank 0, in rank order; on the others an empty list."""
+    message = pickle.dumps(value)
+    sizes = _sizes(message, transport, what)
+    rows = ask(Gather(_row(message, max(sizes))), transport, what=what).cpu()
+    return [pickle.loads(row[:size].numpy().tobytes()) for row, size in zip(rows, sizes, strict=False)]
 
 
-def scattered(values: Sequence[Any], group: dist.ProcessGroup, device: torch.device, *, what: str) -> Any:
-    """This rank's one of the values that the first rank of the group gives, in rank order; those of others do not count."""
-    mine: list[Any] = [None]
-    with telling(what, group), _on(device):
-        dist.scatter_object_list(mine, list(values) if group.rank() == 0 else None, group=group, group_src=0)
-    return mine[0]
+def scattered(values: Sequence[Any], transport: Transport, *, what: str) -> Any:
+    """Return this rank's one of the values that rank 0 gives, in rank order; those of others do not count."""
+    ranks = transport.ranks
+    messages = [pickle.dumps(value) for value in values] if ranks.rank == 0 else [b""] * ranks.world_size
+    sizes = ask(Broadcast(torch.tensor([len(message) for message in messages])), transport, what=what).tolist()
+    rows = [_row(message, max(sizes)) for message in messages] if ranks.rank == 0 else [_row(b"", max(sizes))]
+    request = Scatter(torch.stack(rows).expand(ranks.world_size, -1))
+    return pickle.loads(ask(request, transport, what=what).cpu()[: sizes[ranks.rank]].numpy().tobytes())
 
 
-def _on(device: torch.device | None) -> AbstractContextManager[Any]:
-    """Objects travel by way of the current device, which on CUDA may still be another one."""
-    return torch.cuda.device(device) if device is not None and device.type == "cuda" else nullcontext()
+def _sizes(message: bytes, transport: Transport, what: str) -> list[int]:
+    """Return the bytes of every rank's message."""
+    sizes: list[int] = ask(AllGather(torch.tensor([len(message)])), transport, what=what).flatten().tolist()
+    return sizes
 
 
-def fan_out(row: Tensor, group: dist.ProcessGroup, root: int) -> None:
-    """Rank `root` of the group sends each other rank a tensor like `row`; the process group's own time limit applies."""
-    rows = [row] * group.size() if group.rank() == root else None
-    with telling("the tensors of the root", group):
-        dist.scatter(torch.empty_like(row), rows, group=group, group_src=root)
+def _row(message: bytes, size: int) -> Tensor:
+    """Return the bytes of a message, with zeros behind them up to `size`."""
+    return torch.frombuffer(bytearray(message.ljust(size, b"\0")), dtype=torch.uint8)
 
 
-def fan_in(row: Tensor, group: dist.ProcessGroup, root: int) -> None:
-    """Rank `root` of the group receives each rank's `row`; the process group's own time limit applies."""
-    rows = [torch.empty_like(row) for _ in range(group.size())] if group.rank() == root else None
-    with telling("their tensors with the root", group):
-        dist.gather(row, rows, group=group, group_dst=root)
+def broadcast(tensors: Sequence[Tensor], source: int, transport: Transport, *, what: str) -> None:
+    """Copy tensors from rank `source` to all ranks, as bytes, many in one message. `what`: they are, for errors."""
+    by_size = sorted(tensors, key=lambda tensor: -tensor.element_size())  # so that each lies where its type may begin
+    for device in dict.fromkeys(tensor.device for tensor in tensors):
+        for part in _messages([tensor for tensor in by_size if tensor.device == device]):
+            pieces = [_as_bytes(tensor) for tensor in part]
+            message = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+            message = ask(Broadcast(message, source), transport, what=what)
+            if transport.ranks.rank != source:
+                for tensor, piece in zip(part, message.split([piece.numel() for piece in pieces]), strict=True):
+                    if piece.data_ptr() != tensor.data_ptr():
+                        tensor.copy_(piece.view(tensor.dtype).view(tensor.shape))
 
 
-def averaged(values: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The mean over ranks of a tensor, in place; the process group's own time limit applies."""
-    dist.all_reduce(values.mul_(1 / group.size()), group=group)
-    return values
+def _messages(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield the tensors of each message."""
+    part, size = list[Tensor](), 0
+    for tensor in tensors:
+        if part and size + tensor.nbytes > MESSAGE_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(tensor)
+        size += tensor.nbytes
+    yield part
 
 
-def start_sum(values: Tensor, group: dist.ProcessGroup) -> dist.Work:
-    """Begin to sum a tensor over ranks, in place. It does not block."""
-    return group.allreduce([values])
+def _as_bytes(tensor: Tensor) -> Tensor:
+    return tensor.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
 
 
-def start_all_gather(out: Tensor, mine: Tensor, group: dist.ProcessGroup, *, async_op: bool) -> dist.Work | None:
-    """Fill `out` with all ranks' tensors, one behind the other; `mine`, this rank's, may be its place in it."""
-    return dist.all_gather_into_tensor(out, mine, group=group, async_op=async_op)
-
-
-def start_scatter(rows: Tensor, output: Tensor, group: dist.ProcessGroup) -> dist.Work | None:
-    """Begin to write to a flat `output` the sum over ranks of this one's part of `rows`. It does not block."""
-    return dist.reduce_scatter_tensor(output, rows, group=group, async_op=True)
-
-
-def start_all_to_all(rows: Tensor, out: Tensor, group: dist.ProcessGroup) -> dist.Work | None:
-    """Begin to fill a flat `out` with the parts of all ranks' `rows` for this one, equally long. It does not block."""
-    return dist.all_to_all_single(out, rows, group=group, async_op=True)
-
-
-def largest_and_sum(first: float, second: float, group: dist.ProcessGroup, device: torch.device) -> tuple[float, float]:
-    """The largest of all ranks' first numbers, and the sum of their second ones."""
-    largest, total = torch.tensor([[first], [second]], dtype=torch.float64, device=device)
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
-    dist.all_reduce(total, group=group)
-    return float(largest), float(total)
-
-
-def broadcast(tensors: Sequence[Tensor], source: int, group: dist.ProcessGroup, *, what: str) -> None:
-    """Copy tensors from rank `source` of the group to all its ranks, many in one message. `what`: they are, for errors.
-
-    Types that a group may not know, such as float8 and uint16, travel as bytes.
-    """
-    flats = {index: each.contiguous().view(-1) for index, each in enumerate(tensors) if each.dtype not in CARRIED}
-    sent = [flats[index].view(torch.uint8) if index in flats else each for index, each in enumerate(tensors)]
-    with telling(what, group):
-        dist._broadcast_coalesced(group, sent, MESSAGE_BYTES, source)
-    for index, flat in flats.items():
-        if flat.data_ptr() != tensors[index].data_ptr():  # a copy, of one with gaps
-            tensors[index].copy_(flat.view(tensors[index].shape))
-
-
-def largest(value: int, group: dist.ProcessGroup, device: torch.device) -> int:
-    """The largest of all ranks' values."""
-    values = torch.tensor([value], device=device)
-    with telling("whether they have inputs left", group):
-        dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group)
-    return int(values)
-
-
-def clone_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Another group of the same ranks and kind, whose collectives wait for none of the first one's. A collective call."""
-    ranks = dist.get_process_group_ranks(group)
-    made = dist.new_group(ranks, backend=dist.get_backend(group), use_local_synchronization=True)
-    assert isinstance(made, dist.ProcessGroup)
-    return made
+def largest(value: int, transport: Transport) -> int:
+    """Return the largest of all ranks' values."""
+    return int(ask(AllReduce(torch.tensor([value]), "max"), transport, what="whether they have inputs left"))

@@ -58,7 +58,7 @@ class HostMemory(Decorated):
     def _mapped(self, sizes: Sequence[int], types: Sequence[torch.dtype]) -> list[Tensor]:
         here = self.ranks.per_host
         kind, count = ("SharedSums", self.ranks.world_size) if here == 1 else ("SharedShares", here)
-        made = Segment(sizes, types, self.group, kind, count).shared() if sizes and self.allocates else []
+        made = Segment(sizes, types, self.inner, kind, count).shared() if sizes and self.allocates else []
         if sizes and not made:
             self._in_vain.add(here)
         self._buffers[here].update(made)

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from .collectives import exchange
 from .processes import Processes, close_files, extension, machine
+from .protocol import Transport
 
 logger = logging.getLogger(__name__)
 SWITCH = "GRADWIRE_SHARED_MEMORY"  # 0 in the environment of any rank: over the process group after all
@@ -52,10 +52,10 @@ class Segment:
     """
 
     def __init__(
-        self, sizes: Sequence[int], types: Sequence[torch.dtype], group: dist.ProcessGroup, kind: str, count: int
+        self, sizes: Sequence[int], types: Sequence[torch.dtype], transport: Transport, kind: str, count: int
     ) -> None:
-        self._sizes, self._types, self._group, self._kind, self._count = sizes, types, group, kind, count
-        self._first = group.rank() - group.rank() % count
+        self._sizes, self._types, self._transport, self._kind, self._count = sizes, types, transport, kind, count
+        self._first = transport.ranks.rank - transport.ranks.rank % count
         self._file: int | None = None
         self._spans: list[tuple[int, int, int]] = []  # of each bucket: offset in bytes, elements, bytes of one
         self._bytes = 0
@@ -72,12 +72,12 @@ class Segment:
                 os.close(self._file)
 
     def _shared(self) -> list[tuple[Tensor, SharedBuffer]]:
-        texts = exchange(self._address(), self._group, what=MEMORY)
+        texts = exchange(self._address(), self._transport, what=MEMORY)
         hosts = range(0, len(texts), self._count)
         why = next(filter(None, (_separated(texts[first : first + self._count], first) for first in hosts)), "")
         mine = texts[self._first : self._first + self._count]
         buffers = [] if why else self._mapped([text.split()[2:] for text in mine])
-        if not why and not all(exchange("mapped" if buffers else "", self._group, what=MEMORY)):
+        if not why and not all(exchange("mapped" if buffers else "", self._transport, what=MEMORY)):
             why = "a rank cannot map the memory of another"
         if why:
             logger.info("sums of gradients go over the process group, not through shared memory: %s", why)
@@ -106,7 +106,7 @@ class Segment:
 
     def _mapped(self, addresses: Sequence[Sequence[str]]) -> list[tuple[Tensor, SharedBuffer]]:
         """The buckets in the memory of all ranks; none where one's is out of reach."""
-        rank, first = self._group.rank(), self._first
+        rank, first = self._transport.ranks.rank, self._first
         try:
             others = Processes({other: int(each[0]) for other, each in enumerate(addresses, first) if other != rank})
             memories = [mapped(each, self._bytes) for each in addresses]

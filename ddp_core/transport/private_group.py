@@ -11,24 +11,25 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from .backends import known_to_torch, register_alike, store_of
 from .collectives import exchange
+from .protocol import Transport
+from .torch_groups import known_to_torch, register_alike, store_of
 
 CPU = torch.device("cpu")
 _made: WeakKeyDictionary[dist.ProcessGroup, tuple[str, int]] = WeakKeyDictionary()
 
 
-def new_name(parent: dist.ProcessGroup, device: torch.device) -> str:
+def new_name(transport: Transport) -> str:
     """A name for a private group: the same on all ranks that ask equally often. The first call is a collective one.
 
     torchrun may keep the store of ranks that it starts anew, and with it the addresses of dead ones; so a name has a part
     that no other life of these ranks has.
     """
-    life, number = _made.get(parent) or (
-        exchange(uuid.uuid4().hex, parent, device, what="the place where they meet")[0],
+    life, number = _made.get(transport.group) or (
+        exchange(uuid.uuid4().hex, transport, what="the place where they meet")[0],
         0,
     )
-    _made[parent] = life, number + 1
+    _made[transport.group] = life, number + 1
     return f"{life}/{number + 1}"
 
 
@@ -64,14 +65,14 @@ def private_group(
 
 
 @contextmanager
-def known_group(parent: dist.ProcessGroup, timeout: timedelta, device: torch.device) -> Iterator[dist.ProcessGroup]:
-    """A private group that torch's functions take, inside the `with`. A collective call of all ranks of `parent`.
+def known_group(transport: Transport, timeout: timedelta, device: torch.device) -> Iterator[dist.ProcessGroup]:
+    """A private group that torch's functions take, inside the `with`. A collective call of all ranks of `transport`.
 
     `torch.distributed.new_group` may give the next group the name of one that was destroyed, and with it, in the store, the
     addresses of that one's ranks, which nobody answers at (torch 2.8).
     """
-    group = private_group(parent, timeout, new_name(parent, device), device=device)
-    with known_to_torch(group, parent):
+    group = private_group(transport.group, timeout, new_name(transport), device=device)
+    with known_to_torch(group, transport.group):
         yield group
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property, partial
+from typing import get_args
 
 import torch
 import torch.distributed as dist
@@ -15,14 +16,33 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...compress.protocol.ranks import Ranks, Scope
-from ...compress.protocol.requests import AllGather, AllReduce, AllToAll, ReduceScatter, Request
+from ...compress.protocol.requests import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Gather,
+    ReduceScatter,
+    Request,
+    Scatter,
+)
 from ...kernels import temporary
 from .agreement import CHECK_EVERY, Check, nothing
-from .backends import end_when_idle, future_of, orders_streams, polled
-from .direct import GLOO, PINNED, Collectives, Direct, best_ways
+from .direct.collectives import GLOO, PINNED, Collectives, Direct, best_ways
 from .private_group import meeting_place, new_name, private_group
-from .protocol import Reply, Transport
+from .protocol import MESSAGE_LIMIT, Reply, Transport
+from .torch_groups import (
+    carries,
+    clone_group,
+    end_when_idle,
+    future_of,
+    message_limit,
+    orders_streams,
+    polled,
+    takes_time_limits,
+)
 
+CPU = torch.device("cpu")
 EVERYONE: tuple[Scope, ...] = ("all",)
 LARGE = 10**6  # bytes of all ranks' rows together: worth connections of their own; less Gloo does while a thread wakes
 
@@ -33,7 +53,8 @@ class GroupPending(Reply):
 
     `work`: None once it was waited for or given up, and on a rank that is not a member of the group. `check`: what a wait
     that takes long does now and then; it may raise. `by_streams`: it is ordered among streams, as with NCCL, and whoever is
-    told that it is there is told on a stream behind it. `timed`: see `takes_time_limits`.
+    told that it is there is told on a stream behind it. `timed`: see `takes_time_limits`. `limit`: a wait as long is left to
+    the group, whose own limit it is.
     """
 
     work: dist.Work | None
@@ -41,6 +62,7 @@ class GroupPending(Reply):
     check: Check = nothing
     by_streams: bool = False
     timed: bool = True
+    limit: timedelta = timedelta.max
 
     def expect_late_wait(self, now: Callable[[], float]) -> None:
         """Have the group's thread, which must not wait, or a stream note when it is there; not with Gloo on CUDA."""
@@ -56,9 +78,10 @@ class GroupPending(Reply):
         """
         if (work := self.work) is None:
             raise RuntimeError("it was given up, or this rank is not a member of the process group that it reduces on")
-        if self.reply.is_cuda:
+        waits = not (self.reply.is_cuda or timeout >= self.limit)
+        if not waits:
             work.wait()
-        deadline, waits = time.monotonic() + timeout.total_seconds(), not self.reply.is_cuda
+        deadline = time.monotonic() + timeout.total_seconds()
         while waits:
             began = time.monotonic()
             part = max(min(deadline - began, CHECK_EVERY.total_seconds()), 0.001)
@@ -118,7 +141,7 @@ class ProcessGroup(Transport):
     def arrange(self, per_host: int) -> None:
         """Forget the groups within and across hosts of other ranks, and have a name for those to come."""
         if per_host != self.ranks.per_host:
-            self._arrangement = new_name(self.group, self._device)
+            self._arrangement = new_name(self)
             self.ranks = replace(self.ranks, per_host=per_host)
             self._end_groups(time.monotonic() + self._timeout.total_seconds())
             self._groups = {key: group for key, group in self._groups.items() if key[1] == "all"}
@@ -133,7 +156,7 @@ class ProcessGroup(Transport):
         for channel in range(channels):
             on_cuda = self._device.type == "cuda"
             if channel == len(self._names):
-                self._names.append("" if on_cuda else new_name(self.group, self._device))
+                self._names.append("" if on_cuda else new_name(self))
             wanted = EVERYONE if on_cuda or not scopes else scopes[channel]
             for scope in sorted(wanted):
                 if scope != "self" and (channel, scope) not in self._groups:
@@ -194,6 +217,32 @@ class ProcessGroup(Transport):
         if isinstance(request, AllGather | AllToAll) and self._device.type == "cpu" and group.size() > 1:
             direct = self._direct(request, channel, group)
         return direct or started(request, group, self.check, by_streams=self._by_streams)
+
+    @cached_property
+    def limit(self) -> timedelta:  # type: ignore[override]
+        """The time limit of the group itself."""
+        device = self._device if carries(self.group, self._device) else torch.device("cuda")
+        return message_limit(self.group, device, self._timeout)
+
+    def message(self, request: Request) -> Reply:
+        """Give a request to the group itself. A tensor on the CPU goes over the GPU where the group has no other backend."""
+        tensor = request.tensor
+        if not tensor.is_cuda and not carries(self.group, CPU):
+            tensor = tensor.to("cuda" if self._device.type == "cpu" else self._device)
+            request = replace(request, tensor=tensor)
+        timed = tensor.is_cuda or takes_time_limits(self.group, tensor.device)
+        if isinstance(request, AllGather):  # row by row, which every backend knows
+            reply = tensor.new_empty((self.group.size(), *tensor.shape))
+            pending = GroupPending(self.group.allgather([list(reply)], [tensor]), reply, timed=timed)
+        else:
+            pending = started(request, self.group, by_streams=self._by_streams, timed=timed)
+        pending.limit = self.limit
+        return pending
+
+    def separate(self) -> Transport:
+        """Return a transport over a group of the same ranks on a GPU, where gradients travel over the group itself."""
+        on_cuda = self._device.type == "cuda"
+        return ProcessGroup(clone_group(self.group), self._device, self._timeout) if on_cuda else self
 
     @cached_property
     def _by_streams(self) -> bool:
@@ -292,8 +341,12 @@ def started(
             reply = tensor.new_zeros(sum(sizes))
             reply.split(sizes)[group.rank()].copy_(tensor)
             return pending(group.allreduce([reply]), reply)
-        case AllReduce():
-            return pending(group.allreduce([tensor]), tensor)
+        case AllReduce(op=op):
+            if op != "max":
+                return pending(group.allreduce([tensor]), tensor)
+            largest = dist.AllreduceOptions()
+            largest.reduceOp = dist.ReduceOp.MAX
+            return pending(group.allreduce([tensor], largest), tensor)
         case ReduceScatter():
             reply = temporary(*tensor.shape[1:], dtype=tensor.dtype, device=tensor.device)
             work = dist.reduce_scatter_tensor(reply.view(-1), tensor.reshape(-1), group=group, async_op=True)
@@ -305,4 +358,33 @@ def started(
         case AllToAll():
             reply = temporary(*tensor.shape, dtype=tensor.dtype, device=tensor.device)
             return pending(dist.all_to_all_single(reply, tensor, group=group, async_op=True), reply)
-    raise TypeError(f"a program may yield AllReduce, ReduceScatter, AllGather or AllToAll; it yielded {request!r}")
+        case Broadcast() | Gather() | Scatter():
+            return pending(*_from_one(request, tensor.contiguous(), group))
+    raise TypeError(
+        f"a program may yield {', '.join(each.__name__ for each in get_args(Request))}; it yielded {request!r}"
+    )
+
+
+def _from_one(
+    request: Broadcast | Gather | Scatter, tensor: Tensor, group: dist.ProcessGroup
+) -> tuple[dist.Work, Tensor]:
+    """Begin a collective that one rank gives or gets all of. Return its work and its reply."""
+    if isinstance(request, Broadcast):
+        sending = dist.BroadcastOptions()
+        sending.rootRank = request.source
+        return group.broadcast([tensor], sending), tensor
+    if isinstance(request, Gather):
+        gathering, here = dist.GatherOptions(), group.rank() == request.target
+        gathering.rootRank = request.target
+        rows = tensor.new_empty((group.size() if here else 0, *tensor.shape))
+        return group.gather([list(rows)] if here else [], [tensor], gathering), rows
+    scattering = dist.ScatterOptions()
+    scattering.rootRank = request.source
+    mine = tensor.new_empty(tensor.shape[1:])
+    given = [list(tensor)] if group.rank() == request.source else []
+    return group.scatter([mine], given, scattering), mine
+
+
+def over(group: dist.ProcessGroup, device: torch.device = CPU) -> ProcessGroup:
+    """Return a transport for messages alone over a process group. `device`: this rank's, where the group is of GPUs."""
+    return ProcessGroup(group, device, MESSAGE_LIMIT)

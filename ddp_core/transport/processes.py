@@ -1,13 +1,16 @@
-"""The processes of ranks that share a machine: who has ended, which a lost connection does not tell."""
+"""The processes of ranks: who has ended, which a lost connection does not tell, and who has not made a call of all ranks."""
 
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import select
+import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,16 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
+from .torch_groups import store_of
+
 BOOT, SPACES = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns")
 CHECK_SECONDS = 0.2  # between two checks that the other ranks still live
 SOON = 0.5  # seconds within which a process has ended whose connections were lost, on a busy machine too
+_known: WeakKeyDictionary[dist.ProcessGroup, Mapping[int, int]] = WeakKeyDictionary()  # {rank: process} on this machine
+logger = logging.getLogger(__name__)
+PATIENCE = 5.0  # seconds until the missing ranks are named
+SHORTEST, LONGEST = 0.001, 0.05  # seconds between two looks
+_calls: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()  # so far, by group; alike on all ranks
 
 
 @functools.cache
@@ -51,9 +61,6 @@ class Processes:
 def machine() -> str:
     """The machine, its network and its processes as this one sees them, without spaces; OSError where these are unknown."""
     return ",".join([BOOT.read_text().strip(), *(os.readlink(SPACES / kind) for kind in ("net", "pid"))])
-
-
-_known: WeakKeyDictionary[dist.ProcessGroup, Mapping[int, int]] = WeakKeyDictionary()  # {rank: process} on this machine
 
 
 def place() -> str:
@@ -97,3 +104,54 @@ def ended_ranks(group: dist.ProcessGroup, seconds: float = 0.0) -> list[int]:
 def _gone(known: Mapping[int, int]) -> list[int]:
     """Return the ranks whose processes do not exist any more, not even as zombies."""
     return [rank for rank, process in known.items() if not Path(f"/proc/{process}").exists()]
+
+
+def await_all(group: dist.ProcessGroup, call: str, timeout: timedelta) -> None:
+    """Return when all ranks of the group have made this call. Log which are missing after some seconds.
+
+    Raises RuntimeError if some have not come within `timeout`, or if a rank of this host has ended. Without a store, as in
+    MPI groups, it does not wait.
+    """
+    _calls[group] = number = _calls.get(group, 0) + 1
+    if type(own := store_of(group)) is dist.Store:  # MPI's placeholder
+        return
+    store, rank, ranks = dist.PrefixStore("gradwire/presence/", own), group.rank(), group.size()
+    store.set(f"at/{rank}", str(number))
+    if store.add(f"met/{number}", 1) == ranks:
+        store.set(f"all/{number}", "")
+        for key in (f"met/{number - 1}", f"all/{number - 1}"):  # which nobody waits for any more
+            store.delete_key(key)
+        return
+    began, pause, warned = time.monotonic(), SHORTEST, False
+    while not store.check([f"all/{number}"]):
+        waited = time.monotonic() - began
+        ended = ended_ranks(group) if pause == LONGEST else []
+        if ended or waited > timeout.total_seconds():
+            message = _missing(store, number, ranks, call, waited)
+            if ended:
+                message = f"ranks {ended} have ended. {message}"
+            store.add(f"met/{number}", -1)  # so that this rank may call again
+            store.set(f"at/{rank}", str(number - 1))
+            _calls[group] = number - 1
+            raise RuntimeError(f"gave up: {message}")
+        if waited > PATIENCE and not warned:
+            warned = True
+            if rank == min(_present(store, number, ranks)):
+                logger.warning("%s", _missing(store, number, ranks, call, waited))
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST)
+
+
+def _present(store: dist.Store, number: int, ranks: int) -> list[int]:
+    """The ranks that have made the call."""
+    keys = [f"at/{rank}" for rank in range(ranks)]
+    return [rank for rank, key in enumerate(keys) if store.check([key]) and int(store.get(key)) >= number]
+
+
+def _missing(store: dist.Store, number: int, ranks: int, call: str, seconds: float) -> str:
+    present = _present(store, number, ranks)
+    missing = [rank for rank in range(ranks) if rank not in present]
+    return (
+        f"ranks {present} have called {call}() and waited {seconds:.0f} s for ranks {missing}, which have not: all ranks "
+        f"must call {call}(), also where only the first one saves; take the call out of `if rank == 0:`"
+    )

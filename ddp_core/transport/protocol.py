@@ -12,6 +12,9 @@ from torch import Tensor
 from ...compress.protocol.ranks import Ranks, Scope
 from ...compress.protocol.requests import Request
 
+MESSAGES = -1  # the channel of messages
+MESSAGE_LIMIT = timedelta(minutes=30)
+
 
 class Pending(Protocol):
     """A tensor on its way."""
@@ -40,11 +43,17 @@ class Reply(Pending, Protocol):
 class Transport(Protocol):
     """Carries requests among the ranks of `group`. All ranks make the same calls in the same order, but for `abort`.
 
-    What is not overridden stands for one with nothing to prepare, nothing to break, and no memory.
+    What is not overridden stands for one with nothing to prepare, nothing to break, and no memory. Of `group` others ask for
+    the ranks and the store alone.
     """
 
     group: dist.ProcessGroup
     ranks: Ranks
+
+    @property
+    def limit(self) -> timedelta:
+        """The time limit of messages."""
+        return MESSAGE_LIMIT
 
     @property
     def allocates(self) -> bool:
@@ -73,6 +82,14 @@ class Transport(Protocol):
     def start(self, request: Request, channel: int) -> Reply:
         """Give a request to a channel; returns at once."""
 
+    def message(self, request: Request) -> Reply:
+        """Give a request of set-up, order, usage or buffers to a channel of its own, always open; returns at once."""
+        return self.start(request, MESSAGES)
+
+    def separate(self) -> Transport:
+        """Return a transport whose messages do not queue behind this one's requests. A collective call."""
+        return self
+
     def finish(self, deadline: float) -> None:
         """End what connects when it is idle, or at the deadline, by time.monotonic: nobody asks for more."""
         self.abort()
@@ -100,6 +117,16 @@ class Decorated(Transport):
 
     def start(self, request: Request, channel: int) -> Reply:
         return self.inner.start(request, channel)
+
+    @property
+    def limit(self) -> timedelta:
+        return self.inner.limit
+
+    def message(self, request: Request) -> Reply:
+        return self.inner.message(request)
+
+    def separate(self) -> Transport:
+        return self.inner.separate()
 
     def finish(self, deadline: float) -> None:
         self.inner.finish(deadline)

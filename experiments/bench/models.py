@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from ...compress.builder.did_you_mean import did_you_mean
+from ...compress.builder.options import did_you_mean
 from ..workloads.emulation import Trace, emulated
 from ..workloads.models import TORCHVISION, VISION
 from ..workloads.models.networks import GPT, MLP, ResNet18

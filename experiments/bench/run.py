@@ -11,7 +11,7 @@ from typing import TypeAlias
 import torch
 import torch.distributed as dist
 
-from ...ddp_core import exchange
+from ...ddp_core import exchange, over
 from ..ranks.launchers import lab_here
 from ..workloads.memory import release_free_memory
 from .config import BenchConfig
@@ -64,7 +64,7 @@ def _measured(
     """Settings that are in memory together, of which nothing is left afterwards but cycles of objects."""
     _take_turns(trials, config, control, advance)
     for trial in trials:
-        yield trial.case, _unpacked(exchange(_packed(trial.measured()), control))
+        yield trial.case, _unpacked(exchange(_packed(trial.measured()), over(control)))
     for trial in trials:
         trial.close()
 
@@ -86,7 +86,7 @@ def _batches(cases: Sequence[Case], setup: Setup, world: World, control: dist.Pr
     with torch.device("meta"):
         size = sum(parameter.nbytes for parameter in setup.task.build().parameters())
     fit = max(1, int(SHARE * _free_memory(world) / (COPIES * max(size, 1))))
-    fewest = min(map(int, exchange(str(fit), control)))
+    fewest = min(map(int, exchange(str(fit), over(control))))
     return [list(cases[first : first + fewest]) for first in range(0, len(cases), fewest)]
 
 

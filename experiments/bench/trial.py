@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ...ddp_core import Decorator, exchange
+from ...ddp_core import Decorator, exchange, over
 from ...ddp_core.measure.clock import Clock, clock_of
 from ..workloads.order import BACKWARD, drain, ordered, waited_seconds
 from .models import Task
@@ -146,7 +146,7 @@ class Trial:
 
     def _check(self) -> None:
         bits = (parameter.detach().contiguous().view(-1).view(torch.int32) for parameter in self._model.parameters())
-        sums = exchange(str(sum(int(each.sum(dtype=torch.int64)) for each in bits)), self._control)
+        sums = exchange(str(sum(int(each.sum(dtype=torch.int64)) for each in bits)), over(self._control))
         if len(set(sums)) > 1:
             raise RuntimeError(f"with {self.case} the ranks ended with different parameters: checksums {sums}")
 

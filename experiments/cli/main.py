@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from ... import __version__
-from ...compress.builder.did_you_mean import did_you_mean
+from ...compress.builder.options import did_you_mean
 from ..results.optional import way_to_install
 from .commands import COMMANDS, Command
 

@@ -15,7 +15,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from ...ddp_core import adopt_launcher, register_backend
+from ...ddp_core import adopt_launcher
+from ...ddp_core.transport.direct.torch_backend import register
 from ..network.lab import backend_here, rerun_on_hosts
 from ..ranks.device import chosen_backend, device_here
 from ..ranks.group import further_group, joined
@@ -71,7 +72,7 @@ def _rank(
     torch.set_num_threads(config.threads)
     device, bar = device_here(backend, rank), progress_bar(Console(quiet=rank > 0))
     if "gradwire" in (backend, *config.against):
-        register_backend()
+        register()
     with joined(backend, timedelta(seconds=config.timeout), rendezvous) as group, bar:
         groups = {backend: group} | {other: further_group(other) for other in config.against if other != backend}
         for row in rows_of(config, groups, device, bar):

@@ -13,7 +13,9 @@ import torch
 import torch.distributed as dist
 from rich.progress import Progress
 
-from ...ddp_core import LEAST_TORCH, largest_and_sum, start_all_gather, start_all_to_all, start_scatter, start_sum
+from ...compress import AllReduce
+from ...ddp_core import ask, over, start_all_gather, start_all_to_all, start_scatter, start_sum
+from ...ddp_core.transport.direct.torch_backend import LEAST_TORCH
 from ..network.lab import NetlabConfig, backend_here, check_lab, labels
 from ..network.link import parse_rate
 from ..results.files import check_file
@@ -134,7 +136,9 @@ def pieces_of(operation: Operation, size: int, total: int, ranks: int, device: t
 def _sample(pieces: Sequence[Start], group: dist.ProcessGroup, device: torch.device) -> Sample:
     began = time.process_time()
     found = seconds(pieces, group)
-    return largest_and_sum(found, time.process_time() - began, group, device)
+    worked, messages = time.process_time() - began, over(group, device)
+    slowest, total = torch.tensor([[found], [worked]], dtype=torch.float64, device=device)
+    return ask(AllReduce(slowest, "max"), messages).item(), ask(AllReduce(total, "sum"), messages).item()
 
 
 def seconds(pieces: Sequence[Start], group: dist.ProcessGroup) -> float:

@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ...ddp_core import averaged, exchange
+from ...compress import AllReduce
+from ...ddp_core import ask, exchange, over
 from ..results.comparison import Evaluation
 from .data import Dataset
 from .sample import Batch
@@ -21,7 +22,7 @@ def evaluate(
 ) -> Evaluation:
     """Loss and accuracy on so many held-out batches, which the ranks share."""
     given = dataset.evaluation_batches(batch_size, batches)
-    return evaluation_of(averaged(held_out_sums(model, _share(given, group), device), group))
+    return evaluation_of(ask(AllReduce(held_out_sums(model, _share(given, group), device)), over(group)))
 
 
 @torch.no_grad()
@@ -53,7 +54,7 @@ def _share(batches: Iterator[Batch], group: dist.ProcessGroup) -> Iterator[Batch
 
 def same_digest(model: nn.Module, group: dist.ProcessGroup) -> str:
     """A digest of all parameters; RuntimeError unless it is the same on every rank."""
-    digests = exchange(digest_of(model), group)
+    digests = exchange(digest_of(model), over(group))
     if len(set(digests)) > 1:
         raise RuntimeError(f"the ranks ended with different parameters: {digests}")
     return digests[0]

@@ -9,7 +9,8 @@ from typing import TypeAlias
 import torch
 import torch.distributed as dist
 
-from ...ddp_core import averaged
+from ...compress import AllReduce
+from ...ddp_core import ask, over
 
 Steps: TypeAlias = Sequence[tuple[int, float, float]]  # number, mean loss over ranks, seconds of training at its end
 
@@ -32,7 +33,7 @@ class History:
     def look(self, group: dist.ProcessGroup, device: torch.device) -> Steps:
         """The steps since the last look. A collective call."""
         new = torch.tensor(self.losses[len(self.mean_losses) :], device=device)
-        return self.look_at(averaged(new, group).tolist())
+        return self.look_at(ask(AllReduce(new), over(group)).tolist())
 
     def look_at(self, mean_losses: Sequence[float]) -> Steps:
         """The steps since the last look, whose mean losses over ranks these are."""

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.optim import Optimizer
 
 from ...compress import compressor, warm_up_steps
-from ...ddp_core import Decorator, DistributedDataParallel, Handle, exchange
+from ...ddp_core import Decorator, DistributedDataParallel, Handle, exchange, over
 from ...hooks.fsdp import ShardHandle
 from ...hooks.plan import ratio
 from ...hooks.torch_ddp import attach
@@ -269,7 +269,7 @@ def _result(
         payload_bytes_per_step=sent.traffic.payload_bytes,
         sent_bytes_per_step=sent.traffic.sent_bytes,
         compression_ratio=ratio(elements, sent.traffic, group.size()),
-        peak_memory_bytes=None if turn_steps else max(map(int, exchange(str(peak_memory(device)), group))),
+        peak_memory_bytes=None if turn_steps else max(map(int, exchange(str(peak_memory(device)), over(group)))),
         train_seconds=tuple(history.train_seconds),
         parameters_digest=same_digest(model, group),
         warmed_up=config.parallel == "fsdp" or warm_up_steps(compressor(spec)) < sent.averages,

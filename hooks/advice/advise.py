@@ -19,11 +19,11 @@ from torch.optim import Optimizer
 from ...compress import Ranks, compressor
 from ...compress.protocol.whole_number import whole_number
 from ...compress.state.shares import ranks_given, ranks_seen
-from ...ddp_core import DEFAULT_TIMEOUT, Decorator
+from ...ddp_core import DEFAULT_TIMEOUT, Decorator, over
 from ...ddp_core.averaging.engines import Engines
 from ...ddp_core.measure.clock import clock_of
-from ...ddp_core.transport.backends import orders_streams
 from ...ddp_core.transport.protocol import time_limit
+from ...ddp_core.transport.torch_groups import orders_streams
 from ..plan import bucket_layouts, state_bytes, work_bytes
 from .arithmetic import Arithmetic, copy_seconds, gradient_pool, measured_arithmetic, sampled
 from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED, candidates, family
@@ -89,7 +89,7 @@ def advise(
     began = time.perf_counter()
     device, group = _device(model), process_group or (dist.group.WORLD if dist.is_initialized() else None)
     checked = partial(_checked, tolerance, worthwhile, hosts, compressors, optimizer, trial_seconds, timeout)
-    rule, sizes, asked, kind = checked() if group is None else tried(checked, group, device)
+    rule, sizes, asked, kind = checked() if group is None else tried(checked, over(group, device))
     here = _here(group, device, transport)
     specs, numbers = [each.spec for each in asked], sum(p.numel() for p in model.parameters() if p.requires_grad)
     asked_for = {"compressors": specs, "hosts": sizes, "bucket_mb": bucket_mb, "trial_seconds": trial_seconds}

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from ...ddp_core import fan_in, fan_out
+from ...compress.protocol.requests import Gather, Scatter
+from ...ddp_core import ask
 from .rank_group import RankGroup
 
 MOST = 32  # hosts: more would take too long
@@ -89,7 +90,8 @@ def _seconds(here: RankGroup, row: torch.Tensor, root: int, outward: bool) -> fl
     """Until the last rank is done."""
     dist.barrier(here.group)
     began = time.perf_counter()
-    (fan_out if outward else fan_in)(row, here.group, root)
+    request = Scatter(row.expand(here.ranks.world_size, -1), root) if outward else Gather(row, root)
+    ask(request, here.messages, what="the tensors of the root")
     if here.device.type == "cuda":
         torch.cuda.synchronize(here.device)
     slowest: float = max(here.gather(time.perf_counter() - began))

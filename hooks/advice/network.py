@@ -92,7 +92,7 @@ class Network:
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
             mine.append((time.perf_counter() - began, time.process_time() - worked))
-        ranks = [json.loads(text) for text in exchange(json.dumps(mine[1:]), self._group, self._device)]
+        ranks = [json.loads(text) for text in exchange(json.dumps(mine[1:]), self._transport)]
         return [
             (sent, max(seconds for seconds, _ in turn), statistics.mean(worked for _, worked in turn))
             for turn in zip(*ranks, strict=True)

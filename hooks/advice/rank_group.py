@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ...compress import Ranks
-from ...ddp_core import exchange
+from ...ddp_core import Transport, exchange, over
 from ...ddp_core.memory.out_of_memory import free_bytes
 from ...ddp_core.transport import host_places
 from ...ddp_core.transport.processes import BOOT
@@ -40,15 +40,20 @@ class RankGroup:
     def found(cls, group: dist.ProcessGroup, device: torch.device, *, one_level: bool) -> RankGroup:
         """A collective call. `one_level`: every rank counts as a host, whatever machine it is on."""
         size = group.size()
-        texts = exchange(json.dumps(_place()), group, device, what="their hosts and cores")
+        texts = exchange(json.dumps(_place()), over(group, device), what="their hosts and cores")
         places = [json.loads(text) for text in texts]
         cores = 1.0 if device.type == "cuda" else cores_each([(machine, own) for _, machine, own in places])
         one_host = not one_level and len({host for host, _, _ in places}) == 1
         try:
-            per_host = 1 if one_level else host_places.ranks_per_host(group, device)
+            per_host = 1 if one_level else host_places.ranks_per_host(over(group, device), device)
         except ValueError:  # hosts of different sizes, which two levels do not take either
             per_host = 1
         return cls(group, device, Ranks(size, per_host=per_host if per_host < size else 1), cores, one_host)
+
+    @property
+    def messages(self) -> Transport:
+        """What carries messages among the ranks."""
+        return over(self.group, self.device)
 
     @property
     def selected(self) -> AbstractContextManager[Any]:
@@ -57,7 +62,7 @@ class RankGroup:
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, of what JSON can say. A collective call."""
-        return [json.loads(text) for text in exchange(json.dumps(value), self.group, self.device)]
+        return [json.loads(text) for text in exchange(json.dumps(value), self.messages)]
 
     def free_memory(self) -> int | None:
         """Return the bytes that are free for the rank with the least memory; None if a system does not report them.
@@ -72,20 +77,20 @@ class RankGroup:
 
     def tried(self, function: Callable[[], T]) -> T:
         """`tried` on these ranks."""
-        return tried(function, self.group, self.device)
+        return tried(function, self.messages)
 
 
-def tried(function: Callable[[], T], group: dist.ProcessGroup, device: torch.device) -> T:
-    """Return the function's result here, once it has returned on every rank of a group. A collective call.
+def tried(function: Callable[[], T], messages: Transport) -> T:
+    """Return the function's result here, once it has returned on every rank. A collective call.
 
     Raises what it raised here; where it raised on others alone ValueError, which names the first of them.
     """
     try:
         result = function()
     except Exception as error:
-        exchange(f"{type(error).__name__}: {error}", group, device)
+        exchange(f"{type(error).__name__}: {error}", messages)
         raise
-    for rank, failure in enumerate(exchange("", group, device)):
+    for rank, failure in enumerate(exchange("", messages)):
         if failure:
             raise ValueError(f"steps cannot be tried on rank {rank}, so no rank gets advice: {failure}")
     return result

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TypeVar
 
-from ...ddp_core import Decorator, DistributedDataParallel, exchange
+from ...ddp_core import Decorator, DistributedDataParallel, exchange, over
 from ...ddp_core.measure.clock import clock_of
 from ...ddp_core.overlap.overlapped_optimizer import OverlappedOptimizer
 from ...ddp_core.transport.private_group import known_group
@@ -156,7 +156,7 @@ class Trials:
 
     def _trained(self, training: Training, choice: Choice, steps: int) -> float:
         limit = min(self._timeout, PATIENCE + timedelta(seconds=PATIENT_STEPS * choice.step))
-        with known_group(self._here.group, limit, self._here.device) as group:  # reports have their own
+        with known_group(self._here.messages, limit, self._here.device) as group:  # reports have their own
             model = self._wrapped(
                 training.model,
                 process_group=group,
@@ -184,7 +184,7 @@ class Trials:
             clock.synchronize()
             return clock.seconds(marks[-2], marks[-1])
 
-        slowest = max(map(float, exchange(str(train(FIRST)), model.process_group, self._here.device)))
+        slowest = max(map(float, exchange(str(train(FIRST)), over(model.process_group, self._here.device))))
         far = slowest > FAR * choice.step
         steps = min(steps, FEWEST) if far else steps
         train(steps + (0 if far else SETTLED[choice.order] - FIRST))

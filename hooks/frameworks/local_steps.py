@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ...ddp_core.transport.collectives import gathered, scattered
+from ...ddp_core.transport.process_group import ProcessGroup, over
 from ..local_sgd.local_steps import LocalSteps
 from ..torch_ddp import ddp_inside
 
@@ -40,21 +41,20 @@ class GatheredSites:
 
     def gather_state_dict(self) -> dict[str, Any]:
         """Return the states of all ranks on the first one, on the others {}. All ranks call it after the same step."""
-        states = gathered(self.local.state_dict(), _everyone(), self._device, what="the states of LocalSteps")
+        states = gathered(self.local.state_dict(), self._everyone(), what="the states of LocalSteps")
         return {SITES: states} if states else {}
 
     def scatter_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on from what `gather_state_dict` returned to the first rank. All ranks call it."""
         given = [saved.get(SITES)] * dist.get_world_size()
-        states = scattered(given, _everyone(), self._device, what="the states of LocalSteps")
+        states = scattered(given, self._everyone(), what="the states of LocalSteps")
         if not isinstance(states, list):
             raise ValueError(f"the checkpoint has no states of LocalSteps: save with LocalSteps; it has {list(saved)}")
         self.local.load_state_dict(states)
 
-
-def _everyone() -> dist.ProcessGroup:
-    assert dist.group.WORLD is not None
-    return dist.group.WORLD
+    def _everyone(self) -> ProcessGroup:
+        assert dist.group.WORLD is not None
+        return over(dist.group.WORLD, self._device)
 
 
 def local_scalars(local: LocalSteps) -> dict[str, float]:

@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ...compress import Spec
-from ...ddp_core import Handle, exchange
+from ...ddp_core import Handle, exchange, over
 from ..local_sgd.local_steps import LocalSteps
 from ..torch_ddp import attach, ddp_inside, is_sharded
 from .gathered_state import scalars
@@ -75,7 +75,8 @@ class CheckpointedCallback(TrainerCallback):
         path, mine = folder / FILE, folder / OF_RANK.format(args.process_index, args.world_size)
         assert dist.group.WORLD is not None
         assert self._state is not None
-        found = exchange(f"{path.exists()} {mine.exists()}", dist.group.WORLD, what="whether there is a checkpoint")
+        everyone = over(dist.group.WORLD, args.device)
+        found = exchange(f"{path.exists()} {mine.exists()}", everyone, what="whether there is a checkpoint")
         if found[0].startswith("True"):
             saved = torch.load(path, map_location="cpu", weights_only=True) if dist.get_rank() == 0 else {}
             self._state.scatter_state_dict(saved)

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from ...ddp_core.buckets.layout import plain_names
 from ...ddp_core.transport.collectives import broadcast
 from ...ddp_core.transport.private_group import new_name, private_group
+from ...ddp_core.transport.process_group import over
 from .rendezvous import Rendezvous
-from .sites import CPU, FixedSites, GroupMeeting
+from .sites import FixedSites, GroupMeeting
 
 Sites: TypeAlias = FixedSites | Rendezvous  # how those that take part find each other
 SUPPORTED = "LocalSteps takes FSDP2 models and models of replicate() on a mesh of one dimension, the ranks of a site"
@@ -33,7 +34,7 @@ class Inside:
         self.group, self.whole, self.axis = group, whole, dict[str, int]()
         self.rank, self.size = (0, 1) if group is None else (group.rank(), group.size())
         if group is not None:
-            self._meeting = GroupMeeting(private_group(group, timeout, new_name(group, CPU)), timeout)
+            self._meeting = GroupMeeting(private_group(group, timeout, new_name(over(group))), timeout)
 
     def part(self, parameter: Tensor, rank: int | None = None) -> Tensor:
         """Return the real numbers of a parameter that a rank averages, by default this one: a view of the parameter."""
@@ -64,7 +65,7 @@ class Inside:
         for source in range(self.size):
             parts = [part for each in parameters if (part := self.part(each, source)).numel()]
             if parts:
-                broadcast(parts, source, self.group, what="the model")
+                broadcast(parts, source, over(self.group, parts[0].device), what="the model")
 
 
 def sharded_modules(model: nn.Module) -> list[Any]:

@@ -121,6 +121,9 @@ class SiteMeeting(Meeting):
                     rows = list(tensor.split(sizes)) if sizes else list(tensor.reshape(len(tensor), -1))
                     total = self._total(await self._rows(rows), op)
                     return total if sizes else total.view(tensor.shape[1:])
+        raise TypeError(
+            f"sites answer AllReduce, AllGather, AllToAll and ReduceScatter; a program asked for {request!r}"
+        )
 
     async def _sum(self, request: AllReduce) -> Tensor:
         """Each site sums a part, in rank order, and sends it to the others: all have the same bits."""
@@ -130,6 +133,8 @@ class SiteMeeting(Meeting):
         return torch.cat(await self._gathered(total, [part.numel() for part in parts])).view(request.tensor.shape)
 
     def _total(self, parts: Sequence[Tensor], op: str) -> Tensor:
+        if op == "max":
+            return torch.stack(list(parts)).amax(0)
         scaled = [part * (1 / len(parts)) if op == "mean" else part for part in parts]
         total = scaled[0].clone()
         for part in scaled[1:]:

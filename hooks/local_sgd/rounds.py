@@ -22,7 +22,7 @@ from ...compress.protocol.requests import all_reduce
 from ...compress.protocol.together import together
 from ...compress.simulate import operations_of
 from ...ddp_core.engine.task import Task
-from ...ddp_core.measure.record import Record
+from ...ddp_core.measure.step import Record
 from ...ddp_core.memory.bucket_memory import BucketMemory
 from ...ddp_core.transport.protocol import Decorator, Transport
 from .fragment import Fragment

@@ -12,9 +12,9 @@ from torch import Tensor
 from ...compress.protocol.ranks import Ranks
 from ...compress.protocol.requests import AllGather, Request
 from ...ddp_core.averaging.same_kernels import agree_on_kernels
-from ...ddp_core.transport.collectives import agree, broadcast
+from ...ddp_core.transport.collectives import agree, broadcast, exchange_bytes
 from ...ddp_core.transport.private_group import new_name, private_group
-from ...ddp_core.transport.process_group import started
+from ...ddp_core.transport.process_group import over, started
 from ...ddp_core.transport.protocol import Reply, Transport
 from .standing import Claim
 
@@ -37,6 +37,10 @@ class Meeting(Transport):
         self.group, self.names, self.timeout = group, list(names), timeout
         self.ranks = Ranks(group.size(), group.rank())
 
+    @property
+    def limit(self) -> timedelta:
+        return self.timeout
+
     def start(self, request: Request, channel: int) -> Reply:
         """Give a request to the network. Raises ValueError for one inside hosts, which sites are not."""
         if request.scope == "host":
@@ -57,11 +61,8 @@ class Meeting(Transport):
         return rows
 
     def exchange(self, message: bytes) -> list[bytes]:
-        """Every one's message, in rank order. Messages do not end with a zero."""
-        row = torch.zeros(max(size for (size,) in self.tell([len(message)])), dtype=torch.uint8)
-        row[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-        rows = self._started(AllGather(row)).wait(self.timeout)
-        return [bytes(each.tolist()).rstrip(b"\0") for each in rows]
+        """Every one's message, in rank order."""
+        return exchange_bytes(message, self, what="their messages")
 
     def copy_from(
         self,
@@ -95,7 +96,7 @@ class GroupMeeting(Meeting):
         moved: Callable[[], None] = lambda: None,
     ) -> None:
         """Take over the tensors of rank `source`, in place."""
-        broadcast(tensors, source, self.group, what="the model")
+        broadcast(tensors, source, self, what="the model")
         moved()
 
 
@@ -104,7 +105,7 @@ class FixedSites:
 
     def __init__(self, group: dist.ProcessGroup, timeout: timedelta) -> None:
         self.patience = WAITS * timeout.total_seconds()  # after which a round has failed for sure
-        self.group, self._timeout = group, timeout
+        self.group, self._parent, self._timeout = group, over(group), timeout
         self._meeting: Meeting | None = None
 
     def join(self, setup: str, operations: Collection[str] = ()) -> None:
@@ -112,9 +113,9 @@ class FixedSites:
 
         `operations`: of kernels, which run on the same backend on all ranks from now on.
         """
-        agree(setup, self.group, what="the setup of LocalSteps")
-        agree_on_kernels(operations, self.group, CPU)
-        group = private_group(self.group, self._timeout, new_name(self.group, CPU))
+        agree(setup, self._parent, what="the setup of LocalSteps")
+        agree_on_kernels(operations, self._parent, CPU)
+        group = private_group(self._parent.group, self._timeout, new_name(self._parent))
         self._meeting = GroupMeeting(group, self._timeout)
 
     def meet(self, claim: Claim) -> Meeting:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from ...ddp_core.measure.metrics import Measured, dense_bytes, exposed
-from ...ddp_core.measure.record import replies
-from ...ddp_core.measure.step import Step
+from ...ddp_core.measure.stats import Measured, dense_bytes, exposed
+from ...ddp_core.measure.step import Step, replies
 from ...ddp_core.overlap.link_cost import LinkCost
 from ...ddp_core.overlap.measured_step import link_samples
 from ...ddp_core.overlap.replay import backward_order, replay

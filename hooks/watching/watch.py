@@ -8,8 +8,7 @@ from typing import Any
 
 from ...compress.protocol.whole_number import whole_number
 from ...ddp_core import Observed
-from ...ddp_core.measure.metrics import metrics
-from ...ddp_core.measure.stats import RECENT
+from ...ddp_core.measure.stats import RECENT, metrics
 from .dense_step import dense_step_seconds
 from .folder import FolderOfRanks
 from .report import Report

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gradwire.ddp_core import LEAST_TORCH
+from gradwire.ddp_core.transport.direct.torch_backend import LEAST_TORCH
 from gradwire.ddp_core.transport.launchers import LAUNCHERS
 from gradwire.experiments.cli import main
 from gradwire.experiments.collective import command as driver

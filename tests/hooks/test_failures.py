@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire.compress import Layout, all_reduce
 from gradwire.compress.state.tree import Counter
-from gradwire.ddp_core.transport.backends import store_of
+from gradwire.ddp_core.transport.torch_groups import store_of
 from gradwire.hooks.torch_ddp import compress_bucket
 
 from ..ranks import LostRank

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gradwire.ddp_core import ProcessGroup
+from gradwire.ddp_core import ProcessGroup, over
 from gradwire.ddp_core.transport import private_group
 
 LIMIT = timedelta(seconds=20)
@@ -69,7 +69,7 @@ def in_two_lives(rank, world_size):
     sums = []
     for _ in range(2):
         private_group._made.clear()  # as in a new process
-        name = private_group.new_name(dist.group.WORLD, torch.device("cpu"))
+        name = private_group.new_name(over(dist.group.WORLD))
         group = private_group.private_group(dist.group.WORLD, LIMIT, name)
         numbers = torch.ones(3)
         group.allreduce([numbers]).wait(LIMIT)
@@ -90,7 +90,7 @@ def alone(rank, world_size):
             ProcessGroup(dist.group.WORLD, torch.device("cpu"), timedelta(seconds=1)).open(1)
         message = str(caught.value)
     else:
-        private_group.new_name(dist.group.WORLD, torch.device("cpu"))
+        private_group.new_name(over(dist.group.WORLD))
     dist.barrier()
     return message
 

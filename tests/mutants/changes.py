@@ -67,7 +67,7 @@ MUTANTS = [
     ),
     Mutant(
         "a handle that nobody calls is noticed much later",
-        "hooks/hook_never_called.py",
+        "hooks/torch_ddp_checks.py",
         "if self._begun == ENOUGH:",
         "if self._begun == 4 * ENOUGH:",
         "tests/hooks/test_mistaken_wrapping.py -k 'nobody_calls or no_sync'",

@@ -23,6 +23,8 @@ from .rails import Rails, rails
 from .staggered import Staggered
 from .wire import Wire
 
+GLOO = "gloo"
+PINNED = "GRADWIRE_COLLECTIVES"  # a way for all, in the environment of all ranks: no races, the same bits in every run
 JOIN_SECONDS = 5.0
 UNLIMITED = timedelta(0)  # torch's word for a wait without a limit of its own
 Way: TypeAlias = Staggered | Rails

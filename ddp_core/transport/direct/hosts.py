@@ -1,4 +1,4 @@
-"""The ranks that share a host, and memory that those have in common."""
+"""The ranks that share a host: memory that those have in common, and barriers by counters in it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ import torch
 
 from ..host_places import host_name
 from ..host_segment import mapped, memory_file, obstacle
-from ..processes import machine
+from ..processes import CHECK_SECONDS, Processes, extension, machine
 from .wire import Wire
 
 logger = logging.getLogger(__name__)
 TEXT_BYTES = 128  # of what ranks tell each other
+NOTHING = (0, 0, 1)  # a bucket without numbers
+COUNTERS = 2  # that come with a bucket
 
 
 def hosts_of(wire: Wire) -> list[list[int]]:
@@ -74,3 +76,51 @@ def _mapped(address: str, size: int, rank: int) -> Any:
     except OSError as error:
         logger.info("rank %d cannot map the memory of its host: %s", rank, error)
         return None
+
+
+class HostBarrier:
+    """Barriers of a host's ranks, one for each counter, used again and again.
+
+    `processes`: of each rank of the host, in order. `memory`: zeros, the first `header_bytes` of which are for this.
+    RuntimeError where one of them is gone.
+    """
+
+    def __init__(self, wire: Wire, processes: Mapping[int, int], memory: Any, counters: int) -> None:
+        self._wire, self._ranks = wire, list(processes)
+        mine, buckets = self._ranks.index(wire.rank), [NOTHING] * _buckets(counters)
+        self._counters = extension().SharedShares([memory] * len(processes), mine, buckets)
+        try:
+            self._processes = Processes({rank: each for rank, each in processes.items() if rank != wire.rank})
+        except OSError as error:
+            raise RuntimeError(f"a rank of this host has ended, and its connections with it: {error}") from error
+
+    def arrive(self, counter: int) -> None:
+        """This rank arrives, once more."""
+        self._counters.arrive(counter)
+
+    def wait(self, counter: int) -> None:
+        """Until all have arrived as often as this rank; RuntimeError where one is gone, or at the time limit."""
+        ended: list[int] = []
+        while not self._counters.wait(counter, min(CHECK_SECONDS, self._wire.seconds_left())):
+            if (mate := self._counters.given_up()) >= 0:
+                raise RuntimeError(f"rank {self._ranks[mate]} has closed its connections; see its error")
+            if ended:
+                raise RuntimeError(f"rank {ended[0]} has ended, and its connections with it")
+            if not self._wire.seconds_left():
+                missing = [self._ranks[mate] for mate in self._counters.missing(counter)]
+                raise RuntimeError(f"timed out: ranks {missing} have not come as far as their host's others")
+            ended = self._processes.ended()  # it may have arrived before that: one more look
+
+    def close(self) -> None:
+        """Have whoever waits for this rank raise."""
+        self._counters.give_up()
+
+
+def header_bytes(ranks: int, counters: int) -> int:
+    """Return the bytes of the header of memory that `ranks` ranks share, with `counters` counters."""
+    size: int = extension().SharedShares.header_bytes(_buckets(counters), ranks)
+    return size
+
+
+def _buckets(counters: int) -> int:
+    return -(-counters // COUNTERS)

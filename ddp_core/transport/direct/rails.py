@@ -16,11 +16,9 @@ import numpy
 import torch
 from torch import Tensor
 
-from .chunks import Chunk, Scratch, run, split
-from .host_barrier import HostBarrier, header_bytes
-from .hosts import shared_memory
+from .hosts import HostBarrier, header_bytes, shared_memory
 from .staggered import Staggered
-from .wire import Wire
+from .wire import Chunk, Scratch, Wire, run, split
 
 MOST_BYTES = 2**26  # of a host's shared memory
 ALONE = 2, 4, 2**20  # of a host without others: chunks under way, parts of the memory, bytes of a row's chunk

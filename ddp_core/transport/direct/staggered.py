@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .chunks import Chunk, Scratch, in_chunks, run
-from .wire import Wire
+from .wire import Chunk, Scratch, Wire, in_chunks, run
 
 
 class Staggered:

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Backend
 
-from . import Choice, Collectives, Direct, Kind
+from .collectives import Collectives, Direct
+from .race import Kind, Race
 
 NAME = "gradwire"
 LEAST_TORCH = (2, 14)  # from which on a backend can be written in Python
@@ -72,7 +73,7 @@ class DirectBackend(Backend):
             dist.PrefixStore("gloo/", store), rank, size, timeout
         )
         self._direct = Collectives(store, rank, size, timeout)
-        self._choice = Choice(self._gloo, self._direct)
+        self._race = Race(self._gloo, self._direct)
 
     def getBackendName(self) -> str:
         """Its name."""
@@ -128,7 +129,7 @@ class DirectBackend(Backend):
             return None
         if not all(_is_plain(each) and each.dtype == whole[0].dtype for each in tensors):
             return None
-        return self._choice.way(kind, size)
+        return self._race.way(kind, size)
 
     def _sum_way(self, output: Tensor, rows: Sequence[Tensor], options: Any) -> str | None:
         """Return `_way` of a reduce-scatter; None if its output lies among its rows, which may still be on their way."""

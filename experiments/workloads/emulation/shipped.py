@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ....compress.builder.did_you_mean import did_you_mean
+from ....compress.builder.options import did_you_mean
 from .definitions import LayerDefinition, bert, inception_v3, resnet, resnet18_cifar, sockeye, transformer, vgg19
 from .trace import BACKWARD_OF_FORWARD, BY_OPERATIONS, Layer, Trace
 

@@ -17,8 +17,7 @@ from gradwire.compress import (
     tuned,
     without_momentum,
 )
-from gradwire.compress.builder.defaults import FEEDBACK
-from gradwire.compress.builder.optimizers import kinds, own_momentum
+from gradwire.compress.builder.optimizers import FEEDBACK, kinds, own_momentum
 
 from ..given import gradients, layout, mean
 

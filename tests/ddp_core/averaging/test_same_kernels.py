@@ -13,6 +13,7 @@ import gradwire
 from gradwire import kernels
 from gradwire.compress import Ranks, compressor
 from gradwire.compress.simulate import operations_of
+from gradwire.ddp_core import over
 from gradwire.ddp_core.averaging import same_kernels
 from gradwire.kernels import dispatch
 
@@ -114,7 +115,7 @@ def of_other_versions(rank, world_size):
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
         patch.setattr(same_kernels, "_versions", lambda device: {"torch": f"2.{8 + rank}", "triton": "3.5"})
         warnings.simplefilter("always")
-        same_kernels.agree_on_kernels({"sign_pack"}, dist.group.WORLD, torch.device("cpu"))
+        same_kernels.agree_on_kernels({"sign_pack"}, over(dist.group.WORLD), torch.device("cpu"))
     return [str(each.message) for each in caught]
 
 

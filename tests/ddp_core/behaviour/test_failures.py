@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import gradwire
-from gradwire.ddp_core.transport.backends import store_of
+from gradwire.ddp_core.transport.torch_groups import store_of
 
 from ...ranks import LostRank
 from ..layers import CAP, Layers, inputs_of

@@ -9,10 +9,8 @@ from torch import nn
 
 import gradwire
 from gradwire.compress.state.gauge import ELEMENTS, Gauge
-from gradwire.ddp_core.measure.metrics import Measured, exposed, feedback, metrics
-from gradwire.ddp_core.measure.record import Record
-from gradwire.ddp_core.measure.stats import Stats
-from gradwire.ddp_core.measure.step import BucketStats, Step
+from gradwire.ddp_core.measure.stats import Measured, Stats, exposed, feedback, metrics
+from gradwire.ddp_core.measure.step import BucketStats, Record, Step
 from gradwire.kernels import Residual
 
 RANKS, ELEMENTS_SENT = 4, 1000

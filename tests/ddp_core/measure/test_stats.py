@@ -1,8 +1,7 @@
 """What all steps so far have cost, however many there are."""
 
-from gradwire.ddp_core.measure.record import Record
 from gradwire.ddp_core.measure.stats import MANY, Totals
-from gradwire.ddp_core.measure.step import BucketStats, Step
+from gradwire.ddp_core.measure.step import BucketStats, Record, Step
 
 
 def test_what_is_noted_after_it_was_added_counts_too():

@@ -3,7 +3,7 @@
 import pytest
 
 from gradwire.ddp_core.measure.clock import HostClock
-from gradwire.ddp_core.measure.record import Record
+from gradwire.ddp_core.measure.step import Record
 from gradwire.ddp_core.overlap.measured_step import Measurements, NotedStep, unhindered
 from gradwire.ddp_core.overlap.step_model import Piece, StepModel
 

@@ -1,40 +1,39 @@
 """What ranks exchange outside of programs."""
 
 import os
+from datetime import timedelta
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import gradwire
-from gradwire.ddp_core.transport.collectives import exchange
+from gradwire.compress import AllGather
+from gradwire.ddp_core.transport import process_group
 
 
-class Group:
+class OfOneGpu:
+    """A group of one rank that carries no tensors on the CPU, and keeps where those are that it is given."""
+
+    def __init__(self):
+        self.devices = []
+
     def size(self):
         return 1
 
+    def rank(self):
+        return 0
 
-def test_texts_travel_by_way_of_the_rank_s_own_gpu_though_another_one_is_the_current(monkeypatch):
-    current = []
+    def allgather(self, rows, mine):
+        self.devices.append(mine[0].device)
 
-    class Chosen:
-        def __init__(self, device):
-            self.device = device
 
-        def __enter__(self):
-            current.append(self.device)
-
-        def __exit__(self, *_):
-            current.pop()
-
-    def gather(texts, text, group):
-        texts[0] = f"{text} by {current}"
-
-    monkeypatch.setattr(torch.cuda, "device", Chosen)
-    monkeypatch.setattr(dist, "all_gather_object", gather)
-    assert exchange("a", Group(), torch.device("cuda", 3)) == ["a by [device(type='cuda', index=3)]"]
-    assert exchange("a", Group(), torch.device("cpu")) == exchange("a", Group()) == ["a by []"]
+def test_a_message_travels_by_way_of_the_rank_s_own_gpu_where_the_group_has_no_backend_on_the_cpu(monkeypatch):
+    monkeypatch.setattr(process_group, "carries", lambda group, device: device.type != "cpu")
+    monkeypatch.setattr(process_group, "takes_time_limits", lambda *_: True)
+    monkeypatch.setattr(process_group, "message_limit", lambda *_: timedelta(seconds=9))
+    group = OfOneGpu()
+    process_group.over(group, torch.device("meta")).message(AllGather(torch.zeros(3)))
+    assert group.devices == [torch.device("meta")]
 
 
 KINDS = ("float8_e4m3fn", "float8_e5m2", "int16", "uint16", "uint32", "uint64", "bool", "complex64", "float64")

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gradwire.compress import AllGather, AllReduce, AllToAll, Ranks, ReduceScatter
+from gradwire.compress import AllGather, AllReduce, AllToAll, Broadcast, Gather, Ranks, ReduceScatter, Scatter
 from gradwire.ddp_core import ProcessGroup
 from gradwire.ddp_core.transport import private_group, process_group
 
@@ -32,6 +32,11 @@ def replies(rank, world_size, ranks_per_host):
         for channel, request in enumerate((AllReduce, ReduceScatter, AllGather, AllToAll)):
             pending = transport.start(request(numbers(rank, rows), scope=scope), channel % 2)
             found[scope, request.__name__] = pending.wait(LIMIT).clone()
+        for request in (Broadcast, Gather, Scatter):  # of the last member
+            pending = transport.start(request(numbers(rank, rows), rows - 1, scope), 0)
+            found[scope, request.__name__] = pending.wait(LIMIT).clone()
+        pending = transport.start(AllReduce(numbers(rank, rows), "max", scope), 0)
+        found[scope, "largest"] = pending.wait(LIMIT).clone()
     dist.barrier()
     transport.abort()
     return found
@@ -49,6 +54,10 @@ def test_ranks_of_a_scope_get_what_its_members_gave(ranks, world_size, ranks_per
                 "ReduceScatter": given.mean(0)[mine],
                 "AllGather": given,
                 "AllToAll": given[:, mine],
+                "Broadcast": given[-1],
+                "Gather": given if mine == len(group) - 1 else given[:0],
+                "Scatter": given[-1, mine],
+                "largest": given.amax(0),
             }
             for name, tensor in expected.items():
                 torch.testing.assert_close(

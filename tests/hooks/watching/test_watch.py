@@ -13,10 +13,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.ddp_core.measure.metrics import Measured
-from gradwire.ddp_core.measure.record import Record
-from gradwire.ddp_core.measure.stats import Stats, Totals
-from gradwire.ddp_core.measure.step import BucketStats, Step
+from gradwire.ddp_core.measure.stats import Measured, Stats, Totals
+from gradwire.ddp_core.measure.step import BucketStats, Record, Step
 from gradwire.hooks.watching.dense_step import dense_step_seconds
 from gradwire.hooks.watching.folder import reports_in
 from gradwire.hooks.watching.report import Report

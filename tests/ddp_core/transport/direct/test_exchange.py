@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from gradwire.compress import AllGather, AllReduce, AllToAll
 from gradwire.ddp_core import ProcessGroup
-from gradwire.ddp_core.transport.direct import GLOO, PINNED, Direct
+from gradwire.ddp_core.transport.direct.collectives import GLOO, PINNED, Direct
 from gradwire.ddp_core.transport.process_group import LARGE, GroupPending
 
 LIMIT, SOON = timedelta(seconds=20), timedelta(seconds=1)

@@ -14,9 +14,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.ddp_core.transport.backends import store_of
 from gradwire.ddp_core.transport.direct import torch_backend
-from gradwire.ddp_core.transport.direct.choice import PINNED, race_bytes
+from gradwire.ddp_core.transport.direct.race import PINNED, race_bytes
+from gradwire.ddp_core.transport.torch_groups import store_of
 
 LIMIT = timedelta(seconds=30)
 PATIENCE = 30.0  # seconds
@@ -205,7 +205,7 @@ def races(rank, world_size):
     for _ in range(2):
         dist.all_gather_into_tensor(every, block)
         dist.reduce_scatter_tensor(block, every)
-    return dist.group.WORLD._get_backend(torch.device("cpu"))._choice.winners
+    return dist.group.WORLD._get_backend(torch.device("cpu"))._race.winners
 
 
 @needs_torch

@@ -12,8 +12,8 @@ from torch import nn
 
 import gradwire
 from gradwire.compress import AllReduce
-from gradwire.ddp_core.transport.backends import future_of, polled, takes_time_limits
 from gradwire.ddp_core.transport.process_group import started
+from gradwire.ddp_core.transport.torch_groups import future_of, polled, takes_time_limits
 
 from ...torch_versions import backends_in_python
 from . import wrapped_backend
@@ -31,7 +31,7 @@ def test_one_file_alone_knows_how_torch_keeps_process_groups():
         for file in (ROOT / layer).rglob("*.py")
         if INSIDE.search(file.read_text("utf-8"))
     }
-    assert found == {"ddp_core/transport/backends.py"}
+    assert found == {"ddp_core/transport/torch_groups.py"}
 
 
 def group_of(backend):

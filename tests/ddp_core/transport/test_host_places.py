@@ -5,9 +5,8 @@ import subprocess
 import pytest
 import torch
 
-from gradwire.ddp_core.transport import nvlink
-from gradwire.ddp_core.transport.host_places import of_each
-from gradwire.ddp_core.transport.nvlink import connections, island, island_of, matrix
+from gradwire.ddp_core.transport import host_places
+from gradwire.ddp_core.transport.host_places import connections, island, island_of, matrix, of_each
 
 # Four cards in two pairs that bridges join, and a network card; the head is underlined, as nvidia-smi prints it.
 PAIRS = """\t\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
@@ -70,7 +69,7 @@ def test_an_nvidia_smi_that_is_missing_hangs_or_says_something_else_tells_nothin
             raise answer
         return "GPU-a GPU-b" if "--query-gpu=uuid" in arguments else answer
 
-    monkeypatch.setattr(nvlink, "_asked", asked)
+    monkeypatch.setattr(host_places, "_asked", asked)
     connections.cache_clear()
     assert connections() == {}
     connections.cache_clear()

@@ -43,6 +43,17 @@ def takes_time_limits(group: dist.ProcessGroup, device: torch.device) -> bool:
     return type(group._get_backend(device)).__name__ in TIMED
 
 
+def carries(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Return True if a group has a backend for tensors on such a device."""
+    return any(each.type == device.type for each in group._device_types)
+
+
+def message_limit(group: dist.ProcessGroup, device: torch.device, otherwise: timedelta) -> timedelta:
+    """Return the time limit of a group's own; `otherwise` for backends in Python, of which torch asks it without an end."""
+    in_python = type(group._get_backend(device)).__name__ not in TIMED - {"DirectBackend"}
+    return otherwise if in_python else time_limit_of(group, device, otherwise)
+
+
 def polled(work: dist.Work, seconds: float) -> None:
     """Wait for a work on the CPU that takes no time limit. Raises RuntimeError at the limit."""
     deadline, pause = time.monotonic() + seconds, SHORTEST
@@ -130,6 +141,34 @@ def known_to_torch(group: dist.ProcessGroup, parent: dist.ProcessGroup) -> Itera
         yield
     finally:
         del world.pg_map[group], world.pg_group_ranks[group]
+
+
+def clone_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Return another group of the same ranks and kind, whose collectives wait for none of the first. A collective call."""
+    ranks = dist.get_process_group_ranks(group)
+    made = dist.new_group(ranks, backend=dist.get_backend(group), use_local_synchronization=True)
+    assert isinstance(made, dist.ProcessGroup)
+    return made
+
+
+def start_sum(values: Tensor, group: dist.ProcessGroup) -> dist.Work:
+    """Begin to sum a tensor over ranks, in place. It does not block."""
+    return group.allreduce([values])
+
+
+def start_all_gather(out: Tensor, mine: Tensor, group: dist.ProcessGroup, *, async_op: bool) -> dist.Work | None:
+    """Fill `out` with all ranks' tensors, one behind the other; `mine`, this rank's, may be its place in it."""
+    return dist.all_gather_into_tensor(out, mine, group=group, async_op=async_op)
+
+
+def start_scatter(rows: Tensor, output: Tensor, group: dist.ProcessGroup) -> dist.Work | None:
+    """Begin to write to a flat `output` the sum over ranks of this one's part of `rows`. It does not block."""
+    return dist.reduce_scatter_tensor(output, rows, group=group, async_op=True)
+
+
+def start_all_to_all(rows: Tensor, out: Tensor, group: dist.ProcessGroup) -> dist.Work | None:
+    """Begin to fill a flat `out` with the parts of all ranks' `rows` for this one, equally long. It does not block."""
+    return dist.all_to_all_single(out, rows, group=group, async_op=True)
 
 
 def store_of(group: dist.ProcessGroup) -> dist.Store:

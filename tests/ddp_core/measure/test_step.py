@@ -1,6 +1,6 @@
 """What the requests of a step tell of the link that they took."""
 
-from gradwire.ddp_core.measure.record import Record, link_use
+from gradwire.ddp_core.measure.step import Record, link_use
 
 
 def test_what_is_sent_inside_a_host_holds_no_link():

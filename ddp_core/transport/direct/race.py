@@ -11,20 +11,16 @@ from typing import Any, Literal, TypeAlias
 import torch
 import torch.distributed as dist
 
-from .collectives import Collectives
+from .collectives import GLOO, PINNED, Collectives
 
-GLOO = "gloo"
 Kind: TypeAlias = Literal["all_gather", "all_to_all", "reduce_scatter"]
-PINNED = (
-    "GRADWIRE_COLLECTIVES"  # a way for all, in the environment of all ranks: no races, and the same bits in every run
-)
 REPEATS = 5  # in turns, of which a way's median counts: what is fastest once is not what is fast
 WORTHWHILE = 0.98  # of Gloo's seconds: what a direct way has to stay below
 CLASS = 4  # a race stands for sizes up to so many times the last
 SMALLEST_RACE, LARGEST_RACE = 2**16, 2**26  # bytes of all ranks' blocks; what is larger goes the way of the largest
 
 
-class Choice:
+class Race:
     """The winners of races, each held when its size is first asked for; all ranks ask for the same ones in the same order.
 
     `gloo`: torch's backend, for one thread at a time. ValueError where the environment names a way that there is not.

@@ -1,0 +1,53 @@
+"""The options of a compressor, from text to their types, and the messages for unknown ones and wrong values."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any, Literal, Union, get_args, get_origin
+
+from ..protocol.registry import Registration
+
+
+def option_value(method: Registration, key: str, value: Any) -> Any:
+    """An option's value in the option's type."""
+    if key not in (options := method.options):
+        hint = did_you_mean(key, options)
+        raise ValueError(f"{method.name!r} has no option {key!r}{hint}; it has: {', '.join(options) or 'none'}")
+    expected = options[key][0]
+    if key == "warmup":
+        return value
+    try:
+        return _converted(value, expected)
+    except (KeyError, OverflowError, TypeError, ValueError):
+        described = getattr(expected, "__name__", None) or str(expected)
+        allowed = ", ".join(map(str, get_args(expected))) if get_origin(expected) is Literal else described
+        raise ValueError(f"{method.name}:{key} takes {allowed}, got {value!r}") from None
+
+
+def _converted(value: Any, expected: Any) -> Any:
+    """`value`, a string or already typed, as `expected`; ValueError where it is not one."""
+    if get_origin(expected) in (Union, types.UnionType):
+        kind = next(kind for kind in get_args(expected) if kind is not type(None))
+        return None if value in (None, "none") else _converted(value, kind)
+    if expected is bool:
+        return {"true": True, "false": False}[str(value).lower()]
+    if expected is int:
+        number = float(value)
+        if isinstance(value, bool) or number != int(number):
+            raise ValueError(value)
+        return int(number)
+    if get_origin(expected) is Literal and value not in get_args(expected):
+        raise ValueError(value)
+    return float(value) if expected is float else value
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """A hint to put behind an unknown name; nothing where none of `names` is near.
+
+    >>> did_you_mean("resnet5", ["mlp", "resnet50"]), did_you_mean("x", ["mlp"])
+    (" (did you mean 'resnet50'?)", '')
+    """
+    near = get_close_matches(name, list(names), 1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
