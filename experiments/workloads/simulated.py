@@ -97,7 +97,9 @@ class SimulatedTraining:
         self.ranks = SimulatedRanks(self.model, compressor(spec), world_size, config.bucket_mb)
         self.optimizers = optimizers_for(self.model, spec, config.optimizer, config.lr, config.momentum)
         steps = config.optimizer_steps
-        self.schedules = [schedule_for(each, config.schedule, config.warmup, steps) for each in self.optimizers]
+        self.schedules: list[Any] = [
+            schedule_for(each, config.schedule, config.warmup, steps) for each in self.optimizers
+        ]
         self.batches = [
             dataset.train_batches(config.batch_size, seed=config.seed, rank=rank, world_size=world_size)
             for rank in range(world_size)
