@@ -21,7 +21,7 @@ NEEDS = {
     "dcp": "torch",
 }
 PROGRAMS = {"torchrun": [sys.executable, "-m", "torch.distributed.run"], "python": [sys.executable]}
-SHOWN = r"32 (synced )?steps"
+SHOWN = r"32 (synchronized )?steps"
 
 
 def command(script):

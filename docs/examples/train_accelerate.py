@@ -45,6 +45,6 @@ if accelerator.is_main_process:
             os.fsync(file.fileno())  # on disk before the folder gets its name
     unfinished.rename(CHECKPOINTS / f"step-{stats.steps:06}")  # a kill leaves this checkpoint whole, or the one before
 
-accelerator.print(f"{stats.steps} synced steps, {stats.last.traffic.payload_bytes} bytes of payload in the last one")
+accelerator.print(f"{stats.steps} synchronized steps, {stats.last.traffic.payload_bytes} payload bytes in the last one")
 handle.close()
 accelerator.end_training()

@@ -40,7 +40,7 @@ def main() -> None:
     trainer.fit(Classifier(), data, ckpt_path="last")  # goes on from the last checkpoint, if there is one
     if trainer.is_global_zero:
         stats = trainer.strategy.compression.stats()
-        print(f"{stats.steps} synced steps, {stats.last.traffic.payload_bytes} bytes of payload in the last one")
+        print(f"{stats.steps} synchronized steps, {stats.last.traffic.payload_bytes} payload bytes in the last one")
 
 
 if __name__ == "__main__":

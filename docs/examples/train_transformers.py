@@ -40,4 +40,4 @@ trainer.train(resume_from_checkpoint=last)
 
 if trainer.is_world_process_zero() and callback.compression is not None:
     stats = callback.compression.stats()
-    print(f"{stats.steps} synced steps, {stats.last.traffic.payload_bytes} bytes of payload in the last one")
+    print(f"{stats.steps} synchronized steps, {stats.last.traffic.payload_bytes} payload bytes in the last one")
