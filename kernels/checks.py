@@ -88,13 +88,16 @@ def check_gather(out: Tensor, places: Sequence[int], sizes: Sequence[int]) -> No
         raise ValueError(f"out has {out.numel()} elements, the sources are to lie at {spans}: inside, and apart")
 
 
-def check_sign_pack(grad: Tensor, residual: Residual | None, scales: Tensor, bits: Tensor, length: int) -> None:
+def check_sign_pack(
+    grad: Tensor, residual: Residual | None, scales: Tensor, bits: Tensor, length: int, signs: Tensor | None = None
+) -> None:
     """The arguments of `sign_pack`."""
     _check_blocks(scales, length)
     rows_of(torch.uint8, bits=bits)
     expected = (scales.shape[0], length // 8)
     require(bits.shape == expected, f"bits have the shape {tuple(bits.shape)}, scales and length ask for {expected}")
     _check_encoding(grad, residual, scales, bits, length, "bits")
+    _check_signs(signs, grad if residual is None else residual.after, length // scales.shape[1])
 
 
 def check_quantize_blocks(
@@ -105,6 +108,7 @@ def check_quantize_blocks(
     length: int,
     bits: int = 8,
     exponent: int = 0,
+    signs: Tensor | None = None,
 ) -> None:
     """The arguments of `quantize_blocks`."""
     _check_bits(bits, exponent)
@@ -113,21 +117,33 @@ def check_quantize_blocks(
     expected = (scales.shape[0], length * bits // 8)
     require(codes.shape == expected, f"codes have the shape {tuple(codes.shape)}, scales and length ask for {expected}")
     _check_encoding(grad, residual, scales, codes, length, "codes")
+    _check_signs(signs, grad if residual is None else residual.after, length // scales.shape[1])
 
 
-def check_sign_unpack_mean(scales: Tensor, bits: Tensor, out: Tensor, residual: Tensor | None = None) -> None:
+def check_sign_unpack_mean(
+    scales: Tensor, bits: Tensor, out: Tensor, residual: Tensor | None = None, signs: Tensor | None = None
+) -> None:
     """The arguments of `sign_unpack_mean`."""
     rows_of(torch.uint8, bits=bits)
     _check_decoding(scales, bits, bits.shape[2] * 8, out, residual, "bits")
+    _check_signs(signs, out, bits.shape[2] * 8 // scales.shape[2])
 
 
 def check_dequantize_mean(
-    scales: Tensor, codes: Tensor, out: Tensor, bits: int = 8, exponent: int = 0, residual: Tensor | None = None
+    scales: Tensor,
+    codes: Tensor,
+    out: Tensor,
+    bits: int = 8,
+    exponent: int = 0,
+    residual: Tensor | None = None,
+    signs: Tensor | None = None,
 ) -> None:
     """The arguments of `dequantize_mean`."""
     _check_bits(bits, exponent)
     rows_of(torch.int8, codes=codes)
-    _check_decoding(scales, codes, codes.shape[2] * 8 // bits, out, residual, "codes")
+    length = codes.shape[2] * 8 // bits
+    _check_decoding(scales, codes, length, out, residual, "codes")
+    _check_signs(signs, out, length // scales.shape[2])
 
 
 def check_select_largest(grad: Tensor, residual: Residual | None, indices: Tensor, values: Tensor, length: int) -> None:
@@ -272,6 +288,20 @@ def _check_decoding(
     on_one_device(scales=scales, out=out, residual=residual, **{name: payload})
     flat(out=out, residual=residual)
     _as_long(out, None if residual is None else Residual(residual, residual))
+
+
+def _check_signs(signs: Tensor | None, values: Tensor, block: int) -> None:
+    """The signs of a rotation of blocks, of numbers in the dtype of `values` or a wider one."""
+    if signs is None:
+        return
+    require(signs.numel() == block, f"a block has {block} elements, and there are {signs.numel()} signs of a rotation")
+    require(block & (block - 1) == 0, f"a block that is rotated is a power of two, got {block}")
+    on_one_device(values=values, signs=signs)
+    flat(signs=signs)
+    wide = torch.promote_types(values.dtype, torch.float32)
+    require(
+        signs.dtype == wide, f"the arithmetic is in {wide}, the signs of a rotation are of {signs.dtype}", TypeError
+    )
 
 
 def _check_sparse(indices: Tensor, values: Tensor) -> None:

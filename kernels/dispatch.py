@@ -122,7 +122,7 @@ def agree_on(device: str, choices: Mapping[str, str]) -> None:
 
 def _choose_anew() -> None:
     for each in _operations.values():
-        each.choices = {}
+        each.choices, each.others = {}, {}
 
 
 def _check(names: tuple[str, ...]) -> None:
@@ -176,6 +176,7 @@ class Operation(Generic[P, R]):
         self.implementations: dict[str, Callable[P, R]] = {REFERENCE: reference}
         self.shape_only: Callable[P, R] | None = None
         self.choices: dict[str, Callable[P, R]] = {}  # by type of device
+        self.others: dict[tuple[str, str], tuple[str, Callable[P, R]]] = {}  # behind a backend, on a type of device
         self.agreed: dict[str, str] = {}  # by type of device: the backend that all ranks have
 
     def implement(
@@ -189,13 +190,16 @@ class Operation(Generic[P, R]):
         """
 
         def other(device: str) -> tuple[str, Callable[P, R]]:
-            name = self.after(backend, device)
-            return name, self.implementations[name]
+            others = self.others  # as for choices
+            if (found := others.get((backend, device))) is None:
+                name = self.after(backend, device)
+                found = others[backend, device] = name, self.implementations[name]
+            return found
 
         def add(function: Callable[P, R]) -> Callable[P, R]:
             checked = Checked(self.contract, backend, function, other, supports or {}, unless)
             self.implementations[backend] = checked if checked.count else function
-            self.choices = {}
+            self.choices, self.others = {}, {}
             return function
 
         return add

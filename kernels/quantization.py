@@ -9,6 +9,8 @@ distances down to zero.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -18,6 +20,7 @@ from .checks import check_dequantize_mean, check_quantize_blocks
 from .dispatch import operation
 from .formats import FORMATS
 from .residual import Residual
+from .rotation import decoded_rotated, encoded_rotated
 
 MULTIPLIERS = 0xD2511F53, 0xCD9E8D57  # of Philox4x32
 KEY_STEPS = 0x9E3779B9, 0xBB67AE85
@@ -33,6 +36,7 @@ def quantize_blocks(
     length: int,
     bits: int = 8,
     exponent: int = 0,
+    signs: Tensor | None = None,
     seed: int = -1,
     counter: int = 0,
 ) -> None:
@@ -46,8 +50,18 @@ def quantize_blocks(
     (Alistarh et al. 2017; Wen et al. 2017); with one, so much noise would add up. Element i takes word i % 4 of
     Philox4x32-10 (Salmon et al. 2011) with the key `seed` at `counter` + i // 4. `grad`: flat, any float dtype; `residual`:
     flat, float32 or float64; `scales`: float32 (rows, blocks); `codes`: int8 (rows, length * bits / 8). With a non-finite
-    element, the scale of its block is not finite and its codes are zero, or with HALVES those nearest to it.
+    element, the scale of its block is not finite and its codes are zero, or with HALVES those nearest to it. `signs`: of a
+    rotation, as for `sign_pack`.
     """
+    if signs is not None:
+        return encoded_rotated(
+            lambda *given: quantize_blocks.reference(
+                *given, scales, codes, length, bits, exponent, None, seed, counter
+            ),
+            grad,
+            residual,
+            signs,
+        )
     values = grad if residual is None else residual.plus(grad)
     rows, blocks = scales.shape
     wide = values.to(torch.promote_types(values.dtype, scales.dtype))
@@ -76,13 +90,22 @@ def quantize_blocks(
 
 @operation(check=check_dequantize_mean, apart=[("scales", "out", "residual"), ("codes", "out", "residual")])
 def dequantize_mean(
-    scales: Tensor, codes: Tensor, out: Tensor, bits: int = 8, exponent: int = 0, residual: Tensor | None = None
+    scales: Tensor,
+    codes: Tensor,
+    out: Tensor,
+    bits: int = 8,
+    exponent: int = 0,
+    residual: Tensor | None = None,
+    signs: Tensor | None = None,
 ) -> None:
     """The mean over voters of `scale * code`, into the flat `out`; what its dtype rounds away is added to `residual`.
 
     `scales`: float32 (voters, rows, blocks); `codes`: int8 (voters, rows, length * bits / 8); summed in voter order, in
-    float64 where `out` is that. `residual`: flat, float32 or wider.
+    float64 where `out` is that. `residual`: flat, float32 or wider. `signs`: of a rotation, which is undone.
     """
+    if signs is not None:
+        decode = functools.partial(dequantize_mean.reference, scales, codes, bits=bits, exponent=exponent)
+        return decoded_rotated(decode, out, residual, signs)
     total = _decoded(scales[0], codes[0], bits, exponent).to(torch.promote_types(out.dtype, scales.dtype))
     for voter in range(1, len(scales)):
         total.add_(_decoded(scales[voter], codes[voter], bits, exponent))

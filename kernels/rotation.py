@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from .casting import cast_scaled
 from .checks import check_rotate_blocks
 from .dispatch import operation
+from .residual import Residual
+from .temporary import temporary
 
 
 @operation(check=check_rotate_blocks, apart=[("values", "signs")])
@@ -40,3 +45,37 @@ def _transformed(blocks: Tensor) -> Tensor:
         blocks = torch.stack((first + second, first - second), 2)
         width *= 2
     return blocks.reshape(count, block).clone() if block == 1 else blocks.view(count, block)
+
+
+def encoded_rotated(
+    encode: Callable[[Tensor, Residual | None], None],
+    grad: Tensor,
+    residual: Residual | None,
+    signs: Tensor,
+    rotate: Callable[..., None] = rotate_blocks.reference,
+) -> None:
+    """Have `encode` take `grad` (+ `residual`) in rotated blocks; what it leaves is rotated back. `grad` is overwritten."""
+    if residual is None:
+        wide = grad.to(signs.dtype)
+        rotate(wide, signs)
+        return encode(wide, None)
+    values = residual.plus(grad)
+    rotate(values, signs)
+    encode(grad.zero_(), Residual(values, values))
+    rotate(values, signs, True)
+
+
+def decoded_rotated(
+    decode: Callable[[Tensor], None],
+    out: Tensor,
+    residual: Tensor | None,
+    signs: Tensor,
+    rotate: Callable[..., None] = rotate_blocks.reference,
+    cast: Callable[..., None] = cast_scaled.reference,
+) -> None:
+    """Have `decode` write rotated blocks, and rotate them back to `out`; what that rounds away is added to `residual`."""
+    wide = out if out.dtype == signs.dtype else temporary(*out.shape, dtype=signs.dtype, device=out.device)
+    decode(wide)
+    rotate(wide, signs, True)
+    if wide is not out:
+        cast(wide, out, 1.0, residual)

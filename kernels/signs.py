@@ -15,16 +15,23 @@ from .casting import cast_scaled
 from .checks import check_sign_pack, check_sign_unpack_mean
 from .dispatch import operation
 from .residual import Residual
+from .rotation import decoded_rotated, encoded_rotated
 
 
 @operation(check=check_sign_pack, apart=[("grad", "residual", "scales"), ("grad", "residual", "bits")])
-def sign_pack(grad: Tensor, residual: Residual | None, scales: Tensor, bits: Tensor, length: int) -> None:
+def sign_pack(
+    grad: Tensor, residual: Residual | None, scales: Tensor, bits: Tensor, length: int, signs: Tensor | None = None
+) -> None:
     """Encode `grad` (+ `residual`) as signs and block scales; `residual.after` keeps the rest.
 
     A block's scale is the mean magnitude of its elements, the best in least squares (Seide et al. 2014; Karimireddy et
     al. 2019). `grad`: flat, any float dtype; `residual`: flat, float32 or float64; `scales`: float32 (rows, blocks);
-    `bits`: uint8 (rows, length / 8). With a non-finite element, the scale of its block is not finite.
+    `bits`: uint8 (rows, length / 8). With a non-finite element, the scale of its block is not finite. `signs`: of a
+    rotation, as many as a block has elements, in the dtype of the arithmetic. Then the signs are those of rotated blocks
+    (see `rotate_blocks`), the residual is rotated back, and `grad` may be overwritten.
     """
+    if signs is not None:
+        return encoded_rotated(lambda *given: sign_pack.reference(*given, scales, bits, length), grad, residual, signs)
     values = grad if residual is None else residual.plus(grad)
     rows, blocks = scales.shape
     block = length // blocks
@@ -41,12 +48,16 @@ def sign_pack(grad: Tensor, residual: Residual | None, scales: Tensor, bits: Ten
 
 
 @operation(check=check_sign_unpack_mean, apart=[("scales", "out", "residual"), ("bits", "out", "residual")])
-def sign_unpack_mean(scales: Tensor, bits: Tensor, out: Tensor, residual: Tensor | None = None) -> None:
+def sign_unpack_mean(
+    scales: Tensor, bits: Tensor, out: Tensor, residual: Tensor | None = None, signs: Tensor | None = None
+) -> None:
     """The mean over voters of `scale * sign`, into the flat `out`; what its dtype rounds away is added to `residual`.
 
     `scales`: float32 (voters, rows, blocks); `bits`: uint8 (voters, rows, length / 8); summed in voter order, in float64
-    where `out` is that. `residual`: flat, float32 or wider.
+    where `out` is that. `residual`: flat, float32 or wider. `signs`: of a rotation, which is undone.
     """
+    if signs is not None:
+        return decoded_rotated(lambda wide: sign_unpack_mean.reference(scales, bits, wide), out, residual, signs)
     total = _signed(scales[0], bits[0]).to(torch.promote_types(out.dtype, scales.dtype))
     for voter in range(1, len(scales)):
         total.add_(_signed(scales[voter], bits[voter]))

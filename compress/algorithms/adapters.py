@@ -126,7 +126,7 @@ class TwoShot:
         first, second = drawn(state.draws)
         payload = temporary(state.world_size, size + bits, dtype=torch.uint8, device=grad.device).zero_()
         if rows is not None:
-            payload[:, size:] = rows.packed(rows.used(grad, residual), state.world_size)
+            rows.packed(rows.used(grad, residual, state.world_size), state.world_size, out=payload[:, size:])
         self.codec.encode(grad, residual, payload[:, :size], state.length, *first)
         votes = yield from all_to_all(payload)
         del payload
@@ -135,7 +135,7 @@ class TwoShot:
         self.codec.decode(votes[:, :size].unsqueeze(1), served, state.length)
         payload = temporary(1, size + bits, dtype=torch.uint8, device=grad.device).zero_()
         if rows is not None:
-            payload[:, size:] = any_of(votes[:, size:])
+            any_of(votes[:, size:], out=payload[0, size:])
         held = None if residual is None or state.server_residual is None else state.server_residual.open()
         self.codec.encode(served, held, payload[:, :size], state.length, *second)
         del votes, served

@@ -33,4 +33,4 @@ class Natural(BlockCodes):
     ) -> None:
         """Powers of two and scales of `grad` (+ `residual`); `residual` keeps the difference."""
         scales, codes = self._parts(rows, length)
-        kernels.quantize_blocks(grad, residual, scales, codes, length, self.bits, self.exponent, key, counter)
+        kernels.quantize_blocks(grad, residual, scales, codes, length, self.bits, self.exponent, None, key, counter)

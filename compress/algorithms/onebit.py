@@ -12,8 +12,8 @@ from ...kernels import Residual
 from ..protocol.registry import register
 from ..protocol.traits import Traits
 from .adapters import TwoShot
-from .payloads import padded, rounded_once
-from .rotation import check_rotation, rotate_back, rotated
+from .payloads import padded
+from .rotation import check_rotation, signs_of
 
 SCALE_BYTES = 4
 
@@ -51,22 +51,13 @@ class OneBit:
 
     def encode(self, grad: Tensor, residual: Residual | None, rows: Tensor, length: int) -> None:
         """Signs and scales of `grad` (+ `residual`); `residual` keeps the difference."""
-        if self.rotate:
-            grad, residual = rotated(grad, residual, self.block)
-        kernels.sign_pack(grad, residual, *self._parts(rows, length), length)
-        if self.rotate and residual is not None:
-            rotate_back(residual.after, self.block)
+        signs = signs_of(self.block, grad, residual) if self.rotate else None
+        kernels.sign_pack(grad, residual, *self._parts(rows, length), length, signs)
 
     def decode(self, rows: Tensor, out: Tensor, length: int, residual: Tensor | None = None) -> None:
         """The mean over voters of `scale * sign`; what `out` rounds away is added to `residual`."""
-        if not self.rotate:
-            return kernels.sign_unpack_mean(*self._parts(rows, length), out, residual)
-
-        def write(wide: Tensor) -> None:
-            kernels.sign_unpack_mean(*self._parts(rows, length), wide)
-            rotate_back(wide, self.block)
-
-        rounded_once(out, residual, write)
+        signs = signs_of(self.block, out) if self.rotate else None
+        kernels.sign_unpack_mean(*self._parts(rows, length), out, residual, signs)
 
     def _blocks(self, length: int) -> int:
         return max(1, length // self.block)

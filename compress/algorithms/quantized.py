@@ -14,8 +14,8 @@ from ...kernels.formats import HALVES
 from ..protocol.registry import register
 from ..protocol.traits import Traits
 from .adapters import TwoShot
-from .payloads import padded, rounded_once
-from .rotation import check_rotation, rotate_back, rotated
+from .payloads import padded
+from .rotation import check_rotation, signs_of
 
 SCALE_BYTES = 4
 DRAWS = Traits(takes_16_bits=True, keeps_zeros=True, draws=True)  # of codecs that round at random in any case
@@ -95,22 +95,13 @@ class Quantized(BlockCodes):
     ) -> None:
         """Codes and scales of `grad` (+ `residual`); `residual` keeps the difference. With a key, rounded at random."""
         scales, codes = self._parts(rows, length)
-        if self.rotate:
-            grad, residual = rotated(grad, residual, self.block)
-        kernels.quantize_blocks(grad, residual, scales, codes, length, self.bits, self.exponent, key, counter)
-        if self.rotate and residual is not None:
-            rotate_back(residual.after, self.block)
+        signs = signs_of(self.block, grad, residual) if self.rotate else None
+        kernels.quantize_blocks(grad, residual, scales, codes, length, self.bits, self.exponent, signs, key, counter)
 
     def decode(self, rows: Tensor, out: Tensor, length: int, residual: Tensor | None = None) -> None:
         """The mean over voters of `scale * code`, rotated back; what `out` rounds away is added to `residual`."""
-        if not self.rotate:
-            return super().decode(rows, out, length, residual)
-
-        def write(wide: Tensor) -> None:
-            BlockCodes.decode(self, rows, wide, length)
-            rotate_back(wide, self.block)
-
-        rounded_once(out, residual, write)
+        signs = signs_of(self.block, out) if self.rotate else None
+        kernels.dequantize_mean(*self._parts(rows, length), out, self.bits, self.exponent, residual, signs)
 
 
 def _traits(codec: Quantized) -> Traits:

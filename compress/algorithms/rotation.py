@@ -11,28 +11,11 @@ import functools
 import torch
 from torch import Tensor
 
-from ... import kernels
 from ...kernels import Residual
 from ...kernels.quantization import uniform
 from ..protocol.layout import working_dtype
 
 SEED = 0  # of the signs
-
-
-def rotated(grad: Tensor, residual: Residual | None, block: int) -> tuple[Tensor, Residual | None]:
-    """The same in rotated blocks: their sum is in the place of both residuals, and `grad` zero."""
-    if residual is None:
-        wide = grad.to(working_dtype(grad.dtype))
-        kernels.rotate_blocks(wide, _signs(block, wide))
-        return wide, None
-    values = residual.plus(grad)
-    kernels.rotate_blocks(values, _signs(block, values))
-    return grad.zero_(), Residual(values, values)
-
-
-def rotate_back(values: Tensor, block: int) -> None:
-    """Undo it, in place."""
-    kernels.rotate_blocks(values, _signs(block, values), True)
 
 
 def check_rotation(method: str, block: int) -> None:
@@ -41,9 +24,10 @@ def check_rotation(method: str, block: int) -> None:
         raise ValueError(f"{method}:block is a power of two where blocks are rotated, got {block}")
 
 
-def _signs(block: int, like: Tensor) -> Tensor:
-    """1 or -1 for each element of a block."""
-    return _drawn_signs(block, like.dtype, like.device)
+def signs_of(block: int, values: Tensor, residual: Residual | None = None) -> Tensor:
+    """1 or -1 for each element of a block, in the dtype of arithmetic with `values` (+ `residual`)."""
+    dtype = working_dtype(values.dtype) if residual is None else residual.after.dtype
+    return _drawn_signs(block, dtype, values.device)
 
 
 @functools.lru_cache(maxsize=16)

@@ -45,7 +45,7 @@ class TernGrad(BlockCodes):
         if residual is None and self.clip is not None:
             grad = grad.to(working_dtype(grad.dtype))  # what is cut is not rounded
             _clip(grad, self.block, self.clip)
-        kernels.quantize_blocks(grad, residual, scales, codes, length, self.bits, self.exponent, key, counter)
+        kernels.quantize_blocks(grad, residual, scales, codes, length, self.bits, self.exponent, None, key, counter)
 
 
 def _clip(grad: Tensor, block: int, clip: float) -> None:

@@ -63,9 +63,9 @@ class ZeroRows:
             self._repeated[ranks, stride] = made
         return self._repeated[ranks, stride]
 
-    def used(self, grad: Tensor, residual: Residual | None) -> Tensor:
-        """Return True for each row with an element other than zero."""
-        used = torch.zeros(self.count, dtype=torch.bool, device=grad.device)
+    def used(self, grad: Tensor, residual: Residual | None, ranks: int = 1) -> Tensor:
+        """Return True for each row with an element other than zero, and room for so many parts of bytes: see `packed`."""
+        used = torch.zeros(ranks * self.row_bytes(ranks) * 8, dtype=torch.bool, device=grad.device)
         for numbers in (grad,) if residual is None else (grad, residual.before):
             mark_rows(numbers, used, self._rows)
         return used
@@ -91,11 +91,10 @@ class ZeroRows:
         """Bytes of the bits of each of so many equal parts of the rows."""
         return padded(-(-self.count // (8 * ranks)))
 
-    def packed(self, used: Tensor, ranks: int) -> Tensor:
-        """A bit for each row, (ranks, bytes)."""
-        bits = used.new_zeros(ranks * self.row_bytes(ranks) * 8)
-        bits[: self.count] = used
-        return (bits.view(torch.uint8).view(ranks, -1, 8) << self._shifts(used.device)).sum(2, dtype=torch.uint8)
+    def packed(self, used: Tensor, ranks: int, out: Tensor | None = None) -> Tensor:
+        """A bit for each row, (ranks, bytes), of what `used` gave for so many ranks; in `out`, where it is given."""
+        shifted = used.view(torch.uint8).view(ranks, -1, 8) << self._shifts(used.device)
+        return torch.sum(shifted, 2, dtype=torch.uint8, out=out)
 
     def _shifts(self, device: torch.device) -> Tensor:
         if self._places is None:
@@ -104,7 +103,7 @@ class ZeroRows:
 
     def unpacked(self, bits: Tensor) -> Tensor:
         """Return the booleans that `packed` packed."""
-        return ((bits.reshape(-1, 1) >> self._shifts(bits.device)) & 1).view(-1)[: self.count].bool()
+        return ((bits.unsqueeze(-1) >> self._shifts(bits.device)) & 1).view(torch.bool).view(-1)
 
     def used_anywhere(self, used: Tensor) -> Program[Tensor]:
         """Return True for the rows that any rank uses; one round."""
@@ -114,12 +113,12 @@ class ZeroRows:
         return self.unpacked(any_of(everyones))
 
 
-def any_of(votes: Tensor) -> Tensor:
-    """Bits that any voter set; `votes`: (voters, bytes). Thousands of voters take few operations."""
-    while (count := len(votes)) > 1:
-        half = (count + 1) // 2
-        votes = votes[:half] | votes[count - half :]  # of an odd number, both have the one in the middle
-    return votes[0]
+def any_of(votes: Tensor, out: Tensor | None = None) -> Tensor:
+    """Bits that any voter set; `votes`: (voters, bytes)."""
+    while len(votes) > 2:
+        half = -(-len(votes) // 2)
+        votes = votes[:half] | votes[-half:]  # the middle one of an odd number counts twice
+    return torch.bitwise_or(votes[0], votes[-1], out=out)
 
 
 def _cut(first: int, end: int, row: int) -> Iterator[tuple[int, int, int]]:

@@ -168,8 +168,8 @@ class ShardSum:
         wide, used = grad.to(working_dtype(grad.dtype)), None
         rows = None if zero_rows is None else zero_rows.repeated(ranks, row)
         if rows is not None:
-            used = rows.used(wide, step)
-            payloads[:, size : size + bits] = rows.packed(used, ranks)
+            used = rows.used(wide, step, ranks)
+            rows.packed(used, ranks, out=payloads[:, size : size + bits])
         random: tuple[int, ...] = drawn(state.draws)[0]
         if step is None or row == length:
             codec.encode(lengthened(wide, ranks, length), step, payloads[:, :size], length, *random)

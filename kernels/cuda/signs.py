@@ -16,8 +16,16 @@ PART = 1024  # elements that a warp holds in registers
 CHUNK = WARPS * PART  # a thread block
 
 
-@sign_pack.implement(module.NAME, {"grad": FLOATS, "residual": WIDE})
-def encode_signs(grad: Tensor, residual: Residual | None, scales: Tensor, bits: Tensor, length: int) -> None:
+def _rotated(
+    grad: Tensor, residual: Residual | None, scales: Tensor, bits: Tensor, length: int, signs: Tensor | None = None
+) -> str:
+    return "" if signs is None else "rotated blocks"
+
+
+@sign_pack.implement(module.NAME, {"grad": FLOATS, "residual": WIDE}, unless=_rotated)
+def encode_signs(
+    grad: Tensor, residual: Residual | None, scales: Tensor, bits: Tensor, length: int, signs: None = None
+) -> None:
     """`sign_pack`: one pass for blocks of up to 8192 elements, two for longer ones."""
     rows, row_blocks = scales.shape
     block = length // row_blocks

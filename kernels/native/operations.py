@@ -18,7 +18,7 @@ from ..low_rank import low_rank_finish, low_rank_left, low_rank_right
 from ..marking import clear_rows, mark_rows
 from ..quantization import FORMATS, dequantize_mean, quantize_blocks, steps_of
 from ..residual import Residual
-from ..rotation import rotate_blocks
+from ..rotation import decoded_rotated, encoded_rotated, rotate_blocks
 from ..rows import Rows
 from ..selection import scatter_mean, select_largest
 from ..signs import sign_pack, sign_unpack_mean
@@ -106,7 +106,7 @@ def _normalize(q: Tensor, factors: Factors, previous: Tensor | None = None) -> N
     library().normalize(*_packed(factors), q, previous, torch.get_num_threads())
 
 
-@quantize_blocks.implement(NAME, {"grad": FLOATS, "residual": WIDE})
+@quantize_blocks.implement(NAME, {"grad": FLOATS, "residual": WIDE, "signs": WIDE})
 def _quantize_blocks(
     grad: Tensor,
     residual: Residual | None,
@@ -115,9 +115,13 @@ def _quantize_blocks(
     length: int,
     bits: int = 8,
     exponent: int = 0,
+    signs: Tensor | None = None,
     seed: int = -1,
     counter: int = 0,
 ) -> None:
+    if signs is not None:
+        rest = scales, codes, length, bits, exponent, None, seed, counter
+        return encoded_rotated(lambda *given: _quantize_blocks(*given, *rest), grad, residual, signs, _rotate_blocks)
     rows, blocks = scales.shape
     places = grad.numel(), rows, blocks, length // blocks
     steps, limit = steps_of(bits, exponent, seed, residual), FORMATS[bits, exponent].limit
@@ -125,10 +129,19 @@ def _quantize_blocks(
     library().quantize_blocks(grad, *(residual or NONE), scales, codes, *places, *levels, torch.get_num_threads())
 
 
-@dequantize_mean.implement(NAME, {"out": FLOATS, "residual": WIDE})
+@dequantize_mean.implement(NAME, {"out": FLOATS, "residual": WIDE, "signs": WIDE})
 def _dequantize_mean(
-    scales: Tensor, codes: Tensor, out: Tensor, bits: int = 8, exponent: int = 0, residual: Tensor | None = None
+    scales: Tensor,
+    codes: Tensor,
+    out: Tensor,
+    bits: int = 8,
+    exponent: int = 0,
+    residual: Tensor | None = None,
+    signs: Tensor | None = None,
 ) -> None:
+    if signs is not None:
+        decode = functools.partial(_dequantize_mean, scales, codes, bits=bits, exponent=exponent)
+        return decoded_rotated(decode, out, residual, signs, _rotate_blocks, _cast_scaled)
     voters, _, blocks = scales.shape
     block = codes.shape[2] * 8 // bits // blocks
     places = voters, out.numel(), blocks, block
@@ -151,15 +164,25 @@ def _scatter_mean(indices: Tensor, values: Tensor, out: Tensor, length: int, asc
     library().scatter_mean(indices, values, out, *values.shape, out.numel(), length, torch.get_num_threads())
 
 
-@sign_pack.implement(NAME, {"grad": FLOATS, "residual": WIDE})
-def _sign_pack(grad: Tensor, residual: Residual | None, scales: Tensor, bits: Tensor, length: int) -> None:
+@sign_pack.implement(NAME, {"grad": FLOATS, "residual": WIDE, "signs": WIDE})
+def _sign_pack(
+    grad: Tensor, residual: Residual | None, scales: Tensor, bits: Tensor, length: int, signs: Tensor | None = None
+) -> None:
+    if signs is not None:
+        rest = scales, bits, length
+        return encoded_rotated(lambda *given: _sign_pack(*given, *rest), grad, residual, signs, _rotate_blocks)
     rows, blocks = scales.shape
     places = grad.numel(), rows, blocks, length // blocks
     library().sign_pack(grad, *(residual or NONE), scales, bits, *places, torch.get_num_threads())
 
 
-@sign_unpack_mean.implement(NAME, {"out": FLOATS, "residual": WIDE})
-def _sign_unpack_mean(scales: Tensor, bits: Tensor, out: Tensor, residual: Tensor | None = None) -> None:
+@sign_unpack_mean.implement(NAME, {"out": FLOATS, "residual": WIDE, "signs": WIDE})
+def _sign_unpack_mean(
+    scales: Tensor, bits: Tensor, out: Tensor, residual: Tensor | None = None, signs: Tensor | None = None
+) -> None:
+    if signs is not None:
+        decode = functools.partial(_sign_unpack_mean, scales, bits)
+        return decoded_rotated(decode, out, residual, signs, _rotate_blocks, _cast_scaled)
     voters, _, blocks = scales.shape
     block = bits.shape[2] * 8 // blocks
     places = voters, out.numel(), blocks, block

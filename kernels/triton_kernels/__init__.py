@@ -40,10 +40,13 @@ LARGEST_BLOCK = 8192  # elements of a block that is quantized or rotated: those 
 MODULES: dict[str, dict[Operation[Any, Any], Supports]] = {  # the dtypes that the kernels of each operation know
     "casting": {cast_scaled: {"source": FLOATS, "out": FLOATS, "residual": WIDE}},
     "finite": {all_finite: {"tensor": FLOATS}},
-    "signs": {sign_pack: {"grad": FLOATS, "residual": WIDE}, sign_unpack_mean: {"out": FLOATS, "residual": WIDE}},
+    "signs": {
+        sign_pack: {"grad": FLOATS, "residual": WIDE, "signs": WIDE},
+        sign_unpack_mean: {"out": FLOATS, "residual": WIDE, "signs": WIDE},
+    },
     "quantization": {
-        quantize_blocks: {"grad": FLOATS, "residual": WIDE},
-        dequantize_mean: {"out": FLOATS, "residual": WIDE},
+        quantize_blocks: {"grad": FLOATS, "residual": WIDE, "signs": WIDE},
+        dequantize_mean: {"out": FLOATS, "residual": WIDE, "signs": WIDE},
     },
     "marking": {mark_rows: {"values": FLOATS}, clear_rows: {"values": FLOATS}},
     "rotation": {rotate_blocks: {"values": WIDE, "signs": WIDE}},
@@ -75,14 +78,18 @@ def _large_block(grad: Tensor, residual: Residual | None, scales: Tensor, codes:
     return f"blocks above {LARGEST_BLOCK} elements" if length > LARGEST_BLOCK * max(1, blocks) else ""
 
 
-def _large_rotation(values: Tensor, signs: Tensor) -> str:
-    return f"blocks above {LARGEST_BLOCK} elements" if signs.numel() > LARGEST_BLOCK else ""
+def _large_rotation(*given: Any) -> str:
+    """The signs of a rotation are the last argument, where there are any."""
+    signs = given[-1]
+    return (
+        f"blocks above {LARGEST_BLOCK} elements" if isinstance(signs, Tensor) and signs.numel() > LARGEST_BLOCK else ""
+    )
 
 
 UNLESS: dict[Operation[Any, Any], Unless] = {
     all_finite: with_gaps,
     quantize_blocks: _large_block,
-    rotate_blocks: _large_rotation,
+    **dict.fromkeys((rotate_blocks, sign_pack, sign_unpack_mean, dequantize_mean), _large_rotation),
 }
 
 

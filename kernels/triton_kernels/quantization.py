@@ -10,6 +10,7 @@ from ..quantization import FORMATS, steps_of
 from ..residual import Residual
 from .float_codes import codes_of, spacing, values_of
 from .launching import launched, on_device
+from .rotation import turned
 from .tiles import load_tile, store_mean, store_tile
 from .units import cut, is_whole, place_in_row, unit_places
 
@@ -22,10 +23,11 @@ def quantize_blocks(
     length: int,
     bits: int = 8,
     exponent: int = 0,
+    signs: Tensor | None = None,
     seed: int = -1,
     counter: int = 0,
 ) -> None:
-    """Multiples of block scales; `residual` keeps the rest."""
+    """Multiples of block scales, of numbers rotated by `signs`; `residual` keeps the rest."""
     rows, blocks = scales.shape
     limit, _, least, offset = FORMATS[bits, exponent]
     units = cut(rows * blocks, length // blocks)
@@ -35,16 +37,23 @@ def quantize_blocks(
     held, strides = residual or Residual(grad, grad), (scales.stride(0), codes.stride(0))
     with on_device(grad):
         _quantize[units.programs](
-            grad, *held, scales, codes, *strides, max(seed, 0), counter, *place,
+            grad, *held, scales, codes, grad if signs is None else signs, *strides, max(seed, 0), counter, *place,
             HELD=residual is not None, RANDOM=seed >= 0, BITS=bits, EXPONENT=exponent, LEAST=least,
-            STEPS=steps_of(bits, exponent, seed, residual), LIMIT=float(limit), OFFSET=offset, **units.sizes,
+            STEPS=steps_of(bits, exponent, seed, residual), LIMIT=float(limit), OFFSET=offset,
+            **units.rotated_by(signs),
         )  # fmt: skip
 
 
 def dequantize_mean(
-    scales: Tensor, codes: Tensor, out: Tensor, bits: int = 8, exponent: int = 0, residual: Tensor | None = None
+    scales: Tensor,
+    codes: Tensor,
+    out: Tensor,
+    bits: int = 8,
+    exponent: int = 0,
+    residual: Tensor | None = None,
+    signs: Tensor | None = None,
 ) -> None:
-    """The mean over voters of `scale * code`; what `out` rounds away is added to `residual`."""
+    """The mean over voters of `scale * code`, rotated back; what `out` rounds away is added to `residual`."""
     voters, rows, blocks = scales.shape
     units = cut(rows * blocks, codes.shape[2] * 8 // bits // blocks)
     if not units.count:
@@ -55,8 +64,9 @@ def dequantize_mean(
     held = out if residual is None else residual
     with on_device(out):
         _dequantize[units.programs](
-            scales, codes, out, held, *strides, voters, 1 / voters, *place,
-            HELD=residual is not None, BITS=bits, EXPONENT=exponent, LEAST=least, OFFSET=offset, **units.sizes,
+            scales, codes, out, held, out if signs is None else signs, *strides, voters, 1 / voters, *place,
+            HELD=residual is not None, BITS=bits, EXPONENT=exponent, LEAST=least, OFFSET=offset,
+            **units.rotated_by(signs),
         )  # fmt: skip
 
 
@@ -116,30 +126,30 @@ def _uniform(seed: tl.tensor, counter: tl.tensor, UNITS: tl.constexpr, UNIT: tl.
 @launched
 @triton.jit(do_not_specialize=["scale_stride", "seed", "counter", "blocks", "block", "units", "size"])
 def _quantize(
-    grad: tl.tensor, before: tl.tensor, after: tl.tensor, scales: tl.tensor, codes: tl.tensor,
+    grad: tl.tensor, before: tl.tensor, after: tl.tensor, scales: tl.tensor, codes: tl.tensor, signs: tl.tensor,
     scale_stride: tl.int64, code_stride: tl.int64, seed: tl.int64, counter: tl.int64,
     blocks: tl.int64, block: tl.int64, units: tl.int64, size: tl.int64,
-    HELD: tl.constexpr, RANDOM: tl.constexpr, BITS: tl.constexpr, EXPONENT: tl.constexpr, LEAST: tl.constexpr,
-    STEPS: tl.constexpr, LIMIT: tl.constexpr, OFFSET: tl.constexpr,
+    LEVELS: tl.constexpr, HELD: tl.constexpr, RANDOM: tl.constexpr, BITS: tl.constexpr, EXPONENT: tl.constexpr,
+    LEAST: tl.constexpr, STEPS: tl.constexpr, LIMIT: tl.constexpr, OFFSET: tl.constexpr,
     EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr,
 ) -> None:  # fmt: skip
     if is_whole(units, size, UNITS, UNIT, EXACT):
-        _quantize_units(grad, before, after, scales, codes, scale_stride, code_stride, seed, counter,
-                        blocks, block, units, size, HELD, RANDOM, BITS, EXPONENT, LEAST, STEPS, LIMIT, OFFSET,
+        _quantize_units(grad, before, after, scales, codes, signs, scale_stride, code_stride, seed, counter,
+                        blocks, block, units, size, LEVELS, HELD, RANDOM, BITS, EXPONENT, LEAST, STEPS, LIMIT, OFFSET,
                         EACH, UNITS, UNIT, True)  # fmt: skip
     else:
-        _quantize_units(grad, before, after, scales, codes, scale_stride, code_stride, seed, counter,
-                        blocks, block, units, size, HELD, RANDOM, BITS, EXPONENT, LEAST, STEPS, LIMIT, OFFSET,
+        _quantize_units(grad, before, after, scales, codes, signs, scale_stride, code_stride, seed, counter,
+                        blocks, block, units, size, LEVELS, HELD, RANDOM, BITS, EXPONENT, LEAST, STEPS, LIMIT, OFFSET,
                         EACH, UNITS, UNIT, False)  # fmt: skip
 
 
 @triton.jit
 def _quantize_units(
-    grad: tl.tensor, before: tl.tensor, after: tl.tensor, scales: tl.tensor, codes: tl.tensor,
+    grad: tl.tensor, before: tl.tensor, after: tl.tensor, scales: tl.tensor, codes: tl.tensor, signs: tl.tensor,
     scale_stride: tl.tensor, code_stride: tl.tensor, seed: tl.tensor, counter: tl.tensor,
     blocks: tl.tensor, block: tl.tensor, units: tl.tensor, size: tl.tensor,
-    HELD: tl.constexpr, RANDOM: tl.constexpr, BITS: tl.constexpr, EXPONENT: tl.constexpr, LEAST: tl.constexpr,
-    STEPS: tl.constexpr, LIMIT: tl.constexpr, OFFSET: tl.constexpr,
+    LEVELS: tl.constexpr, HELD: tl.constexpr, RANDOM: tl.constexpr, BITS: tl.constexpr, EXPONENT: tl.constexpr,
+    LEAST: tl.constexpr, STEPS: tl.constexpr, LIMIT: tl.constexpr, OFFSET: tl.constexpr,
     EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,
 ) -> None:  # fmt: skip
     unit, row, column, first, left = unit_places(blocks, block, EACH, UNITS, UNIT)
@@ -149,6 +159,7 @@ def _quantize_units(
     numbers = load_tile(grad, places, limit, WHOLE)
     if HELD:
         numbers += load_tile(before, places, limit, WHOLE)
+    numbers = turned(numbers, signs, limit - first[:, None, None], LEVELS, UNITS, UNIT, 4, False, WHOLE)
     sizes = tl.abs(numbers)
     largest = tl.max(tl.max(sizes, 2), 1)
     finite = tl.min(tl.min((sizes < float("inf")).to(tl.int32), 2), 1) == 1  # NaN is not less
@@ -178,35 +189,37 @@ def _quantize_units(
     else:
         tl.store(codes + start, packed, mask=(unit < units)[:, None, None] & (byte * 8 < left[:, None, None] * BITS))
     if HELD:
-        store_tile(after, places, numbers - scale[:, None, None] * levels, limit, WHOLE)
+        numbers -= scale[:, None, None] * levels
+        numbers = turned(numbers, signs, limit - first[:, None, None], LEVELS, UNITS, UNIT, 4, True, WHOLE)
+        store_tile(after, places, numbers, limit, WHOLE)
 
 
 @launched
 @triton.jit(do_not_specialize=["voter_scales", "scale_stride", "voters", "share", "blocks", "block", "units", "size"])
 def _dequantize(
-    scales: tl.tensor, codes: tl.tensor, out: tl.tensor, residual: tl.tensor,
+    scales: tl.tensor, codes: tl.tensor, out: tl.tensor, residual: tl.tensor, signs: tl.tensor,
     voter_scales: tl.int64, scale_stride: tl.int64, voter_codes: tl.int64, code_stride: tl.int64,
     voters: tl.int64, share: tl.float32, blocks: tl.int64, block: tl.int64, units: tl.int64, size: tl.int64,
-    HELD: tl.constexpr, BITS: tl.constexpr, EXPONENT: tl.constexpr, LEAST: tl.constexpr, OFFSET: tl.constexpr,
-    EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr,
+    LEVELS: tl.constexpr, HELD: tl.constexpr, BITS: tl.constexpr, EXPONENT: tl.constexpr, LEAST: tl.constexpr,
+    OFFSET: tl.constexpr, EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr,
 ) -> None:  # fmt: skip
     if is_whole(units, size, UNITS, UNIT, EXACT):
-        _dequantize_units(scales, codes, out, residual, voter_scales, scale_stride, voter_codes, code_stride,
-                          voters, share, blocks, block, units, size, HELD, BITS, EXPONENT, LEAST, OFFSET,
+        _dequantize_units(scales, codes, out, residual, signs, voter_scales, scale_stride, voter_codes, code_stride,
+                          voters, share, blocks, block, units, size, LEVELS, HELD, BITS, EXPONENT, LEAST, OFFSET,
                           EACH, UNITS, UNIT, True)  # fmt: skip
     else:
-        _dequantize_units(scales, codes, out, residual, voter_scales, scale_stride, voter_codes, code_stride,
-                          voters, share, blocks, block, units, size, HELD, BITS, EXPONENT, LEAST, OFFSET,
+        _dequantize_units(scales, codes, out, residual, signs, voter_scales, scale_stride, voter_codes, code_stride,
+                          voters, share, blocks, block, units, size, LEVELS, HELD, BITS, EXPONENT, LEAST, OFFSET,
                           EACH, UNITS, UNIT, False)  # fmt: skip
 
 
 @triton.jit
 def _dequantize_units(
-    scales: tl.tensor, codes: tl.tensor, out: tl.tensor, residual: tl.tensor,
+    scales: tl.tensor, codes: tl.tensor, out: tl.tensor, residual: tl.tensor, signs: tl.tensor,
     voter_scales: tl.tensor, scale_stride: tl.tensor, voter_codes: tl.tensor, code_stride: tl.tensor,
     voters: tl.tensor, share: tl.tensor, blocks: tl.tensor, block: tl.tensor, units: tl.tensor, size: tl.tensor,
-    HELD: tl.constexpr, BITS: tl.constexpr, EXPONENT: tl.constexpr, LEAST: tl.constexpr, OFFSET: tl.constexpr,
-    EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,
+    LEVELS: tl.constexpr, HELD: tl.constexpr, BITS: tl.constexpr, EXPONENT: tl.constexpr, LEAST: tl.constexpr,
+    OFFSET: tl.constexpr, EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,
 ) -> None:  # fmt: skip
     unit, row, column, first, left = unit_places(blocks, block, EACH, UNITS, UNIT)
     byte = _bytes(UNIT, BITS)
@@ -225,4 +238,5 @@ def _dequantize_units(
         else:
             total += scale[:, None, None] * (_unpacked(code, BITS, UNITS, UNIT) + OFFSET)
     limit = tl.where(there, tl.minimum(first + left, size), 0)[:, None, None]
-    store_mean(out, residual, first[:, None, None] + _lanes(UNIT), total * share, limit, HELD, WHOLE)
+    total = turned(total * share, signs, limit - first[:, None, None], LEVELS, UNITS, UNIT, 4, True, WHOLE)
+    store_mean(out, residual, first[:, None, None] + _lanes(UNIT), total, limit, HELD, WHOLE)

@@ -22,7 +22,7 @@ def rotate_blocks(values: Tensor, signs: Tensor, back: bool = False) -> None:
             if programs:
                 start = first * each * block
                 _rotate[(programs,)](
-                    values[start:], signs, block**-0.5, size - start,
+                    values[start:], signs, size - start,
                     BLOCK=block, LEVELS=block.bit_length() - 1, EACH=each, BACK=back, WHOLE=whole,
                     **options(max(1, each * block // ELEMENTS_PER_WARP)),
                 )  # fmt: skip
@@ -31,38 +31,66 @@ def rotate_blocks(values: Tensor, signs: Tensor, back: bool = False) -> None:
 @launched
 @triton.jit(do_not_specialize=["size"])
 def _rotate(
-    values: tl.tensor, signs: tl.tensor, factor: tl.float32, size: tl.int64,
+    values: tl.tensor, signs: tl.tensor, size: tl.int64,
     BLOCK: tl.constexpr, LEVELS: tl.constexpr, EACH: tl.constexpr, BACK: tl.constexpr, WHOLE: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Blocks of a program. Where it is not WHOLE, each element is of a block of its own size, a power of two."""
     start = tl.program_id(0).to(tl.int64) * (EACH * BLOCK)
     values, size = values + start, size - start
-    lane = tl.arange(0, BLOCK)[None, :]
-    places = tl.arange(0, EACH)[:, None] * BLOCK + lane
+    first = tl.arange(0, EACH)[:, None] * BLOCK
+    places, left = first + tl.arange(0, BLOCK)[None, :], size - first
     if WHOLE:
-        numbers, sign = tl.load(values + places), tl.load(signs + lane)
+        tl.store(values + places, rotated(tl.load(values + places), signs, left, EACH, BLOCK, LEVELS, BACK, True))
     else:
-        left = tl.minimum(size - tl.arange(0, EACH)[:, None] * BLOCK, BLOCK).to(tl.int32)
+        numbers = tl.load(values + places, mask=places < size, other=0)
+        numbers = rotated(numbers, signs, left, EACH, BLOCK, LEVELS, BACK, False)
+        tl.store(values + places, numbers, mask=places < size)
+
+
+@triton.jit
+def rotated(
+    numbers: tl.tensor, signs: tl.tensor, left: tl.tensor,
+    EACH: tl.constexpr, BLOCK: tl.constexpr, LEVELS: tl.constexpr, BACK: tl.constexpr, WHOLE: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Blocks (EACH, BLOCK) by rotation, or back. `left`: (EACH, 1), elements from each one's first on; behind are zeros.
+
+    Where not all blocks are WHOLE, each element is of a block of its own size, a power of two.
+    """
+    lane = tl.arange(0, BLOCK)[None, :]
+    if WHOLE:
+        sign, factor = tl.load(signs + lane), tl.sqrt_rn(tl.full([1, 1], 1.0 / BLOCK, tl.float32))
+    else:
+        left = tl.minimum(tl.maximum(left, 0), BLOCK).to(tl.int32)
         apart = tl.where(lane < left, lane ^ left, 0)  # its highest bit is the size
         place = apart  # of the last element of the block, and so the bits of places in it
         for shift in tl.static_range(4):
             place |= place >> (1 << shift)
         place = place >> 1
-        numbers = tl.load(values + places, mask=places < size, other=0)
-        sign = tl.load(signs + (lane & place))
-        factor = tl.sqrt_rn(1.0 / (place + 1).to(tl.float32))
+        sign, factor = tl.load(signs + (lane & place)), tl.sqrt_rn(1.0 / (place + 1).to(tl.float32))
     if not BACK:
         numbers *= sign
     for level in tl.static_range(LEVELS):
         pairs = tl.reshape(numbers, [EACH, BLOCK // (2 << level), 2, 1 << level])
         first, second = tl.split(tl.permute(pairs, [0, 1, 3, 2]))
         pairs = tl.permute(tl.join(first + second, first - second), [0, 1, 3, 2])
-        rotated = tl.reshape(pairs, [EACH, BLOCK])
-        numbers = rotated if WHOLE else tl.where(apart >= 2 << level, rotated, numbers)
+        merged = tl.reshape(pairs, [EACH, BLOCK])
+        numbers = merged if WHOLE else tl.where(apart >= 2 << level, merged, numbers)
     numbers *= factor
     if BACK:
         numbers *= sign
-    if WHOLE:
-        tl.store(values + places, numbers)
+    return numbers
+
+
+@triton.jit
+def turned(
+    numbers: tl.tensor, signs: tl.tensor, left: tl.tensor, LEVELS: tl.constexpr,
+    UNITS: tl.constexpr, UNIT: tl.constexpr, PART: tl.constexpr, BACK: tl.constexpr, WHOLE: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Units (UNITS, UNIT / PART, PART) by rotation, each a block; the same numbers where there are no LEVELS.
+
+    `left`: (UNITS, 1, 1), as for `rotated`.
+    """
+    if LEVELS == 0:
+        return numbers
     else:
-        tl.store(values + places, numbers, mask=places < size)
+        flat, left = tl.reshape(numbers, [UNITS, UNIT]), tl.reshape(left, [UNITS, 1])
+        return tl.reshape(rotated(flat, signs, left, UNITS, UNIT, LEVELS, BACK, WHOLE), [UNITS, UNIT // PART, PART])

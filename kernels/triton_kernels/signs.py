@@ -12,14 +12,17 @@ from torch import Tensor
 
 from ..residual import Residual
 from .launching import launched, on_device, options
+from .rotation import turned
 from .tiles import load_tile, store_mean, store_tile
 from .units import cut, is_whole, place_in_row, unit_places
 
 SUMS = 1024
 
 
-def sign_pack(grad: Tensor, residual: Residual | None, scales: Tensor, bits: Tensor, length: int) -> None:
-    """Signs and block scales of `grad` (+ `residual`); `residual` keeps the rest."""
+def sign_pack(
+    grad: Tensor, residual: Residual | None, scales: Tensor, bits: Tensor, length: int, signs: Tensor | None = None
+) -> None:
+    """Signs and block scales of `grad` (+ `residual`), rotated by `signs`; `residual` keeps the rest."""
     rows, blocks = scales.shape
     units = cut(rows * blocks, length // blocks)
     if not units.count:
@@ -29,7 +32,8 @@ def sign_pack(grad: Tensor, residual: Residual | None, scales: Tensor, bits: Ten
     sums = scales if units.each == 1 else torch.empty(units.count, dtype=torch.float32, device=grad.device)
     with on_device(grad):
         _pack[units.programs](
-            grad, *held, scales, bits, sums, *strides, *place, HELD=residual is not None, **units.sizes
+            grad, *held, scales, bits, sums, grad if signs is None else signs, *strides, *place,
+            HELD=residual is not None, **units.rotated_by(signs),
         )  # fmt: skip
         if units.each > 1:
             _scale[(rows * blocks,)](sums, scales, strides[0], *place, units.each, TILE=SUMS, **options(4))
@@ -37,8 +41,10 @@ def sign_pack(grad: Tensor, residual: Residual | None, scales: Tensor, bits: Ten
             _subtract_signs[units.programs](residual.after, scales, strides[0], *place, **units.sizes)
 
 
-def sign_unpack_mean(scales: Tensor, bits: Tensor, out: Tensor, residual: Tensor | None = None) -> None:
-    """The mean over voters of `scale * sign`; what `out` rounds away is added to `residual`."""
+def sign_unpack_mean(
+    scales: Tensor, bits: Tensor, out: Tensor, residual: Tensor | None = None, signs: Tensor | None = None
+) -> None:
+    """The mean over voters of `scale * sign`, rotated back; what `out` rounds away is added to `residual`."""
     voters, rows, blocks = scales.shape
     units = cut(rows * blocks, bits.shape[2] * 8 // blocks)
     if not units.count:
@@ -48,8 +54,9 @@ def sign_unpack_mean(scales: Tensor, bits: Tensor, out: Tensor, residual: Tensor
     strides = (*scales.stride()[:2], *bits.stride()[:2])
     with on_device(out):
         _unpack[units.programs](
-            scales, bits, out, held, *strides, voters, 1 / voters, *place, HELD=residual is not None, **units.sizes
-        )
+            scales, bits, out, held, out if signs is None else signs, *strides, voters, 1 / voters, *place,
+            HELD=residual is not None, **units.rotated_by(signs),
+        )  # fmt: skip
 
 
 @triton.jit
@@ -62,24 +69,28 @@ def _lanes(UNIT: tl.constexpr) -> tl.tensor:
 @triton.jit(do_not_specialize=["scale_stride", "blocks", "block", "units", "size"])
 def _pack(
     grad: tl.tensor, before: tl.tensor, after: tl.tensor, scales: tl.tensor, bits: tl.tensor, sums: tl.tensor,
+    signs: tl.tensor,
     scale_stride: tl.int64, bit_stride: tl.int64,
     blocks: tl.int64, block: tl.int64, units: tl.int64, size: tl.int64,
-    HELD: tl.constexpr, EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr,
+    HELD: tl.constexpr, LEVELS: tl.constexpr,
+    EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr,
 ) -> None:  # fmt: skip
     if is_whole(units, size, UNITS, UNIT, EXACT):
-        _pack_units(grad, before, after, scales, bits, sums, scale_stride, bit_stride, blocks, block, units, size,
-                    HELD, EACH, UNITS, UNIT, True)  # fmt: skip
+        _pack_units(grad, before, after, scales, bits, sums, signs, scale_stride, bit_stride, blocks, block, units,
+                    size, HELD, LEVELS, EACH, UNITS, UNIT, True)  # fmt: skip
     else:
-        _pack_units(grad, before, after, scales, bits, sums, scale_stride, bit_stride, blocks, block, units, size,
-                    HELD, EACH, UNITS, UNIT, False)  # fmt: skip
+        _pack_units(grad, before, after, scales, bits, sums, signs, scale_stride, bit_stride, blocks, block, units,
+                    size, HELD, LEVELS, EACH, UNITS, UNIT, False)  # fmt: skip
 
 
 @triton.jit
 def _pack_units(
     grad: tl.tensor, before: tl.tensor, after: tl.tensor, scales: tl.tensor, bits: tl.tensor, sums: tl.tensor,
+    signs: tl.tensor,
     scale_stride: tl.tensor, bit_stride: tl.tensor,
     blocks: tl.tensor, block: tl.tensor, units: tl.tensor, size: tl.tensor,
-    HELD: tl.constexpr, EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,
+    HELD: tl.constexpr, LEVELS: tl.constexpr,
+    EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,
 ) -> None:  # fmt: skip
     unit, row, column, first, left = unit_places(blocks, block, EACH, UNITS, UNIT)
     lane = _lanes(UNIT)
@@ -88,6 +99,7 @@ def _pack_units(
     values = load_tile(grad, places, limit, WHOLE)
     if HELD:
         values += load_tile(before, places, limit, WHOLE)
+    values = turned(values, signs, limit - first[:, None, None], LEVELS, UNITS, UNIT, 8, False, WHOLE)
     positive = values >= 0
     packed = tl.sum(positive.to(tl.int32) << (lane & 7), 2)
     byte = tl.arange(0, UNIT // 8)[None, :]
@@ -103,6 +115,7 @@ def _pack_units(
     else:
         tl.store(sums + unit, total, mask=unit < units)
     if HELD:
+        values = turned(values, signs, limit - first[:, None, None], LEVELS, UNITS, UNIT, 8, True, WHOLE)
         store_tile(after, places, values, limit, WHOLE)
 
 
@@ -152,27 +165,29 @@ def _subtract_units(
 @launched
 @triton.jit(do_not_specialize=["scale_stride", "voter_scales", "voters", "share", "blocks", "block", "units", "size"])
 def _unpack(
-    scales: tl.tensor, bits: tl.tensor, out: tl.tensor, residual: tl.tensor,
+    scales: tl.tensor, bits: tl.tensor, out: tl.tensor, residual: tl.tensor, signs: tl.tensor,
     voter_scales: tl.int64, scale_stride: tl.int64, voter_bits: tl.int64, bit_stride: tl.int64,
     voters: tl.int64, share: tl.float32,
     blocks: tl.int64, block: tl.int64, units: tl.int64, size: tl.int64,
-    HELD: tl.constexpr, EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr,
+    HELD: tl.constexpr, LEVELS: tl.constexpr,
+    EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr,
 ) -> None:  # fmt: skip
     if is_whole(units, size, UNITS, UNIT, EXACT):
-        _unpack_units(scales, bits, out, residual, voter_scales, scale_stride, voter_bits, bit_stride, voters, share,
-                      blocks, block, units, size, HELD, EACH, UNITS, UNIT, True)  # fmt: skip
+        _unpack_units(scales, bits, out, residual, signs, voter_scales, scale_stride, voter_bits, bit_stride, voters,
+                      share, blocks, block, units, size, HELD, LEVELS, EACH, UNITS, UNIT, True)  # fmt: skip
     else:
-        _unpack_units(scales, bits, out, residual, voter_scales, scale_stride, voter_bits, bit_stride, voters, share,
-                      blocks, block, units, size, HELD, EACH, UNITS, UNIT, False)  # fmt: skip
+        _unpack_units(scales, bits, out, residual, signs, voter_scales, scale_stride, voter_bits, bit_stride, voters,
+                      share, blocks, block, units, size, HELD, LEVELS, EACH, UNITS, UNIT, False)  # fmt: skip
 
 
 @triton.jit
 def _unpack_units(
-    scales: tl.tensor, bits: tl.tensor, out: tl.tensor, residual: tl.tensor,
+    scales: tl.tensor, bits: tl.tensor, out: tl.tensor, residual: tl.tensor, signs: tl.tensor,
     voter_scales: tl.tensor, scale_stride: tl.tensor, voter_bits: tl.tensor, bit_stride: tl.tensor,
     voters: tl.tensor, share: tl.tensor,
     blocks: tl.tensor, block: tl.tensor, units: tl.tensor, size: tl.tensor,
-    HELD: tl.constexpr, EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,
+    HELD: tl.constexpr, LEVELS: tl.constexpr,
+    EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,
 ) -> None:  # fmt: skip
     """Elements by fours, each from half a byte: a thread has those that it writes at once, and passes nothing on."""
     unit, row, column, first, left = unit_places(blocks, block, EACH, UNITS, UNIT)
@@ -195,6 +210,7 @@ def _unpack_units(
     total = tl.reshape(total, [UNITS, UNIT // 4, 4]) * share
     lane = tl.arange(0, UNIT // 4)[None, :, None] * 4 + tl.arange(0, 4)[None, None, :]
     limit = tl.where(there, tl.minimum(first + left, size), 0)[:, None, None]
+    total = turned(total, signs, limit - first[:, None, None], LEVELS, UNITS, UNIT, 4, True, WHOLE)
     store_mean(out, residual, first[:, None, None] + lane, total, limit, HELD, WHOLE)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from . import LARGEST_BLOCK
 from .launching import divided, options, power_of_two, tile
@@ -18,6 +19,7 @@ TILE = tile(1024, interpreted=4096)  # elements of a program, at least
 LARGEST_UNIT = LARGEST_BLOCK
 UNIT = 4096  # of larger blocks
 ELEMENTS_PER_WARP = 1024  # a program of one warp needs no barrier
+ROTATED_PER_WARP, MOST_WARPS = 256, 16  # or a thread has more numbers than registers, and compilers take seconds
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,21 @@ class Units:
         exact = self.block % self.unit == 0
         warps = max(1, units * self.unit // ELEMENTS_PER_WARP)
         return {"EACH": self.each, "UNITS": units, "UNIT": self.unit, "EXACT": exact, **options(warps)}
+
+    @functools.cached_property
+    def unrotated_sizes(self) -> dict[str, int]:
+        """The same for kernels that rotate blocks, in so many `LEVELS`: here in none."""
+        return {**self.sizes, "LEVELS": 0}
+
+    @functools.cached_property
+    def rotated_sizes(self) -> dict[str, int]:
+        """The same where each unit is a block that is rotated."""
+        warps = max(1, min(MOST_WARPS, self.sizes["UNITS"] * self.unit // ROTATED_PER_WARP))
+        return {**self.sizes, "LEVELS": self.block.bit_length() - 1, **options(warps)}
+
+    def rotated_by(self, signs: Tensor | None) -> dict[str, int]:
+        """Return the constants of a kernel that rotates blocks by `signs`, where there are any."""
+        return self.unrotated_sizes if signs is None else self.rotated_sizes
 
 
 @functools.lru_cache(maxsize=1024)

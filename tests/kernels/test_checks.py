@@ -62,6 +62,16 @@ REFUSED = {
     ),
     "rows past the end": (kernels.mark_rows, (X, MARKS, Rows((Block(0, 3, 6, 0),))), "rows end at element 18 of 16"),
     "more rows than marks": (kernels.clear_rows, (X, MARKS, Rows((Block(0, 4, 4, 1),))), "5 rows, and 4 marks"),
+    "few signs": (
+        kernels.sign_pack,
+        (X, None, torch.ones(1, 2), BITS, 16, torch.ones(16)),
+        "8 elements, and there are 16",
+    ),
+    "signs of no rotation": (
+        kernels.sign_unpack_mean,
+        (torch.ones(1, 1, 1), torch.zeros(1, 1, 3, dtype=torch.uint8), LONG, None, torch.ones(24)),
+        "a power of two, got 24",
+    ),
     "twelve signs": (kernels.rotate_blocks, (X, torch.ones(12)), "a power of two, got 12"),
     "voters differ": (kernels.sign_unpack_mean, (torch.ones(2, 1, 1), BITS[None], X), "bits of"),
     "k differs": (kernels.select_largest, (X, None, PLACES, torch.ones(1, 3), 16), "differ"),

@@ -19,17 +19,17 @@ def numbers(size, dtype=torch.float32, seed=0):
     return (first * second.square()).to(torch.get_default_device(), dtype)
 
 
-def signs(grad, residual, block):
-    rows = -(-len(grad) // (2 * block))
+def signs(grad, residual, block, rotate=False):
+    rows, turn = -(-len(grad) // (2 * block)), numbers(block, seed=3).sign() if rotate else None
     scales, bits = torch.zeros(rows, 2), torch.zeros(rows, block // 4, dtype=torch.uint8)
-    kernels.sign_pack(grad, residual, scales, bits, 2 * block)
+    kernels.sign_pack(grad, residual, scales, bits, 2 * block, turn)
     return scales, bits
 
 
-def quantized(grad, residual, block, bits=8, exponent=0, seed=-1):
-    rows = -(-len(grad) // block)
+def quantized(grad, residual, block, bits=8, exponent=0, seed=-1, rotate=False):
+    rows, turn = -(-len(grad) // block), numbers(block, seed=3).sign() if rotate else None
     scales, codes = torch.zeros(rows, 1), torch.zeros(rows, block * bits // 8, dtype=torch.int8)
-    kernels.quantize_blocks(grad, residual, scales, codes, block, bits, exponent, seed)
+    kernels.quantize_blocks(grad, residual, scales, codes, block, bits, exponent, turn, seed)
     return scales, codes
 
 
@@ -56,7 +56,9 @@ ENCODERS = {
     "signs, a block in registers": partial(signs, block=64),
     "signs, a block of several units": partial(signs, block=1_032),
     "signs, a block of several passes": partial(signs, block=9_000),
+    "signs of rotated blocks": partial(signs, block=64, rotate=True),
     "quantization": partial(quantized, block=1_000),
+    "quantization of rotated blocks": partial(quantized, block=128, bits=4, rotate=True),
     "quantization to 4 bits": partial(quantized, block=1_000, bits=4),
     "quantization to 2 bits": partial(quantized, block=128, bits=2),
     "quantization to floats": partial(quantized, block=1_000, exponent=4),

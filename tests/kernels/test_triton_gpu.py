@@ -69,31 +69,38 @@ def rows(device, dtype):
     return run, [used, kept]
 
 
-def signs(device, dtype, block=1024):
+def turns(device, block, rotate):
+    """The signs of a rotation."""
+    return numbers(block, seed=2).sign().to(device) if rotate else None
+
+
+def signs(device, dtype, block=1024, rotate=False):
     rows, length = 2, -(-SIZE // 2 // block) * block
     grad, residual = numbers(SIZE, dtype).to(device), numbers(SIZE, seed=1).to(device)
     middle, end = length // block * 4, length // block * 4 + length // 8
     payload = torch.zeros(rows, end + -end % 4, dtype=torch.uint8, device=device)
-    scales, bits = payload[:, :middle].view(torch.float32), payload[:, middle:end]
+    scales, bits, turn = payload[:, :middle].view(torch.float32), payload[:, middle:end], turns(device, block, rotate)
     out = torch.full((SIZE,), NAN, device=device)
 
     def run():
-        kernels.sign_pack(grad, in_place(residual), scales, bits, length)
-        kernels.sign_unpack_mean(torch.stack([scales, scales * 2]), torch.stack([bits, bits]), out)
+        kernels.sign_pack(grad.clone(), in_place(residual), scales, bits, length, turn)
+        kernels.sign_unpack_mean(torch.stack([scales, scales * 2]), torch.stack([bits, bits]), out, None, turn)
 
     return run, [bits, scales, residual, out]
 
 
-def quantization(device, dtype, bits=8, exponent=0, seed=-1):
+def quantization(device, dtype, bits=8, exponent=0, seed=-1, rotate=False):
     rows, length = 2, -(-SIZE // 2 // 1024) * 1024
     grad, residual = numbers(SIZE, dtype).to(device), numbers(SIZE, seed=1).to(device)
-    scales = torch.full((rows, length // 1024), NAN, device=device)
+    scales, turn = torch.full((rows, length // 1024), NAN, device=device), turns(device, 1024, rotate)
     codes = torch.zeros(rows, length * bits // 8, dtype=torch.int8, device=device)
     out = torch.full((SIZE,), NAN, device=device)
 
     def run():
-        kernels.quantize_blocks(grad, in_place(residual), scales, codes, length, bits, exponent, seed, 1 << 32)
-        kernels.dequantize_mean(torch.stack([scales, scales * 2]), torch.stack([codes, codes]), out, bits, exponent)
+        given = (scales, codes, length, bits, exponent, turn, seed, 1 << 32)
+        kernels.quantize_blocks(grad.clone(), in_place(residual), *given)
+        votes = (torch.stack([scales, scales * 2]), torch.stack([codes, codes]))
+        kernels.dequantize_mean(*votes, out, bits, exponent, None, turn)
 
     return run, [codes, scales, residual, out]
 
@@ -143,8 +150,13 @@ CASES = {
     "signs": signs,
     "signs, small blocks": partial(signs, block=8),
     "signs, large blocks": partial(signs, block=100_000),
+    "signs, rotated": partial(signs, rotate=True),
+    "signs, small blocks rotated": partial(signs, block=8, rotate=True),
+    "signs, large blocks rotated": partial(signs, block=8192, rotate=True),
     "quantization": quantization,
     "quantization, random": partial(quantization, seed=1 << 40),
+    "quantization, rotated": partial(quantization, bits=4, rotate=True),
+    "quantization, halves rotated": partial(quantization, bits=2, exponent=HALVES, rotate=True),
     "quantization, halves": partial(quantization, bits=2, exponent=HALVES),
     **{f"quantization, {bits} bits": partial(quantization, bits=bits) for bits in (4, 2)},
     **{f"quantization, {bits} bits, random": partial(quantization, bits=bits, seed=1 << 40) for bits in (4, 2)},

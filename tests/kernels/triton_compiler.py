@@ -19,7 +19,7 @@ from triton.runtime.jit import JITFunction
 
 from gradwire import kernels
 from gradwire.kernels import Block, Factors, Matrix, Rows
-from gradwire.kernels.quantization import FORMATS
+from gradwire.kernels.formats import FORMATS, HALVES
 from gradwire.kernels.triton_kernels import low_rank_dots
 from tests.residuals import in_place
 
@@ -108,6 +108,20 @@ def launch_streams():
     for block in (8, 128, 4096):
         kernels.rotate_blocks(wide, torch.ones(block))
         kernels.rotate_blocks(wide, torch.ones(block), back=True)
+    for block in (128, 1024):
+        launch_rotated(wide, narrow, block)
+
+
+def launch_rotated(wide, narrow, block):
+    """Codes of rotated blocks."""
+    rows, size, turn = -(-len(wide) // block), len(wide), torch.ones(block)
+    scales, bits = torch.ones(rows, 1), torch.zeros(rows, block // 8, dtype=torch.uint8)
+    codes = torch.zeros(rows, block // 4, dtype=torch.int8)
+    for grad in (wide, narrow):
+        kernels.sign_pack(grad, in_place(torch.ones(size)), scales, bits, block, turn)
+        kernels.sign_unpack_mean(scales[None], bits[None], grad, None, turn)
+        kernels.quantize_blocks(grad, in_place(torch.ones(size)), scales, codes, block, 2, HALVES, turn)
+        kernels.dequantize_mean(scales[None], codes[None], grad, 2, HALVES, None, turn)
 
 
 def launch_selection():
