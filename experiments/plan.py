@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -12,13 +13,16 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from ..compress import compressor
+from ..hooks.local_sgd.plan import SitesPlan, Wan, recommended, sites_plan
 from ..hooks.plan import Plan, plan, ready_order
-from .network.link import parse_rate
+from .network.link import parse_rate, shown_rate
 from .workloads.data import data_names, data_shape
 from .workloads.models import ModelConfig, build_model
 from .workloads.training import loss_of
 
 BUSES = {"pcie3x16": "126gbit", "pcie4x16": "252gbit", "pcie5x16": "504gbit"}  # 16 lanes of 8, 16, 32 GT/s, 128b/130b
+FOR_SITES = ["none", "bf16", "int8", "int4", "int2"]
+MATRIX, MOST_PARAMETERS = 4096, 1e13
 RUN_AT_MOST = 2**26  # parameters: one backward of a larger model is traced on the meta device, at no cost
 
 
@@ -43,6 +47,22 @@ class PlanConfig:
     bus: str | None = None
     """bandwidth of a bus that all ranks of a host share: pcie3x16, pcie4x16, pcie5x16, or a rate such as 100gbit;
     adds the computed time of a step's bytes on it"""
+    sites: int = 0
+    """number of sites that train by local SGD (LocalSteps); predicts for each compressor how often they can average"""
+    up: str = "100mbit"
+    """with --sites: bandwidth from a site to the others"""
+    down: str | None = None
+    """with --sites: bandwidth to a site; that of --up if not given"""
+    round_trip_ms: float = 60.0
+    """with --sites: milliseconds of a round trip between two sites"""
+    relay: bool = False
+    """with --sites: payloads go through gradwire rendezvous --relay"""
+    step_seconds: float = 1.0
+    """with --sites: seconds of a training step"""
+    computing: float = 0.95
+    """with --sites: share of the time that sites should compute"""
+    parameters: float = 0.0
+    """number of a model's parameters, such as 72.7e9, in matrices of 4096 x 4096, in place of --model"""
     json: bool = False
     """print JSON instead of a table"""
 
@@ -57,6 +77,15 @@ class PlanConfig:
             raise ValueError(f"local_every is at least 1, or 0 for the gradients of every step; got {self.local_every}")
         if self.bus is not None and not parse_rate(BUSES.get(self.bus, self.bus)) > 0:
             raise ValueError(f"bus is {', '.join(BUSES)} or a rate above 0 such as 100gbit, got {self.bus!r}")
+        if self.sites == 1 or self.sites < 0 or not self.step_seconds > 0 or not 0 < self.computing < 1:
+            raise ValueError(
+                "--sites is at least 2, --step-seconds above 0 and --computing between 0 and 1; got "
+                f"{self.sites}, {self.step_seconds} and {self.computing}"
+            )
+        if not self.round_trip_ms >= 0 or not all(parse_rate(rate) > 0 for rate in (self.up, self.down or self.up)):
+            raise ValueError("--round-trip-ms is not negative, and --up and --down are rates above 0 such as 100mbit")
+        if not 0 <= self.parameters <= MOST_PARAMETERS:
+            raise ValueError(f"--parameters is up to {MOST_PARAMETERS:.0e}, got {self.parameters}")
         if not self.compressors:
             raise ValueError("compressors is empty: name at least one, such as none,bf16,int4")
         for spec in self.compressors:
@@ -65,6 +94,10 @@ class PlanConfig:
 
 def plan_command(config: PlanConfig) -> int:
     """Print the plan; the command's exit code."""
+    if config.sites:
+        return _plan_sites(config)
+    if config.parameters:
+        raise ValueError("--parameters goes with --sites: a step's bytes depend on the model, which --model names")
     model, order = _traced(config)
     plans = [
         _spread(plan(model, spec, world_size=config.workers, bucket_mb=config.bucket_mb, order=order), config)
@@ -95,6 +128,81 @@ def _traced(config: PlanConfig) -> tuple[nn.Module, list[Tensor]]:
         model = build_model(config.model, data)
         inputs, targets = sample.example(2)
         return model, ready_order(model, lambda: loss_of(model, inputs, targets))
+
+
+def _plan_sites(config: PlanConfig) -> int:
+    """Print how often sites can average their models; the command's exit code."""
+    up = parse_rate(config.up)
+    down = up if config.down is None else parse_rate(config.down)
+    wan = Wan(config.sites, up, down, config.round_trip_ms / 1000, config.relay)
+    parameters = _matrices(int(config.parameters)) if config.parameters else _trained(config)
+    specs = FOR_SITES if config.compressors == PlanConfig().compressors else config.compressors
+    plans = [sites_plan(compressor(spec), parameters, wan, config.step_seconds, config.computing) for spec in specs]
+    best = recommended(plans)
+    rows = [_sites_row(spec, each) for spec, each in zip(specs, plans, strict=True)]
+    if config.json:
+        print(json.dumps({"sites": config.sites, "rows": rows, "recommended": rows[best]}, indent=2))
+        return 0
+    name = config.model.name if not config.parameters else "a model"
+    elements = sum(each.numel() for each in parameters.values())
+    title = (
+        f"{name}: {elements:,} parameters at {config.sites} sites, {config.step_seconds:g} s per step, {_lines(config)}"
+    )
+    table = Table(title=title)
+    for heading in ("compressor", "every", "fragments", "sent", "received", "round", "computing"):
+        table.add_column(heading, justify="left" if heading == "compressor" else "right")
+    for row in rows:
+        sent, received = (decimal(round(float(row[key]))) for key in ("sent_bytes", "received_bytes"))
+        counts = str(row["every"]), str(row["fragments"])
+        table.add_row(
+            str(row["compressor"]), *counts, sent, received, _seconds(float(row["seconds"])), f"{row['computing']:.1%}"
+        )
+    console = Console()
+    console.print(table)
+    chosen = rows[best]
+    options = ", ".join(f"{key}={chosen[key]!r}" for key in ("every", "fragments", "compressor"))
+    console.print(f"gradwire.LocalSteps(model, optimizer, {options})", soft_wrap=True)
+    if plans[best].computing < config.computing:
+        console.print(
+            f"With no compressor here sites compute for {config.computing:.0%} of the time: name stronger ones."
+        )
+    return 0
+
+
+def _sites_row(spec: str, each: SitesPlan) -> dict[str, Any]:
+    """The means over the fragments' rounds."""
+    count = len(each.rounds)
+    return {
+        "compressor": spec,
+        "every": each.every,
+        "fragments": count,
+        "sent_bytes": sum(part.up for part in each.rounds) / count,
+        "received_bytes": sum(part.down for part in each.rounds) / count,
+        "seconds": sum(part.seconds for part in each.rounds) / count,
+        "computing": each.computing,
+    }
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:,.0f} s" if seconds >= 100 else f"{seconds:.3g} s"
+
+
+def _lines(config: PlanConfig) -> str:
+    rates = f"{shown_rate(config.up)} up, {shown_rate(config.down or config.up)} down"
+    return f"{rates}, {config.round_trip_ms:g} ms{' through a relay' if config.relay else ''}"
+
+
+def _matrices(elements: int) -> dict[str, Tensor]:
+    """Matrices of so many elements together; the last one is smaller."""
+    whole, rest = divmod(elements, MATRIX**2)
+    shapes = [(MATRIX, MATRIX)] * whole + [(rest,)] * (rest > 0)
+    return {str(index): torch.empty(shape, device="meta") for index, shape in enumerate(shapes)}
+
+
+def _trained(config: PlanConfig) -> dict[str, Tensor]:
+    with torch.device("meta"):
+        model = build_model(config.model, data_shape(config.data, config.model) if config.data else None)
+    return {name: each for name, each in model.named_parameters() if each.requires_grad}
 
 
 def _spread(whole: Plan, config: PlanConfig) -> Plan:

@@ -70,7 +70,10 @@ COMMANDS: dict[str, Command] = {
     "plan": Command(
         "Show how many bytes each compressor sends for a model, without training it.",
         function=".plan:plan_command",
-        examples=("gradwire plan", "gradwire plan --model gpt --compressors none,int4,powersgd:rank=4 --workers 16"),
+        examples=(
+            "gradwire plan --model gpt --compressors none,int4,powersgd:rank=4 --workers 16",
+            "gradwire plan --model gpt --sites 4 --up 110mbit --down 500mbit --step-seconds 0.1",
+        ),
         common=("compressors", "model", "workers", "json"),
     ),
     "advise": Command(

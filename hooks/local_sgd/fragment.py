@@ -141,12 +141,13 @@ def fragments(
         raise ValueError("the model has no parameters that require gradients: there is nothing to average")
     dtypes = {working_dtype(parameter.dtype.to_real()) for parameter in parameters.values()}
     dtype = torch.float64 if torch.float64 in dtypes else torch.float32
-    groups = list(_groups(parameters, count).values())
-    later = _groups(frozen or {}, len(groups))
+    groups = list(grouped(parameters, count).values())
+    later = grouped(frozen or {}, len(groups))
     return [Fragment(group, dtype, later.get(index), part) for index, group in enumerate(groups)]
 
 
-def _groups(parameters: Mapping[str, Tensor], count: int) -> dict[int, dict[str, Tensor]]:
+def grouped(parameters: Mapping[str, Tensor], count: int) -> dict[int, dict[str, Tensor]]:
+    """Return the parameters by the number of their fragment: at most `count`, about equally large."""
     total = sum(parameter.numel() for parameter in parameters.values())
     ends = accumulate(parameter.numel() for parameter in parameters.values())
     groups: dict[int, dict[str, Tensor]] = {}

@@ -151,3 +151,38 @@ def test_what_cannot_be_planned_is_refused(flags, message, capsys):
     written = capsys.readouterr()
     assert message in written.err
     assert not written.out
+
+
+def test_sites_get_a_plan_for_each_compressor_and_a_line_to_paste(planned, capsys):
+    flags = ("--model=mlp", "--sites=4", "--up=10mbit", "--down=50mbit", "--step-seconds=0.01")
+    document = planned(*flags)
+    assert [row["compressor"] for row in document["rows"]] == ["none", "bf16", "int8", "int4", "int2"]
+    steps = [row["every"] for row in document["rows"]]
+    assert steps == sorted(steps, reverse=True)
+    assert document["recommended"] in document["rows"]
+    assert main(["plan", *flags]) == 0
+    printed, chosen = capsys.readouterr().out, document["recommended"]
+    assert f"every={chosen['every']}, fragments={chosen['fragments']}, compressor='{chosen['compressor']}'" in printed
+    assert main(["plan", *flags, "--down=1kbit"]) == 0
+    assert "With no compressor here sites compute for 95%" in capsys.readouterr().out
+
+
+def test_sites_of_a_model_of_72_billion_parameters_are_planned_by_their_number(planned):
+    flags = ("--parameters=72.7e9", "--sites=20", "--up=110mbit", "--down=500mbit", "--step-seconds=40", "--relay")
+    (row,) = planned(*flags, "--compressors=int2")["rows"]
+    whole = 72.7e9 * (2 + 16 / 256) / 8  # two bits, and two bytes for each block of 256
+    assert row["fragments"] * row["sent_bytes"] == pytest.approx(whole * (19 / 20 + 1 / 20), rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--sites=1",), "--sites is at least 2"),
+        (("--sites=2", "--up=0"), "--up and --down are rates above 0"),
+        (("--parameters=1e9",), "--parameters goes with --sites"),
+        (("--sites=2", "--parameters=1e20"), "--parameters is up to"),
+    ],
+)
+def test_plans_of_sites_that_cannot_be_are_refused(flags, said, capsys):
+    assert main(["plan", *flags]) != 0
+    assert said in capsys.readouterr().err

@@ -1,0 +1,120 @@
+"""The seconds of a round between sites and the share of time that is left to compute, before hosts are rented."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ...compress import Compressor, Layout, Ranks
+from ...compress.protocol.requests import AllGather, AllReduce, Request
+from ...compress.simulate import STEADY, requests_of
+from .fragment import grouped
+
+EVERY = (8, 16, 32, 64, 128, 256, 500)  # steps between two averages, of which the first that suffices is named
+FRAGMENTS = (4, 2, 1)
+FREE = 32  # steps up to which local SGD loses nothing against every step, in docs/results/local-steps
+ROUND_TRIPS = 4  # before a round: a connection with the rendezvous, its proofs in both directions, and the question
+
+
+@dataclass(frozen=True)
+class Wan:
+    """The network of each of some sites. `up`, `down`: bytes per second; `round_trip`: seconds between two sites.
+
+    `relay`: payloads go through a rendezvous that relays, whose own network limits nothing.
+    """
+
+    sites: int
+    up: float
+    down: float
+    round_trip: float = 0.0
+    relay: bool = False
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """A round of one fragment. `up`, `down`: bytes of a site; `exchanges`: one behind the other; `seconds`: of all."""
+
+    up: float
+    down: float
+    exchanges: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class SitesPlan:
+    """Local SGD between sites. `rounds`: of each fragment; `computing`: the share of time in which sites compute."""
+
+    every: int
+    rounds: Sequence[RoundPlan]
+    computing: float
+
+
+def round_plan(compressor: Compressor, layout: Layout, wan: Wan) -> RoundPlan:
+    """Compute a round of one fragment, by a dry run.
+
+    Each exchange takes as long as its bytes need up or down, whichever is longer, and half a round trip. Arithmetic, and the
+    growth of a TCP connection's window, are not counted.
+    """
+    place = replace(layout, device=torch.device("meta"), ranks=Ranks(wan.sites))
+    phases = [phase for request in requests_of(compressor, place, STEADY) for phase in _phases(request, wan)]
+    seconds = sum(max(up / wan.up, down / wan.down) + wan.round_trip / 2 for up, down in phases)
+    waits = (ROUND_TRIPS + 0.5) * wan.round_trip  # and the reports of sites, which are small
+    up, down = (sum(each) for each in zip(*phases, strict=True))
+    return RoundPlan(up, down, len(phases), seconds + waits)
+
+
+def _phases(request: Request, wan: Wan) -> Iterable[tuple[float, float]]:
+    """Yield the bytes up and down of each exchange that a request needs between sites."""
+    others, size = wan.sites - 1, float(request.tensor.nbytes)
+    if isinstance(request, AllGather):
+        yield size * (1 if wan.relay else others), size * others
+        return
+    rows = size * others / wan.sites
+    yield rows, rows
+    if isinstance(request, AllReduce):  # each site has summed a part, which the others get
+        part = size / wan.sites
+        yield part * (1 if wan.relay else others), part * others
+
+
+def computing_share(every: int, fragments: int, step: float, seconds: float, *, overlap: bool = True) -> float:
+    """Return the share of time that is spent on steps of `step` seconds, where a fragment's round takes `seconds`.
+
+    >>> computing_share(32, 4, 0.5, 4.0), computing_share(32, 4, 0.5, 8.0), computing_share(32, 4, 0.5, 4.0, overlap=False)
+    (1.0, 0.5, 0.5)
+    """
+    steps = every // fragments * step
+    return steps / (max(steps, seconds) if overlap else steps + seconds)
+
+
+def sites_plan(
+    compressor: Compressor, parameters: Mapping[str, Tensor], wan: Wan, step: float, target: float
+) -> SitesPlan:
+    """Return the fewest steps between averages with which sites compute for at least `target` of the time.
+
+    Where none suffices, it is the plan that computes most. `step`: seconds of a step. `parameters` may be on the meta
+    device.
+    """
+    plans = []
+    for count in FRAGMENTS:
+        rounds = [round_plan(compressor, _layout(part), wan) for part in grouped(parameters, count).values()]
+        for every in EVERY:
+            shares = [computing_share(every, len(rounds), step, each.seconds) for each in rounds]
+            plans.append(SitesPlan(every, rounds, len(shares) / sum(1 / share for share in shares)))
+    enough = [each for each in plans if each.computing >= target]
+    if not enough:
+        return max(plans, key=lambda each: each.computing)
+    return min(enough, key=lambda each: (each.every, -len(each.rounds)))
+
+
+def _layout(parameters: Mapping[str, Tensor]) -> Layout:
+    shapes = tuple(tuple(each.shape) for each in parameters.values())
+    return Layout(tuple(parameters), shapes, torch.float32, torch.device("meta"))
+
+
+def recommended(plans: Sequence[SitesPlan]) -> int:
+    """Return the place of the plan to use: the first whose `every` costs no loss, else the first of the fewest steps."""
+    free = [place for place, each in enumerate(plans) if each.every <= FREE]
+    return free[0] if free else min(range(len(plans)), key=lambda place: (plans[place].every, -plans[place].computing))
