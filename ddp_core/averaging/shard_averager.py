@@ -25,7 +25,7 @@ from ..measure.record import Record
 from ..measure.stats import Stats, Totals
 from ..measure.step import BucketStats, Step
 from ..memory.shard_memory import ShardMemory
-from ..memory.weight_memory import WeightMemory
+from ..memory.weight_memory import Key, WeightMemory
 from ..transport.protocol import Decorator, Pending
 from .averager import CompressedAverager
 from .bucket_plan import labelled
@@ -235,7 +235,7 @@ class ShardAverager:
         with self.step_lock.lock:
             return self.memory.loaded(parameters, means=means)
 
-    def load(self, states: Mapping[int, ShardState], step: int, in_use: Mapping[int, HeldWeights]) -> None:
+    def load(self, states: Mapping[int, ShardState], step: int, in_use: Mapping[Key, HeldWeights]) -> None:
         """Go on from these states and weights in use, of `loaded`. Between steps."""
         self.memory.load(states, step)
         self.in_use.load(in_use)

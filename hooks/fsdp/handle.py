@@ -14,6 +14,7 @@ from ...ddp_core.averaging.averager import CompressedAverager
 from ...ddp_core.averaging.shard_averager import ShardAverager
 from ...ddp_core.memory.model_memory import Snapshot
 from ...ddp_core.memory.shard_memory import ShardSnapshot
+from ...ddp_core.memory.weight_memory import Key
 from ...ddp_core.memory.weight_memory import saved as weights_in_use
 from .modules import ShardedModule
 from .state import FORMAT, among_replicas, checked, merged, owed_by_replicas, own
@@ -167,7 +168,7 @@ class ShardHandle(Observed):
         self,
         states: Mapping[int, ShardState],
         step: int,
-        in_use: Mapping[int, HeldWeights],
+        in_use: Mapping[Key, HeldWeights],
         of_replicas: Mapping[str, Any] | None,
     ) -> None:
         self.averager.load(states, step, in_use)
