@@ -74,7 +74,7 @@ class PlanConfig:
             check_payloads(spec) if self.parallel == "fsdp" else compressor(spec)
         if self.parallel == "fsdp" and TORCH in self.specs:
             raise ValueError(
-                "plan computes what gradwire sends: leave torch out, and name none for uncompressed shards"
+                "plan computes the bytes of gradwire alone: leave torch out; none sends uncompressed shards"
             )
 
     @property
@@ -156,7 +156,9 @@ def _table(config: PlanConfig, elements: int, plans: list[Plan]) -> Table:
     local = f" of {config.local_every} local ones" if config.local_every else ""
     table = Table(title=f"{config.model.name}: {elements:,} parameters on {config.workers} ranks, a step{local}")
     table.add_column("compressor")
-    memory = () if config.local_every else ("state", "work", "per parameter")  # local SGD has state of its own
+    memory: tuple[str, ...] = (
+        () if config.local_every else ("state", "work", "per parameter")
+    )  # local SGD has state of its own
     memory = memory[:1] if config.parallel == "fsdp" else memory
     on_bus = () if config.bus is None else ("on the bus",)
     for heading in ("payload of a rank", "sent by a rank", "ratio", *on_bus, *memory):

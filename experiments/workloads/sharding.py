@@ -72,7 +72,7 @@ def parts(model: nn.Module) -> list[dict[str, Tensor]]:
     """The parameters of each module that `sharded` shards by itself, by name; the outermost one comes last."""
     taken: dict[Tensor, None] = {}
     names = {parameter: name for name, parameter in model.named_parameters()}
-    found = []
+    found: list[dict[str, Tensor]] = []
     for module in (*blocks(model), model):
         mine = [each for each in module.parameters() if each not in taken]
         taken |= dict.fromkeys(mine)
