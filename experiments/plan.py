@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich.console import Console
@@ -13,14 +14,18 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from ..compress import compressor
+from ..hooks.fsdp.plan import plan_sharded
 from ..hooks.local_sgd.plan import SitesPlan, Wan, recommended, sites_plan
 from ..hooks.plan import Plan, plan, ready_order
 from .network.link import parse_rate, shown_rate
 from .workloads.data import data_names, data_shape
 from .workloads.models import ModelConfig, build_model
+from .workloads.sharding import TORCH, check_payloads, parts, payloads
 from .workloads.training import loss_of
 
 BUSES = {"pcie3x16": "126gbit", "pcie4x16": "252gbit", "pcie5x16": "504gbit"}  # 16 lanes of 8, 16, 32 GT/s, 128b/130b
+OF_DDP, OF_FSDP = ("none", "bf16", "powersgd:rank=4", "topk", "onebit"), ("none", "bf16", "int8/int4", "int4")
+NOT_OF_SHARDS = ("work_bytes", "bytes_per_parameter")  # nobody has computed the work memory of FSDP2
 FOR_SITES = ["none", "bf16", "int8", "int4", "int2"]
 MATRIX, MOST_PARAMETERS = 4096, 1e13
 RUN_AT_MOST = 2**26  # parameters: one backward of a larger model is traced on the meta device, at no cost
@@ -35,8 +40,11 @@ class PlanConfig:
     data: str | None = None
     """data set whose shapes the model is built for: text, digits, patterns, mnist or cifar10; that of the model's
     paper if not given"""
-    compressors: list[str] = field(default_factory=lambda: ["none", "bf16", "powersgd:rank=4", "topk", "onebit"])
-    """compressors to plan for, separated by commas"""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """ddp, or fsdp for torch's FSDP2; with fsdp a compressor is WEIGHTS/GRADIENTS such as int8/int4, or one word for
+    both"""
+    compressors: list[str] = field(default_factory=lambda: list(OF_DDP))
+    """compressors to plan for, separated by commas; with fsdp none,bf16,int8/int4,int4 if not given"""
     workers: int = 8
     """number of ranks"""
     bucket_mb: float | None = None
@@ -88,8 +96,19 @@ class PlanConfig:
             raise ValueError(f"--parameters is up to {MOST_PARAMETERS:.0e}, got {self.parameters}")
         if not self.compressors:
             raise ValueError("compressors is empty: name at least one, such as none,bf16,int4")
-        for spec in self.compressors:
-            compressor(spec)
+        if self.parallel == "fsdp" and (self.bucket_mb is not None or self.local_every):
+            raise ValueError("bucket_mb and local_every are of ddp: leave them out with parallel fsdp")
+        for spec in self.specs:
+            check_payloads(spec) if self.parallel == "fsdp" else compressor(spec)
+        if self.parallel == "fsdp" and TORCH in self.specs:
+            raise ValueError(
+                "plan computes the bytes of gradwire alone: leave torch out; none sends uncompressed shards"
+            )
+
+    @property
+    def specs(self) -> Sequence[str]:
+        """The compressors to plan for."""
+        return OF_FSDP if self.parallel == "fsdp" and tuple(self.compressors) == OF_DDP else self.compressors
 
 
 def plan_command(config: PlanConfig) -> int:
@@ -99,13 +118,10 @@ def plan_command(config: PlanConfig) -> int:
     if config.parameters:
         raise ValueError("--parameters goes with --sites: a step's bytes depend on the model, which --model names")
     model, order = _traced(config)
-    plans = [
-        _spread(plan(model, spec, world_size=config.workers, bucket_mb=config.bucket_mb, order=order), config)
-        for spec in config.compressors
-    ]
+    plans = [_planned(model, order, spec, config) for spec in config.specs]
     elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
     if config.json:
-        rows = [_row(each) | _on_bus(config, each) for each in plans]
+        rows = [_row(config, each) | _on_bus(config, each) for each in plans]
         document = {
             "model": config.model.name,
             "parameters": elements,
@@ -205,6 +221,13 @@ def _trained(config: PlanConfig) -> dict[str, Tensor]:
     return {name: each for name, each in model.named_parameters() if each.requires_grad}
 
 
+def _planned(model: nn.Module, order: Sequence[Tensor], spec: str, config: PlanConfig) -> Plan:
+    if config.parallel == "fsdp":
+        return replace(plan_sharded(parts(model), *payloads(spec), world_size=config.workers), compressor=spec)
+    whole = plan(model, spec, world_size=config.workers, bucket_mb=config.bucket_mb, order=order)
+    return _spread(whole, config)
+
+
 def _spread(whole: Plan, config: PlanConfig) -> Plan:
     """A step's part of what is averaged once in `local_every` steps."""
     steps = config.local_every or 1
@@ -216,8 +239,8 @@ def _spread(whole: Plan, config: PlanConfig) -> Plan:
     )
 
 
-def _row(each: Plan) -> dict[str, object]:
-    return {
+def _row(config: PlanConfig, each: Plan) -> dict[str, object]:
+    row = {
         "compressor": each.compressor,
         "payload_bytes_per_step": each.payload_bytes_per_step,
         "sent_bytes_per_step": each.sent_bytes_per_step,
@@ -226,6 +249,7 @@ def _row(each: Plan) -> dict[str, object]:
         "work_bytes": each.work_bytes,
         "bytes_per_parameter": each.bytes_per_parameter,
     }
+    return {key: value for key, value in row.items() if config.parallel == "ddp" or key not in NOT_OF_SHARDS}
 
 
 def _on_bus(config: PlanConfig, each: Plan) -> dict[str, float]:
@@ -239,7 +263,10 @@ def _table(config: PlanConfig, elements: int, plans: list[Plan]) -> Table:
     local = f" of {config.local_every} local ones" if config.local_every else ""
     table = Table(title=f"{config.model.name}: {elements:,} parameters on {config.workers} ranks, a step{local}")
     table.add_column("compressor")
-    memory = () if config.local_every else ("state", "work", "per parameter")  # local SGD has state of its own
+    memory: tuple[str, ...] = (
+        () if config.local_every else ("state", "work", "per parameter")
+    )  # local SGD has state of its own
+    memory = memory[:1] if config.parallel == "fsdp" else memory
     on_bus = () if config.bus is None else ("on the bus",)
     for heading in ("payload of a rank", "sent by a rank", "ratio", *on_bus, *memory):
         table.add_column(heading, justify="right")
@@ -249,7 +276,7 @@ def _table(config: PlanConfig, elements: int, plans: list[Plan]) -> Table:
             [decimal(each.state_bytes), decimal(each.work_bytes), f"{each.bytes_per_parameter:.2f} bytes"]
             if memory
             else []
-        )
+        )[: len(memory)]
         seconds = [f"{1000 * value:.4g} ms" for value in _on_bus(config, each).values()]
         table.add_row(each.compressor, payload, sent, f"{each.compression_ratio:.2f}", *seconds, *kept)
     return table

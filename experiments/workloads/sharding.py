@@ -68,6 +68,18 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     return [module for module in reversed(list(model.modules())) if module in found and module is not model]
 
 
+def parts(model: nn.Module) -> list[dict[str, Tensor]]:
+    """The parameters of each module that `sharded` shards by itself, by name; the outermost one comes last."""
+    taken: dict[Tensor, None] = {}
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    found: list[dict[str, Tensor]] = []
+    for module in (*blocks(model), model):
+        mine = [each for each in module.parameters() if each not in taken]
+        taken |= dict.fromkeys(mine)
+        found.append({names[each]: each for each in mine})
+    return found
+
+
 def _elements(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 

@@ -94,6 +94,14 @@ def test_a_model_of_70_billion_parameters_is_planned_in_seconds(planned):
     assert low_rank["compression_ratio"] > 1000
 
 
+def test_shards_of_fsdp2_have_weights_and_gradients_and_no_work_memory(planned):
+    document = planned("--model=mlp", "--parallel=fsdp", "--compressors=none,bf16,int8/int4", "--workers=4")
+    assert [list(row) for row in document["rows"]] == [COLUMNS[:5]] * 3
+    plain, half, _ = document["rows"]
+    assert half["sent_bytes_per_step"] == pytest.approx(plain["sent_bytes_per_step"] / 2, rel=1e-4)  # rows are padded
+    assert [row["state_bytes"] for row in document["rows"][:2]] == [0, 0]
+
+
 def test_the_data_decide_the_model_s_inputs(planned):
     cifar, digits = (planned("--model=mlp", *flags)["parameters"] for flags in ([], ["--data=digits"]))
     assert cifar - digits == 256 * (3 * 32 * 32 - 8 * 8)
@@ -142,6 +150,9 @@ def test_the_user_s_random_state_is_not_touched(planned):
         (["--model", "gpt", "--data", "digits"], "gpt reads tokens, and the data 'digits' are images"),
         (["--workers", "0"], "workers is at least 1, got 0"),
         (["--bucket-mb", "0"], "bucket_mb is above 0, got 0"),
+        (["--parallel", "fsdp", "--compressors", "powersgd"], "no rank has whole"),
+        (["--parallel", "fsdp", "--compressors", "torch"], "leave torch out"),
+        (["--parallel", "fsdp", "--bucket-mb", "1"], "of ddp: leave them out"),
         (["--local-every", "-1"], "local_every is at least 1, or 0 for the gradients of every step; got -1"),
     ],
     ids=lambda value: "=".join(value) if isinstance(value, list) else "",
