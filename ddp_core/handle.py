@@ -15,7 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..compress import Compressor, Optimizers, Spec, compressor, specification, tuned
 from .averaging.averager import CompressedAverager
-from .averaging.torch_steps import TorchSteps
 from .buckets.layout import plain_names
 from .engine.engine import DEFAULT_TIMEOUT
 from .measure.stats import Stats, metrics
@@ -162,7 +161,6 @@ class Handle(Observed):
         groups = [process_group] if isinstance(process_group, dist.ProcessGroup) else process_group or ()
         settings: dict[str, Any] = {"partial": partial, "decorate": transport, "undo": undo}
         self.averager = CompressedAverager(compressor(spec), groups, timeout, **settings)
-        self.torch_steps = TorchSteps(self.averager)
         self._bound = False
         self.frozen: frozenset[str] = frozenset()  # names of the model's parameters that do not train
         if scaler is not None:

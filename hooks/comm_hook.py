@@ -19,7 +19,7 @@ from ..compress import Optimizers, Spec, compressor, specification
 from ..ddp_core import DEFAULT_TIMEOUT, Decorator, Handle, Scaler, refuse_inside
 from .handle_of import handle_with, remember
 from .keywords import nearest_named
-from .torch_ddp import handle_for
+from .torch_ddp import compress_bucket, handle_for
 
 NOT_REGISTERED = (
     "gradwire's hook got a bucket of a model that it was not registered on: call "
@@ -61,7 +61,7 @@ class CommHook:
         handle = state if isinstance(state, Handle) else handle_with(bucket.parameters()[0])
         if handle is None:
             raise RuntimeError(NOT_REGISTERED)
-        return handle.torch_steps.average(bucket)
+        return compress_bucket(handle, bucket)
 
     def __getattr__(self, name: str) -> Any:
         """Return the signature that torch checks when it registers a hook; that is when the model gets its handle."""

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..ddp_core import Handle, Strays, gradient_node, keep_from_compiler, removed, trained_now
+from ..ddp_core import Strays, gradient_node, keep_from_compiler, removed, trained_now
 
 WRAP_ANEW = "After such a change, wrap the model anew in DistributedDataParallel, attach, and load this handle's state"
 JOIN = (
@@ -43,9 +43,8 @@ class Guard:
     """
 
     strays: Strays | None = None  # None in copies, and where the wrapper notices them by itself
-    _handle: Handle | None = None
 
-    def __init__(self, handle: Handle, ddp: DistributedDataParallel, *, own: bool) -> None:
+    def __init__(self, ddp: DistributedDataParallel, *, own: bool) -> None:
         if own:
             return
         named = trained_now(ddp.module)[0]
@@ -56,8 +55,6 @@ class Guard:
         self._names = list(named)
         self._places = {id(parameter): place for place, parameter in enumerate(named.values())}
         self._hooks = [node.register_prehook(partial(_note, self._came, place)) for place, node in enumerate(nodes)]
-        self._handle = handle
-        handle.torch_steps.before_bucket = self._refuse_taken
 
     def __call__(self, ddp: DistributedDataParallel, _: Any) -> None:
         """Look at the model before a forward."""
@@ -72,21 +69,18 @@ class Guard:
         if self.strays is not None and synced:
             self.strays.check(lambda: trained_now(ddp.module)[0])
 
-    def _refuse_taken(self, bucket: dist.GradBucket) -> None:
+    def refuse_taken(self, bucket: dist.GradBucket) -> bool:
+        """Look at a bucket of the first step. Return False after that step: it need not be called again."""
         backward = torch._C._current_graph_task_id()
         self._first = backward if self._first is None else self._first
         if backward != self._first:
-            return self._end_first_step()
+            for hook in self._hooks:
+                hook.remove()
+            return False
         places = [self._places.get(id(parameter), -1) for parameter in bucket.parameters() if parameter.grad is None]
         if names := [self._names[place] for place in places if self._came.get(place) == backward]:
             raise RuntimeError(removed(names))
-
-    def _end_first_step(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        if self._handle is not None:
-            self._handle.torch_steps.before_bucket = None
-        self._handle = None
+        return True
 
     def __getstate__(self) -> dict[str, Any]:
         """Nothing: a copy of the model has other parameters."""

@@ -15,8 +15,7 @@ from ..protocol.registry import register
 from ..protocol.requests import Program
 from ..protocol.traits import Traits
 from ..state.tensors import Counter, PerParameter
-from .pieces import Place
-from .powersgd import PowerSGD, draw_normal, finish, means, put_whole, taken_whole, zeros_kept
+from .powersgd import Place, PowerSGD, draw_normal, finish, means, put_whole, taken_whole, zeros_kept
 from .zero_rows import ZeroRows
 
 

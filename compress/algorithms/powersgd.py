@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,9 +20,10 @@ from ..protocol.together import together
 from ..protocol.traits import Traits
 from ..state.tensors import Counter, PerParameter
 from .coded_mean import CODECS, coded_mean
-from .pieces import Place, joined, pieces, put_back
 from .seeding import seeded_generator
 from .zero_rows import ZeroRows
+
+Place: TypeAlias = tuple[int, int]  # first element, elements
 
 
 @dataclass
@@ -260,3 +261,28 @@ def near_square(numel: int, rank: int) -> tuple[int, int]:
     side = max(1, math.isqrt(numel))
     rows = min(range(side, math.floor(0.8 * side), -1), key=sent)
     return rows, numel // rows
+
+
+def joined(places: Iterable[Place]) -> tuple[Place, ...]:
+    """The same elements in the same order, in as few places as can be.
+
+    >>> joined([(0, 3), (3, 2), (7, 1)])
+    ((0, 5), (7, 1))
+    """
+    found: list[Place] = []
+    for first, size in places:
+        if found and sum(found[-1]) == first:
+            found[-1] = (found[-1][0], found[-1][1] + size)
+        else:
+            found.append((first, size))
+    return tuple(found)
+
+
+def pieces(flat: Tensor, places: Iterable[Place]) -> list[Tensor]:
+    """Views of the elements at each place."""
+    return [flat[first : first + size] for first, size in places]
+
+
+def put_back(flat: Tensor, parts: list[Tensor]) -> None:
+    """Copy consecutive pieces of `flat` into `parts`."""
+    torch._foreach_copy_(parts, list(flat.split([part.numel() for part in parts])))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import Residual
-from ..algorithms.pieces import joined, pieces
+from ..algorithms.powersgd import joined, pieces
 from ..protocol.compressor import Compressor
 from ..protocol.layout import Layout
 from ..protocol.requests import Program

@@ -23,11 +23,15 @@ from .switch import Switch
 
 @dataclass
 class ErrorFeedbackState:
-    """The residual of this rank, the inner compressor's state, and samples of both."""
+    """The residual of this rank, the inner compressor's state, samples of both.
+
+    `compressor`: the inner one, as gradients of this width need it.
+    """
 
     residual: PerParameter
     inner: Any
     gauge: Gauge
+    compressor: Compressor
 
     def close(self, held: Residual) -> None:
         """Take a sample of the residual that a step has written, and keep it."""
@@ -49,7 +53,8 @@ class ErrorFeedback:
     def init(self, layout: Layout) -> ErrorFeedbackState:
         """A zero residual, float32 or wider in arithmetic."""
         residual = PerParameter.zeros(layout.widened(), self.residual_bits, residual=True)
-        return ErrorFeedbackState(residual, self.inner.init(layout), Gauge())
+        wide = layout.dtype == working_dtype(layout.dtype) and isinstance(self.inner, Float32Arithmetic)
+        return ErrorFeedbackState(residual, self.inner.init(layout), Gauge(), self.inner.inner if wide else self.inner)
 
     def reduce(self, grad: Tensor, state: ErrorFeedbackState, residual: Residual | None = None) -> Program[Tensor]:
         """The inner average of `grad` plus what was held back; an outer residual moves into this one."""
@@ -59,7 +64,7 @@ class ErrorFeedback:
             residual.after.zero_()
             held = Residual(held.after, held.after)
         state.gauge.begin(grad, held)
-        averaging = self.inner.reduce(grad, state.inner, held)
+        averaging = state.compressor.reduce(grad, state.inner, held)
         if state.residual.store is not None and grad.dtype == working_dtype(grad.dtype) and _residual_first(self.inner):
             average: Tensor = yield from after_first(averaging, lambda: state.close(held))
         else:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...kernels import Residual
 from ..algorithms.dense import Dense
-from ..algorithms.pieces import Place, joined, pieces, put_back
+from ..algorithms.powersgd import Place, joined, pieces, put_back
 from ..protocol.compressor import Compressor
 from ..protocol.layout import Layout
 from ..protocol.requests import Program

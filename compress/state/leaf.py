@@ -65,11 +65,11 @@ class FlatLeaf(Leaf):
         if self._changed:
             return Residual(self.flat, self.flat)
         with _taking:
-            if not self.versioned and not self._has_taken(self.flat):
+            if not self.versioned and not (self._taken and self._has_taken(self.flat)):
                 self._changed = True
                 return Residual(self.flat, self.flat)
         before, after = self.flat, self._other
-        if after is None or self._has_taken(after):
+        if after is None or (self._taken and self._has_taken(after)):
             after = torch.empty_like(before)
         self._other = before
         self._changed = True

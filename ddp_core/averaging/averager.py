@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress import AllReduce, Compressor, Layout, warm_up
-from ...compress.protocol.requests import one_round
+from ...compress import AllReduce, Compressor, Layout, Program, warm_up
+from ...compress.protocol.requests import Op
 from ...compress.simulate import operations_of
 from ...compress.state.gauge import EVERY
 from ..buckets.assignment import Allocate
@@ -25,7 +25,7 @@ from ..buckets.layout import as_real, layout_of
 from ..buckets.slices import Sendable
 from ..buckets.sparse import SPARSE_ROUNDS, SparseBucket
 from ..engine.engine import FORKED, Engine
-from ..engine.task import FuturePending, Task
+from ..engine.task import Task
 from ..measure.stats import Measured, Stats, Totals
 from ..measure.step import BucketStats, Step
 from ..memory.model_memory import ModelMemory, Snapshot
@@ -33,6 +33,7 @@ from ..transport.protocol import Decorator, Pending
 from .bucket_plan import (
     AllPending,
     BucketPlan,
+    BucketSegment,
     all_done,
     labelled,
     names_by_index,
@@ -152,72 +153,72 @@ class CompressedAverager:
         with self.step_lock.lock:
             self.step_lock.between_steps(change, under_way=self.under_way)
 
-    def average(self, bucket: Sendable) -> Pending:
-        """Begin to average a bucket of our own DDP, after those before; its average is what waiting for it gives."""
-        plan: BucketPlan | None = bucket.plan
-        if plan is None or plan.known is not self._known:
-            plan = bucket.plan = self._bind_own(bucket)
-        if bucket.scale == 1.0:
-            return self._averages(plan, bucket.flat)
-        total, names = plan.total, plan.names
-        if bucket.flat is not plan.buffer:  # segments of it are not sent, or lie elsewhere
-            total, names = AllReduce(as_real(bucket.flat), "sum"), tuple(map(self._name, bucket.parameters()))
-        assert total is not None
-        task = Task(one_round(total), plan.label, now=self.step.now)
-        size = total.tensor.element_size()
-        self.step.programs.append(BucketStats(names, total.tensor.numel(), task.record, element_bytes=size))
+    def average(self, bucket: Sendable | dist.GradBucket, *, needs_future: bool = False) -> Pending:
+        """Begin to average a bucket, after those before it, in place; its average is what waiting for it gives.
+
+        `needs_future`: a hook was given the bucket, by torch's DDP or ours, and what is returned is a FuturePending.
+        """
+        if needs_future:
+            if os.getpid() != self._process:
+                raise RuntimeError(FORKED)
+            plan, buffer = self._plans.get(bucket.index()), bucket.buffer()
+            if plan is None or list(map(id, plan.parameters)) != list(map(id, bucket.parameters())):
+                plan = self._bind(bucket, bucket.parameters())
+        else:
+            assert not isinstance(bucket, dist.GradBucket)
+            plan, buffer = bucket.plan, bucket.flat
+            if plan is None or plan.known is not self._known or plan.scale != bucket.scale:
+                plan = bucket.plan = self._bind(bucket, bucket.all_parameters, bucket.scale)
+        if plan.op is None:
+            return self._averages(plan, buffer)
+        request, names = plan.request, plan.names
+        if request is None or buffer is not plan.buffer:  # it is a hook's, or parts of it are not sent
+            request = AllReduce(as_real(buffer) if buffer.is_complex() else buffer, plan.op)
+            names = names if needs_future else tuple(map(self._name, bucket.parameters()))
+        tensor, size = request.tensor, request.tensor.element_size()
+        task = Task(in_place(request, buffer), plan.label, needs_future, now=self.step.now, nbytes=tensor.nbytes)
+        self.step.programs.append(BucketStats(names, tensor.numel(), task.record, element_bytes=size))
         return plan.engine.submit(task, on_wait=plan.on_wait)
 
-    def _bind_own(self, bucket: Sendable) -> BucketPlan:
-        plan, buffer = self._bind(bucket, bucket.all_parameters), bucket.buffer()
-        total = AllReduce(buffer if buffer.is_sparse else as_real(buffer), "sum")
-        return dataclasses.replace(plan, buffer=buffer, total=total, on_wait=not self.sparse)
-
-    def average_for_hook(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """Average a bucket that a hook is given. The future holds its buffer, averaged in place."""
-        if os.getpid() != self._process:
-            raise RuntimeError(FORKED)
-        parameters = bucket.parameters()
-        plan = self._plans.get(bucket.index())
-        if plan is None or list(map(id, plan.parameters)) != list(map(id, parameters)):
-            plan = self._bind(bucket, parameters)
-        pending = self._averages(plan, bucket.buffer(), future=True)
-        assert isinstance(pending, FuturePending)
-        return pending.future
-
-    def _averages(self, plan: BucketPlan, buffer: Tensor, *, future: bool = False) -> Pending:
-        """The average of a bucket, by a program for each of ours in it, beside backward. `future`: it must be one."""
-        step, watched = self.step, self.memory.watched
+    def _averages(self, plan: BucketPlan, buffer: Tensor) -> Pending:
+        """The average of a bucket, by a program for each of ours in it, beside backward."""
+        step, watched, pendings = self.step, self.memory.watched, list[Pending]()
         if not plan.segments:  # it is sparse
             program = self.memory.reduce_sparse(buffer, self.engines.group.size(), watched)
-            task = Task(program, plan.label, needs_future=future, now=step.now)
+            task = Task(program, plan.label, plan.needs_future, now=step.now)
             size = buffer.element_size()
             step.programs.append(BucketStats(plan.names, buffer.numel(), task.record, element_bytes=size))
             return plan.engine.submit(task)
-        flat, pendings = as_real(buffer) if buffer.is_complex() else buffer, list[Pending]()
+        flat = as_real(buffer) if buffer.is_complex() else buffer
         for segment in plan.segments:
             layout, number = segment.memory.layout, self.memory.step - 1
-            if segment.places is None and segment.room is None and flat is buffer:
+            if segment.is_whole and flat is buffer:
                 program = segment.memory.reduce(flat, number, watched)
             else:
                 program = segment.reduce(flat, number, buffer, watched)
             size = flat.element_size()
-            task = Task(program, segment.label, needs_future=future, now=step.now, nbytes=size * layout.numel)
+            task = Task(program, segment.label, plan.needs_future, now=step.now, nbytes=size * layout.numel)
             step.programs.append(BucketStats(layout.names, layout.numel, task.record, segment.memory.gauge, size))
             pendings.append(plan.engine.submit(task))
-        if len(pendings) == 1 or (future and flat.is_cuda):
+        if len(pendings) == 1 or (plan.needs_future and flat.is_cuda):
             return pendings[-1]  # on the side stream each has come to its end before the next
-        return all_done(pendings, buffer) if future else AllPending(pendings)
+        return all_done(pendings, buffer) if plan.needs_future else AllPending(pendings)
 
-    def _bind(self, bucket: dist.GradBucket | Sendable, parameters: Sequence[Tensor]) -> BucketPlan:
-        """Meet a bucket that was not there before. All ranks meet the same one at the same time."""
-        index, buffer = bucket.index(), bucket.buffer()
+    def _bind(
+        self, bucket: dist.GradBucket | Sendable, parameters: Sequence[Tensor], scale: float | None = None
+    ) -> BucketPlan:
+        """Meet a bucket that was not there before, or not with this scale. All ranks meet the same one at the same time.
+
+        `scale`: of our own DDP's, see `BucketPlan`; None for what a hook is given.
+        """
+        index, buffer, hooked = bucket.index(), bucket.buffer(), scale is None
         engine = self.engines.of(buffer.device, index)
         named = {self._name(parameter): parameter for parameter in parameters}
-        names, label = tuple(named), labelled(index, tuple(named))
+        label = labelled(index, tuple(named))
+        plan = BucketPlan(self._known, parameters, engine, label, tuple(named), scale, needs_future=hooked)
         if isinstance(bucket, SparseBucket):
             engine.prepare(SPARSE_ROUNDS)
-            return BucketPlan(self._known, parameters, engine, label, names)
+            return plan
         if index == 0 and self.memory.remembers:
             self._discarded.watch(parameters)
         flat = as_real(buffer)
@@ -225,10 +226,20 @@ class CompressedAverager:
         with self.step_lock.lock:
             segments = segments_of(self.memory, bucket, named, layout)
         segments = [prepared(segment, self.memory, engine, flat) for segment in segments]
-        self._plans[index] = BucketPlan(self._known, parameters, engine, label, names, segments)
+        op = self._op(scale, segments) if flat.numel() else None
+        plan = dataclasses.replace(plan, segments=segments, op=op, on_wait=bool(op) and not (hooked or self.sparse))
+        if not hooked:
+            plan = dataclasses.replace(plan, buffer=buffer, request=AllReduce(flat, op) if op else None)
+        self._plans[index] = plan
         with self.step_lock.lock:
             self.memory.arrange(names_by_index(self._plans))
-        return self._plans[index]
+        return plan
+
+    def _op(self, scale: float | None, segments: Sequence[BucketSegment]) -> Op | None:
+        """The all-reduce that is all of a bucket's program; None where there is more to do."""
+        if scale not in (None, 1.0):
+            return "sum"
+        return "mean" if self.memory.averages and all(segment.is_whole for segment in segments) else None
 
     def _met(self, named: Mapping[str, Tensor], flat: Tensor, engine: Engine) -> Layout:
         """The layout of a bucket that was not there before; the first one tells whether all ranks have the same."""
@@ -317,3 +328,11 @@ class CompressedAverager:
             self.drain()
         finally:
             self.engines.close()
+
+
+def in_place(request: AllReduce, buffer: Tensor) -> Program[Tensor]:
+    """Ask for all of a bucket's average at once; returns its `buffer`, whose real numbers the request has."""
+    reply = yield request
+    if reply is not request.tensor:
+        request.tensor.copy_(reply)
+    return buffer

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from ...compress import AllReduce, Compressor, Dense, Layout, Program, specification
 from ...compress.protocol.ranks import Scope
+from ...compress.protocol.requests import Op
 from ...compress.simulate import scopes_by_round
 from ..buckets.layout import layout_of
 from ..buckets.slices import BucketSlice, Sendable
@@ -36,12 +38,17 @@ class BucketSegment:
     label: str
     room: Tensor | None = None
 
+    @cached_property
+    def is_whole(self) -> bool:
+        """True if it is all of a bucket, and averaged in place."""
+        return self.places is None and self.room is None
+
     def reduce(self, flat: Tensor, step: int, buffer: Tensor, watched: bool) -> Program[Tensor]:
         """Average this segment of `flat`, which is `buffer` as real numbers, in place; returns `buffer`.
 
         All of it is in the program, so that on CUDA it runs on the side stream, and the future's events cover it.
         """
-        if self.places is None and self.room is None:
+        if self.is_whole:
             yield from self.memory.reduce(flat, step, watched)
             return buffer
         pieces = [flat] if self.places is None else [flat[first:end] for first, end in self.places]
@@ -55,9 +62,12 @@ class BucketSegment:
 class BucketPlan:
     """The way in which a bucket of DDP's is averaged in every step: all that is known once the bucket is.
 
-    `known`: the plan holds as long as the averager has this object. `names`: of the parameters. `segments`: what compressors
-    remember, in order. For a bucket of our own DDP, which outlives the plan, `total` is the request for the sum of its
-    `buffer`, and `on_wait` is True if the waiting thread runs that: a sum leaves a thread of its own nothing to compute.
+    `known`: the plan holds as long as the averager has this object, and for gradients that come multiplied by `scale`; None
+    for what a hook is given, as it is. `names`: of the parameters. `segments`: what compressors remember, in order.
+    `needs_future`: torch waits for the average. `op`: the one all-reduce that the program is, where nothing is remembered:
+    "sum" of gradients that come divided by the ranks, or "mean"; else None. `request`: that, of the `buffer` of a bucket of
+    our own DDP, which outlives the plan. `on_wait`: the waiting thread runs it, which leaves a thread of its own nothing to
+    compute.
     """
 
     known: object
@@ -65,9 +75,12 @@ class BucketPlan:
     engine: Engine
     label: str
     names: tuple[str, ...]
+    scale: float | None
+    needs_future: bool
     segments: Sequence[BucketSegment] = ()
+    op: Op | None = None
     buffer: Tensor | None = None
-    total: AllReduce | None = None
+    request: AllReduce | None = None
     on_wait: bool = False
 
 

@@ -20,9 +20,8 @@ from ...kernels import pool
 from ..transport.collectives import agree
 from ..transport.processes import explained
 from ..transport.protocol import Pending, Transport
-from .lanes import Lanes
 from .side_stream import NO_LIMIT, SideStream
-from .task import Driver, HookError, ProgramError, Task, WaitedTask
+from .task import Driver, HookError, Lanes, ProgramError, Task, WaitedTask
 
 logger = logging.getLogger(__name__)
 DEFAULT_TIMEOUT = timedelta(minutes=30)
@@ -58,6 +57,7 @@ class Engine:
             SideStream(transport, device, self._ended) if self._on_cuda else Lanes(transport, timeout, self._ended)
         )
         self._gathers: Driver = SideStream(transport, device, self._ended) if self._on_cuda else self._beside
+        self._drivers = dict.fromkeys((self._beside, self._gathers))  # each once, in this order
 
     def prepare(self, rounds: int, scopes: Sequence[Collection[Scope]] = ()) -> None:
         """Make ready for tasks of `rounds` rounds, each among the ranks of some scopes, or all of them.
@@ -104,7 +104,7 @@ class Engine:
 
     def follow(self) -> None:
         """Have the current stream of a GPU wait for all that was submitted."""
-        for driver in {self._beside, self._gathers}:
+        for driver in self._drivers:
             driver.follow()
 
     @property
@@ -123,7 +123,7 @@ class Engine:
             _inherited.append(self)  # in a fork: threads and connections are the parent's, and cannot be ended here
             return
         deadline = time.monotonic() + (limit or self._timeout).total_seconds()
-        for driver in {self._beside, self._gathers}:
+        for driver in self._drivers:
             driver.close(deadline)
         for task in list(self._live):
             task.drop(deadline)  # nobody has waited for it

@@ -19,8 +19,7 @@ from ...compress.state.tree import Entries, Leaves
 from ...kernels import all_finite
 from ..buckets.layout import as_real
 from ..buckets.sparse import sparse_mean
-from .bucket_memory import CARRIED_OVER, BucketMemory
-from .device_flag import DeviceFlag
+from .bucket_memory import CARRIED_OVER, BucketMemory, DeviceFlag
 from .sliced_memory import SlicedMemory, may_be_cut
 from .step_memory import StepMemory
 
@@ -227,10 +226,11 @@ class ModelMemory(StepMemory):
         self.carrying, keep, self._discarded = self._still_carrying(), self._finite(), False
         self._sparse_finite = []
         self._names_before = [*self._live, *self._unclaimed_buckets]
-        lost = [each.end_step(keep, self.carrying) for _, each in self.live]
+        live = self.live
+        lost = [each.end_step(keep, self.carrying) for _, each in live]
         if any(lost):
             self.note_loss()
-        self._stateful = any(each.stateful for _, each in self.live) if self._live else None
+        self._stateful = any(each.stateful for _, each in live) if live else None
 
     def replace(self, compressor: Compressor) -> None:
         """Go on with another compressor; what was held back is carried to the next average."""

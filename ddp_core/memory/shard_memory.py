@@ -11,7 +11,7 @@ from ...compress.shards.layout import ShardLayout
 from ...compress.shards.reduction import Finite, ShardState, ShardSum
 from ...compress.shards.residual import ShardResidual
 from ...compress.state.tree import Entries, Leaves
-from .device_flag import DeviceFlag
+from .bucket_memory import DeviceFlag
 from .step_memory import StepMemory
 
 

@@ -17,7 +17,7 @@ from ...compress import Ranks
 from ...ddp_core import Decorator, DistributedDataParallel, Handle
 from ...hooks.plan import ratio
 from ...hooks.slices import wire_mb
-from ...hooks.torch_ddp import attach
+from ...hooks.torch_ddp import attach, compress_bucket
 from ..workloads.order import BACKWARD
 from .rows import Case, Traffic
 
@@ -73,7 +73,7 @@ class DelayedBuckets:
         """Start them all, in the order in which they got ready."""
         waiting, self.waiting = self.waiting, []
         for bucket, promised in waiting:
-            self.handle.torch_steps.average(bucket).add_done_callback(partial(_pass_on, promised))
+            compress_bucket(self.handle, bucket).add_done_callback(partial(_pass_on, promised))
 
 
 def delay_bucket(state: DelayedBuckets, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

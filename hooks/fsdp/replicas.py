@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...ddp_core import FuturePending, Handle
+from ...ddp_core import Handle
 from ...ddp_core.averaging.bucket_plan import AllPending
 from ...ddp_core.averaging.shard_averager import ShardAverager
 from ...ddp_core.measure.step import Step
@@ -104,9 +104,8 @@ class ReplicaMean:
         if module.whole and module.divisor is not None:  # torch has divided by it, where a mean divides by the ranks
             reduce_output.mul_(self._handle.averager.engines.group.size())
         self._arrivals.begin()
-        pendings = [
-            FuturePending(self._handle.averager.average_for_hook(each)) for each in self._buckets(reduce_output)
-        ]
+        average = self._handle.averager.average
+        pendings = [average(each, needs_future=True) for each in self._buckets(reduce_output)]
         at_once = module.divided_anew or module.reads_gradients(reduce_output.dtype)
         self._arrivals.take(AllPending(pendings), at_once=at_once)
 

@@ -18,8 +18,7 @@ from gradwire.compress.feedback.guard import DAMPING, DENSE, WATCHING
 from gradwire.compress.protocol.together import next_request
 from gradwire.compress.simulate import alike
 from gradwire.compress.state.gauge import Arriving
-from gradwire.ddp_core.memory.bucket_memory import BucketMemory
-from gradwire.ddp_core.memory.device_flag import DeviceFlag
+from gradwire.ddp_core.memory.bucket_memory import BucketMemory, DeviceFlag
 from gradwire.kernels import Rows, dispatch
 
 from ..torch_versions import fake_devices

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from gradwire.compress import compressor
+from gradwire.ddp_core import Handle
 from gradwire.ddp_core.averaging.averager import CompressedAverager
 from gradwire.ddp_core.averaging.step_lock import StepLock
-from gradwire.ddp_core.averaging.torch_steps import TorchSteps
+from gradwire.hooks.torch_ddp import compress_bucket, steps_of
 
 LIMIT = timedelta(seconds=20)
 SIZE = 8
@@ -43,15 +44,15 @@ class Bucket:
 
 
 @pytest.fixture
-def averager(group):
-    made = CompressedAverager(compressor("topk:k=1"), [group], LIMIT)
+def handle(group):
+    made = Handle("topk:k=1", group, LIMIT)
     yield made
     made.close()
 
 
 @pytest.fixture
-def steps(averager):
-    return TorchSteps(averager)
+def averager(handle):
+    return handle.averager
 
 
 BUCKETS = 3
@@ -61,67 +62,67 @@ def buckets():
     return [Bucket(index, index == BUCKETS - 1) for index in range(BUCKETS)]
 
 
-def sent(steps, buckets, value=1.0):
+def sent(handle, buckets, value=1.0):
     for bucket in buckets:
-        steps.average(bucket.give(value)).wait()
+        compress_bucket(handle, bucket.give(value)).wait()
 
 
-def test_a_step_begins_with_the_bucket_whose_index_does_not_rise(averager, steps):
+def test_a_step_begins_with_the_bucket_whose_index_does_not_rise(averager, handle):
     mine = buckets()
     for _ in range(3):
-        sent(steps, mine)
+        sent(handle, mine)
     stats = averager.stats()
     assert stats.steps == 3
     assert [each.parameters for each in stats.buckets] == [("0",), ("1",), ("2",)]
-    sent(steps, mine[:1])
+    sent(handle, mine[:1])
     assert averager.stats().steps == 4
     assert averager.measured().begun == 4
 
 
-def test_who_says_when_steps_begin_may_begin_one_with_any_bucket_and_end_it_with_any(averager, steps):
+def test_who_says_when_steps_begin_may_begin_one_with_any_bucket_and_end_it_with_any(averager, handle):
     mine = buckets()
     for bucket in mine:
-        steps.expect()
-        sent(steps, [bucket])
+        steps_of(handle).expect()
+        sent(handle, [bucket])
     assert averager.stats().steps == BUCKETS
     assert [each.parameters for each in averager.stats().buckets] == [("2",)]
 
 
-def test_a_change_of_another_thread_waits_for_the_end_of_the_step_and_one_of_this_thread_does_not(averager, steps):
+def test_a_change_of_another_thread_waits_for_the_end_of_the_step_and_one_of_this_thread_does_not(averager, handle):
     first, *others = buckets()
-    sent(steps, [first])
+    sent(handle, [first])
     before, after = averager.memory.compressor, compressor("onebit")
     thread = threading.Thread(target=averager.replace, args=(after,))
     thread.start()
     thread.join()
     assert averager.memory.compressor is before
-    sent(steps, others)
+    sent(handle, others)
     averager.end_step()
     assert averager.memory.compressor is after
-    sent(steps, [first])  # it breaks off here
+    sent(handle, [first])  # it breaks off here
     averager.replace(before)
     assert averager.memory.compressor is before
 
 
-def test_what_is_taken_in_the_middle_of_a_step_is_from_before_it(averager, steps):
+def test_what_is_taken_in_the_middle_of_a_step_is_from_before_it(averager, handle):
     mine = buckets()
-    sent(steps, mine)
+    sent(handle, mine)
     averager.end_step()
     expected = averager.snapshot().state_dict()
-    sent(steps, mine[:1], value=5.0)
+    sent(handle, mine[:1], value=5.0)
     taken = averager.snapshot().state_dict()
     assert taken["step"] == expected["step"] == 1
     for name, fields in expected["parameters"].items():
         assert torch.equal(taken["parameters"][name]["residual"], fields["residual"])
 
 
-def test_another_compressor_goes_on_with_all_that_was_held_back(averager, steps):
+def test_another_compressor_goes_on_with_all_that_was_held_back(averager, handle):
     (bucket,) = [Bucket(0, True)]
-    sent(steps, [bucket])  # one of eight ones leaves
+    sent(handle, [bucket])  # one of eight ones leaves
     averager.end_step()
     averager.replace(compressor("none"))
     assert averager.scale == 1.0  # gradients come undivided: something is owed
-    average = steps.average(bucket.give(0.0)).wait()
+    average = compress_bucket(handle, bucket.give(0.0)).wait()
     assert sorted(average.tolist()) == [0.0] + [1.0] * (SIZE - 1)
 
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from gradwire.compress import Layout, compressor
-from gradwire.ddp_core.memory.bucket_memory import BucketMemory
-from gradwire.ddp_core.memory.device_flag import DeviceFlag
+from gradwire.ddp_core.memory.bucket_memory import BucketMemory, DeviceFlag
 
 
 @pytest.mark.parametrize("value", [True, False])
