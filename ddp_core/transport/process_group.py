@@ -219,7 +219,7 @@ class ProcessGroup(Transport):
         return direct or started(request, group, self.check, by_streams=self._by_streams)
 
     @cached_property
-    def limit(self) -> timedelta:  # type: ignore[override]
+    def limit(self) -> timedelta:
         """The time limit of the group itself."""
         device = self._device if carries(self.group, self._device) else torch.device("cuda")
         return message_limit(self.group, device, self._timeout)
