@@ -1,6 +1,5 @@
 """For Lightning's Trainer and Fabric: `from gradwire.lightning import GradwireStrategy`."""
 
-from .hooks.frameworks.fabric import GradwireFabricStrategy
-from .hooks.frameworks.lightning import GradwireStrategy, LocalStepsStrategy
+from .hooks.frameworks.lightning import GradwireFabricStrategy, GradwireStrategy, LocalStepsStrategy
 
 __all__ = ["GradwireFabricStrategy", "GradwireStrategy", "LocalStepsStrategy"]

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..ddp_core import Strays, gradient_node, keep_from_compiler, removed, trained_now
+from ..ddp_core import Handle, Strays, gradient_node, keep_from_compiler, removed, trained_now
 
 WRAP_ANEW = "After such a change, wrap the model anew in DistributedDataParallel, attach, and load this handle's state"
 JOIN = (

@@ -160,10 +160,9 @@ class Cast:
                 exact = request.exact if isinstance(request, AllReduce) else ()
                 self._saturate(wide, largest_summand(self.dtype, members) / share, exact)
             kernels.cast_scaled(wide, narrow, share)
-            if request.op == "mean":
-                return dataclasses.replace(request, tensor=narrow, op="sum")
-            return dataclasses.replace(request, tensor=narrow)
-        kernels.cast_scaled(wide, narrow, 1.0)
+            request = dataclasses.replace(request, op="sum") if request.op == "mean" else request
+        else:
+            kernels.cast_scaled(wide, narrow, 1.0)
         return dataclasses.replace(request, tensor=narrow)
 
     def _widen(self, answer: Tensor, request: Request) -> Tensor:

@@ -11,9 +11,8 @@ from functools import partial
 
 from ..measure.clock import Clock
 from ..measure.step import Record, replies
-from .link_cost import LinkCost
 from .pending_update import PendingUpdate
-from .step_model import Piece, StepModel
+from .step_model import LinkCost, Piece, StepModel
 
 KEPT = 8  # steps
 

@@ -10,9 +10,8 @@ from ..buckets.assignment import BucketAssignment
 from ..measure.clock import clock_of
 from ..transport.collectives import broadcast
 from ..transport.protocol import Transport
-from .bounds import optimal, synchronous
 from .measured_step import Measurements
-from .replay import backward_order, priority_order, replay
+from .replay import backward_order, optimal, priority_order, replay, synchronous
 from .step_model import StepModel
 
 ORDERS = ("auto", "priority", "backward", "synchronous")

@@ -1,4 +1,4 @@
-"""A training step as a planner sees it: when each piece of the gradients is ready, what it costs, when it is needed."""
+"""A training step as a planner sees it: when each piece is ready and needed, and what a collective costs by its size."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
+
+import numpy
 
 
 @dataclass(frozen=True)
@@ -76,3 +79,61 @@ def merged(pieces: Sequence[Piece], wire: float) -> Piece:
     Piece(ready=2, wire=3.5, needed=1)
     """
     return Piece(max(piece.ready for piece in pieces), wire, min(piece.needed for piece in pieces))
+
+
+MOST = 256  # collectives that a fit looks at: it compares each two
+
+
+@dataclass(frozen=True)
+class LinkCost:
+    """alpha + beta * bytes (as MG-WFBP has it, Shi et al. 2019): `alpha` seconds a collective, `beta` seconds a byte that a
+    rank sends.
+    """
+
+    alpha: float
+    beta: float
+
+    def seconds(self, sent_bytes: float, rounds: float = 1) -> float:
+        """Return the seconds of `rounds` collectives that send `sent_bytes` together.
+
+        Args:
+            sent_bytes: bytes that a rank sends.
+            rounds: the number of collectives.
+
+        Returns:
+            Seconds.
+
+        >>> LinkCost(alpha=0.5, beta=0.25).seconds(8)
+        2.5
+        """
+        return self.alpha * rounds + self.beta * sent_bytes
+
+    @classmethod
+    def fitted(cls, samples: Iterable[tuple[float, float]]) -> LinkCost:
+        """From (bytes sent, seconds): beta is the median slope between two of them, weighed by their distance in bytes,
+        alpha the median of what is left; both at least 0.
+
+        So a few collectives that took long for reasons of their own do not count (Sen 1968; weights after Jaeckel 1972). Of
+        sizes that are all alike alpha cannot be told, and is 0. Of many samples `MOST` are taken, evenly spaced by size.
+        Raises ValueError without a sample that sent something.
+        """
+        found = sorted((sent, seconds) for sent, seconds in samples if sent > 0)
+        if not found:
+            raise ValueError("a link's cost is fitted to collectives that sent something, and there are none")
+        chosen = [found[place * len(found) // MOST] for place in range(MOST)] if len(found) > MOST else found
+        sent, seconds = numpy.array(chosen).T
+        one, other = numpy.triu_indices(len(chosen), 1)
+        apart = sent[other] > sent[one]
+        one, other = one[apart], other[apart]
+        if not len(one):
+            return cls(0.0, float(numpy.median(seconds / sent)))
+        distances = sent[other] - sent[one]
+        beta = max(0.0, _weighted_median((seconds[other] - seconds[one]) / distances, distances))
+        return cls(max(0.0, float(numpy.median(seconds - beta * sent))), beta)
+
+
+def _weighted_median(values: Any, weights: Any) -> float:
+    """Half of the weight lies on either side. Both are arrays."""
+    order = numpy.argsort(values)
+    reached = numpy.cumsum(weights[order])
+    return float(values[order[numpy.searchsorted(reached, reached[-1] / 2)]])

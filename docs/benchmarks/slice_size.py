@@ -12,9 +12,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from gradwire.ddp_core.overlap.link_cost import LinkCost
 from gradwire.ddp_core.overlap.replay import priority_order, replay
-from gradwire.ddp_core.overlap.step_model import StepModel
+from gradwire.ddp_core.overlap.step_model import LinkCost, StepModel
 from gradwire.experiments.workloads.emulation import load_trace, step_by_slices
 from gradwire.hooks.advice.pipeline import NOTHING, Parcel, Pipeline, Round
 from gradwire.hooks.advice.shared_cores import Work

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ...ddp_core.overlap.bounds import optimal, synchronous
-from ...ddp_core.overlap.link_cost import LinkCost
-from ...ddp_core.overlap.step_model import StepModel
+from ...ddp_core.overlap.replay import optimal, synchronous
+from ...ddp_core.overlap.step_model import LinkCost, StepModel
 from ..network.link import parse_rate
 from ..results.statistics import percentiles
 from ..workloads.emulation import EmulationConfig, step_by_layers

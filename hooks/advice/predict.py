@@ -15,8 +15,7 @@ from ...compress.protocol.ranks import Scope
 from ...compress.protocol.requests import AllGather
 from ...compress.simulate import STEADY, requests_of
 from ...compress.state.shares import ranks_seen
-from ...ddp_core.overlap.bounds import optimal
-from ...ddp_core.overlap.replay import priority_order
+from ...ddp_core.overlap.replay import optimal, priority_order
 from ...ddp_core.overlap.step_model import Piece, StepModel
 from ..plan import bucket_layouts, state_bytes
 from ..slices import gradient_mb, parts_of

@@ -1,4 +1,4 @@
-"""gradwire inside of Lightning's Trainer, of the package lightning or pytorch_lightning."""
+"""gradwire inside of Lightning's Trainer and of Fabric."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from ...compress import Spec
-from ...ddp_core import DistributedDataParallel, Handle, watched
+from ...ddp_core import DistributedDataParallel, Handle, Scaler, watched
 from ..local_sgd.local_steps import LocalSteps
-from .fabric import GradwireFabricStrategy
 from .gathered_state import scalars
-from .lightning_package import NAMED, DDPStrategy
+from .lightning_package import NAMED, DDPStrategy, FabricDDPStrategy
 from .local_steps import OF_LOCAL_STEPS, GatheredSites, local_scalars
 
 STATE = "gradwire"  # the key in a checkpoint
@@ -77,7 +76,25 @@ class _Kept(DDPStrategy):
         self._saved = None  # of a checkpoint that nothing was trained from
 
 
-class GradwireStrategy(_Kept):
+class _Compressing:
+    """A strategy whose gradients are compressed, in gradwire's DistributedDataParallel."""
+
+    _ddp_kwargs: dict[str, Any]  # Lightning's
+
+    def __init__(self, compressor: Spec, **options: Any) -> None:
+        super().__init__(**options)
+        self._compressor = compressor
+
+    def _wrapped(
+        self, model: nn.Module, device_ids: list[int] | None, scaler: Scaler | None = None
+    ) -> DistributedDataParallel:
+        beside = nullcontext() if device_ids is None else torch.cuda.stream(torch.cuda.Stream())
+        with beside:  # DDP is made on a stream of its own, as torch's notes on CUDA ask for
+            options = {"compressor": self._compressor, "scaler": scaler, **self._ddp_kwargs}
+            return DistributedDataParallel(model, device_ids, **options)
+
+
+class GradwireStrategy(_Compressing, _Kept):
     """A strategy for Lightning's Trainer: `Trainer(strategy=GradwireStrategy("int4"), ...)`, on GPUs and CPUs.
 
     The loss scale of `precision="16-mixed"` is followed. A checkpoint holds the states of all ranks, gathered on rank
@@ -100,11 +117,7 @@ class GradwireStrategy(_Kept):
 
     strategy_name = "gradwire"
     _compression: Handle | None = None
-
-    def __init__(self, compressor: Spec, **options: Any) -> None:
-        super().__init__(**options)
-        self._compressor = compressor
-        self._steps_before: dict[int, int] = {}  # synchronized steps at an optimizer's last step, by its identity
+    _steps_before: dict[int, int]  # synchronized steps at an optimizer's last step, by its identity
 
     @property
     def compression(self) -> Handle | None:
@@ -115,10 +128,7 @@ class GradwireStrategy(_Kept):
         return self._compression
 
     def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
-        device_ids = self.determine_ddp_device_ids()
-        beside = nullcontext() if device_ids is None else torch.cuda.stream(torch.cuda.Stream())
-        with beside:  # DDP is made on a stream of its own, as torch's notes on CUDA ask for
-            wrapped = DistributedDataParallel(model, device_ids, compressor=self._compressor, **self._ddp_kwargs)
+        wrapped = self._wrapped(model, self.determine_ddp_device_ids())
         self._compression = handle = wrapped.compression
         self._steps_before = {}
         if (scaler := getattr(self.precision_plugin, "scaler", None)) is not None:
@@ -226,6 +236,21 @@ def logs_now(trainer: Any) -> bool:
     No public attribute tells. Where this one is gone, every batch is logged: the same is written, but it costs more.
     """
     return bool(getattr(getattr(trainer, "_logger_connector", None), "should_update_logs", True))
+
+
+class GradwireFabricStrategy(_Compressing, FabricDDPStrategy):
+    """gradwire's DistributedDataParallel in Fabric: `Fabric(strategy=GradwireFabricStrategy("int4"), ...)`.
+
+    `options`: those of Fabric's DDPStrategy, of torch's DistributedDataParallel, and `transport`. The handle of a model that
+    `fabric.setup` returned is `gradwire.handle_of(model)`. To save its state, add
+    `{"compression": gradwire.GatheredState(handle)}` to the state of `fabric.save`. The loss scale of
+    `precision="16-mixed"` is followed. By name: `Fabric(strategy="gradwire_int4")`.
+    """
+
+    def setup_module(self, module: nn.Module) -> DistributedDataParallel:
+        """Wrap a model as Fabric does, in gradwire's DistributedDataParallel."""
+        scaler = getattr(self.precision, "scaler", None)
+        return self._wrapped(module, self._determine_ddp_device_ids(), scaler)
 
 
 for _name in NAMES:

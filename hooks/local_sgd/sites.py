@@ -76,7 +76,8 @@ class Meeting(Transport):
         `takers`: the ranks that need them, by default all others, which have the same bits already if they are left out.
         `moved`: is called where a part has arrived.
         """
-        raise NotImplementedError
+        broadcast(tensors, source, self, what="the model")
+        moved()
 
 
 class GroupMeeting(Meeting):
@@ -87,17 +88,6 @@ class GroupMeeting(Meeting):
 
     def _started(self, request: Request) -> Reply:
         return started(request, self.group)
-
-    def copy_from(
-        self,
-        source: int,
-        tensors: Sequence[Tensor],
-        takers: Collection[int] | None = None,
-        moved: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Take over the tensors of rank `source`, in place."""
-        broadcast(tensors, source, self, what="the model")
-        moved()
 
 
 class FixedSites:

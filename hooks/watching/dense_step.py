@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 from ...ddp_core.measure.stats import Measured, dense_bytes, exposed
 from ...ddp_core.measure.step import Step, replies
-from ...ddp_core.overlap.link_cost import LinkCost
 from ...ddp_core.overlap.measured_step import link_samples
 from ...ddp_core.overlap.replay import backward_order, replay
-from ...ddp_core.overlap.step_model import Piece, StepModel
+from ...ddp_core.overlap.step_model import LinkCost, Piece, StepModel
 
 
 def dense_step_seconds(measured: Measured) -> float | None:

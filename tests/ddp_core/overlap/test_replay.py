@@ -6,8 +6,7 @@ from math import inf
 
 import pytest
 
-from gradwire.ddp_core.overlap.bounds import optimal, synchronous
-from gradwire.ddp_core.overlap.replay import backward_order, priority_order, replay
+from gradwire.ddp_core.overlap.replay import backward_order, optimal, priority_order, replay, synchronous
 from gradwire.ddp_core.overlap.step_model import Piece, StepModel, layered, merged
 
 SEEDS = range(20)

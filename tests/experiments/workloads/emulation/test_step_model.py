@@ -2,10 +2,8 @@
 
 import pytest
 
-from gradwire.ddp_core.overlap.bounds import optimal, synchronous
-from gradwire.ddp_core.overlap.link_cost import LinkCost
-from gradwire.ddp_core.overlap.replay import priority_order, replay
-from gradwire.ddp_core.overlap.step_model import StepModel
+from gradwire.ddp_core.overlap.replay import optimal, priority_order, replay, synchronous
+from gradwire.ddp_core.overlap.step_model import LinkCost, StepModel
 from gradwire.experiments.workloads.emulation import load_trace, step_by_layers, step_by_slices
 
 GBIT = 1e9 / 8  # bytes a second
