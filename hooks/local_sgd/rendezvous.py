@@ -51,7 +51,8 @@ class Rendezvous:
     Without a secret, sites listen at loopback and private addresses only. Where the server relays, they do not listen.
 
     Args:
-        address: the server's "host:port".
+        address: the server's "host:port"; or several, with commas between them. If one stops answering, all sites
+            continue at the next.
         sites: the number of sites to wait for at the very start.
         name: this site's name in messages.
         limit: time limit of a round, the same at all sites. A site that is later than a third of it is left out, and
@@ -83,13 +84,14 @@ class Rendezvous:
         secret: str | Path | None = None,
         listen: str | None = None,
     ) -> None:
-        self._host, self._port = _host_and_port(address)
+        self._servers = [_host_and_port(each.strip()) for each in str(address).split(",")]
+        self._address = self._shown_address
         if sites < 1 or limit.total_seconds() <= 0:
             raise ValueError(f"sites is at least 1 and limit above 0; got {sites} and {limit}")
         if grace is not None and not 0 <= grace.total_seconds() <= limit.total_seconds() / PHASES:
             raise ValueError(f"grace is from 0 to a third of limit; got {grace}, where limit is {limit}")
         self.patience = 10 * limit.total_seconds() + start.total_seconds()  # after which a round has failed for sure
-        self._address, self._sites, self._start, self._phase = address, sites, start, limit / PHASES
+        self._sites, self._start, self._phase = sites, start, limit / PHASES
         self._grace = self._phase if grace is None else grace
         self._id = uuid.uuid4().hex[:12]
         self._given = self._name, self._prefix = name or f"site {self._id}", prefix
@@ -258,7 +260,7 @@ class Rendezvous:
             peers = [Peer(site["id"], site["name"], site["host"], site["port"]) for site in record["sites"]]
             return Mesh(await connected(peers, rank, record["token"], self._secret, self._parking, seconds))
         relay = f"the relay at {self._address}"
-        link = await dial(self._host, self._port, self._secret, relay, seconds)
+        link = await dial(*self._servers[0], self._secret, relay, seconds)
         question = {"ask": "relay", "prefix": self._prefix, "token": record["token"], "id": self._id, "phase": seconds}
         return await joined(link, question, [site["name"] for site in record["sites"]], rank)
 
@@ -302,13 +304,19 @@ class Rendezvous:
         except TimeoutError as error:
             raise RuntimeError(f"the rendezvous at {self._address} did not answer: {error}") from error
 
+    @property
+    def _shown_address(self) -> str:
+        """The address of the server that this site asks."""
+        host, port = self._servers[0]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
     async def _answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Ask until there is an answer: a connection may be lost while the site waits, and the server may start anew."""
-        lost_at = 0.0
+        lost_at, left = 0.0, len(self._servers) - 1
         while True:
             began = time.monotonic()
             try:
-                link = await dial(self._host, self._port, self._secret, f"the rendezvous at {self._address}")
+                link = await dial(*self._servers[0], self._secret, f"the rendezvous at {self._address}")
                 return await self._answer_over(link, message)
             except NotProven:
                 raise
@@ -317,10 +325,14 @@ class Rendezvous:
                 if not lost_at or now - began > SEARCH:  # the first loss, or one after a long wait
                     lost_at, told = now, "no rendezvous answers at %s yet, tried for %.0f s: %s"
                     logger.warning(told, self._address, SEARCH, error)
+                elif now - lost_at > SEARCH and left:
+                    self._servers.append(self._servers.pop(0))
+                    gone, self._address, lost_at, left = self._address, self._shown_address, 0.0, left - 1
+                    logger.warning("no rendezvous answers at %s: this site continues at %s", gone, self._address)
                 elif now - lost_at > SEARCH:
                     raise RuntimeError(
                         f"no rendezvous answers at {self._address}: keep one there by `gradwire rendezvous --port "
-                        f"{self._port}`. {error}"
+                        f"{self._servers[0][1]}`. {error}"
                     ) from error
                 await asyncio.sleep(PAUSE)
 

@@ -18,7 +18,7 @@ from gradwire.hooks.local_sgd.relay import _read_address
 from gradwire.hooks.local_sgd.secret import Secret
 from gradwire.hooks.local_sgd.server import keep
 
-from .sites import BUSY, LIMIT, together
+from .sites import BUSY, LIMIT, descend, together
 from .test_local_steps import assert_same, trained
 
 HERE = "127.0.0.1"
@@ -157,6 +157,31 @@ def test_a_relay_that_dies_is_named(relay, monkeypatch, caplog):
     for error in together(2, lambda place: made[place].meet()):
         assert isinstance(error, RuntimeError)
         assert f"no rendezvous answers at {HERE}:{relay.port}" in str(error)
+
+
+def test_when_a_relay_dies_all_sites_continue_at_the_next_one_and_end_with_one_model(relay, monkeypatch, caplog):
+    monkeypatch.setattr(rendezvous, "SEARCH", 0.5)
+    monkeypatch.setattr(rendezvous, "PAUSE", 0.1)
+    second = keep(relay=True)
+    address = f"{HERE}:{relay.port}, {HERE}:{second.port}"
+    options = {"limit": timedelta(seconds=3 * BUSY), "start": timedelta(seconds=60)}
+    made = [Rendezvous(address, 3, name=f"site {place}", **options) for place in range(3)]
+
+    def run(place):
+        model, optimizer, local = trained(place, made[place], steps=8, finish=False)
+        if place == 0:
+            relay.close()
+        for step in range(8, 16):
+            descend(model, optimizer, place, step)
+        local.finish()
+        return model, local
+
+    results = together(3, run)
+    assert not [each for each in results if isinstance(each, Exception)]
+    assert_same(model for model, _ in results)
+    assert all(local.history[-1].sites == 3 for _, local in results)
+    assert f"no rendezvous answers at {HERE}:{relay.port}: this site continues at {HERE}:{second.port}" in caplog.text
+    second.close()
 
 
 def test_a_site_that_does_not_come_to_the_relay_is_told_of(relay, monkeypatch):
