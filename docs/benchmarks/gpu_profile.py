@@ -4,6 +4,8 @@
 
 Workloads and cases are those of gpu_step.py. Of the host a profiler counts all Python functions, which it slows down:
 compare counts and shares, not milliseconds with those of gpu_step.py.
+
+In a clone that is not installed, put its root on PYTHONPATH, as `make gpu` does.
 """
 
 import argparse

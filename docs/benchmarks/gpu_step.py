@@ -6,6 +6,8 @@ Cases are those of step_time.py. Bound by the `gpu`: a GPT of 124 M parameters u
 their launches. Bound by the `host`: 64 small layers, whose kernels wait for their launches; what a step takes longer than
 the first case's, by the number of buckets, is the host's time a bucket. Cases take turns of a few steps, after which the
 host waits for the device.
+
+In a clone that is not installed, put its root on PYTHONPATH, as `make gpu` does.
 """
 
 import argparse
