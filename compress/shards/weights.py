@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...kernels import temporary
 from ..algorithms.rows import ALIGNMENT
 from ..builder.build import Spec, compressor, parsed
 from ..protocol.compressor import Codec
@@ -114,7 +115,7 @@ class WeightGather:
 
 def _gather_encoded(codec: Codec, mine: Tensor, out: Tensor) -> Program[None]:
     length = codec.row_length(mine.numel())
-    payload = torch.zeros(1, codec.row_bytes(length), dtype=torch.uint8, device=mine.device)
+    payload = temporary(1, codec.row_bytes(length), dtype=torch.uint8, device=mine.device).zero_()
     codec.encode(mine.to(working_dtype(mine.dtype)), None, payload, length)
     gathered = yield from all_gather(payload)
     _decode(codec, gathered, out, length)
@@ -126,7 +127,7 @@ def _decode(codec: Codec, gathered: Tensor, out: Tensor, length: int) -> None:
     if row == length and out.dtype == working_dtype(out.dtype):
         codec.decode(gathered.transpose(0, 1), out, length)
     else:
-        wide = torch.empty(ranks, length, dtype=working_dtype(out.dtype), device=out.device)
+        wide = temporary(ranks, length, dtype=working_dtype(out.dtype), device=out.device)
         codec.decode(gathered.transpose(0, 1), wide.view(-1), length)
         out.view(ranks, row).copy_(wide[:, :row])
 
@@ -142,13 +143,13 @@ def _gather_differences(codec: Codec, mine: Tensor, out: Tensor, held: HeldWeigh
     end = size + resumes * mine.nbytes
     in_use, sent = held.own.flat.to(mine.dtype).view(2, -1)
     difference = mine.to(working_dtype(mine.dtype)) - in_use.nan_to_num(0.0, 0.0, 0.0)
-    payload = torch.zeros(1, -(-end // ALIGNMENT) * ALIGNMENT, dtype=torch.uint8, device=mine.device)
+    payload = temporary(1, -(-end // ALIGNMENT) * ALIGNMENT, dtype=torch.uint8, device=mine.device).zero_()
     codec.encode(torch.where((mine != sent).any(), difference, 0.0), None, payload[:, :size], length)
     payload[0, size:end] = in_use.clone().view(torch.uint8) if resumes else payload.new_empty(0)
     gathered = (yield from all_gather(payload)).view(-1, payload.shape[1])
     before = gathered[:, size:end].reshape(-1).view(mine.dtype) if held.rows is None else held.rows
     held.rows = before.nan_to_num_(0.0, 0.0, 0.0).view(len(gathered), -1)  # no difference mends what is not finite
-    wide = torch.empty(len(gathered), length, dtype=difference.dtype, device=mine.device)
+    wide = temporary(len(gathered), length, dtype=difference.dtype, device=mine.device)
     codec.decode(gathered[:, :size].unsqueeze(0), wide.view(-1), length)
     held.rows.add_(wide[:, : mine.numel()])
     _note_own(held, held.rows[held.own.layout.whole.ranks.rank], mine)
