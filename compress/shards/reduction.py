@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ...kernels import Residual, all_finite
+from ...kernels import Residual, all_finite, temporary
 from ..algorithms.adapters import Draws, drawn, draws
 from ..algorithms.payloads import ALIGNMENT
 from ..algorithms.zero_rows import ZeroRows
@@ -138,7 +138,7 @@ class ShardSum:
         size = codec.row_bytes(length)
         if zero_rows is None:
             return codec.decode(votes[:, :size].unsqueeze(1), mean, length)
-        parts = torch.empty(len(votes) * length, dtype=mean.dtype, device=mean.device)
+        parts = temporary(len(votes) * length, dtype=mean.dtype, device=mean.device)
         codec.decode(votes[:, :size].unsqueeze(0), parts, length)
         rows = zero_rows.repeated(len(votes), length)
         rows.clear(rows.unpacked(votes[:, size : size + zero_rows.row_bytes(1)]), parts)
@@ -160,7 +160,7 @@ class ShardSum:
         ranks, row, size = len(state.layout.rows), state.layout.row, codec.row_bytes(length)
         zero_rows = state.zero_rows
         bits = 0 if zero_rows is None else zero_rows.row_bytes(1)
-        payloads = torch.zeros(ranks, size + bits + ALIGNMENT, dtype=torch.uint8, device=grad.device)
+        payloads = temporary(ranks, size + bits + ALIGNMENT, dtype=torch.uint8, device=grad.device).zero_()
         if told is not None:
             payloads[:, -1] = told
         held = state.residual if self.feedback else None

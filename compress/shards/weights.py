@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ...kernels import temporary
 from ..algorithms.payloads import ALIGNMENT
 from ..builder.build import Spec, compressor
 from ..composed.hierarchical import Hierarchical
@@ -166,7 +167,7 @@ def _gather_exact(mine: Tensor, out: Tensor, per_host: int) -> Program[None]:
 
 def _gather_encoded(codec: Codec, mine: Tensor, out: Tensor, per_host: int) -> Program[None]:
     length = codec.row_length(mine.numel())
-    payload = torch.zeros(1, codec.row_bytes(length), dtype=torch.uint8, device=mine.device)
+    payload = temporary(1, codec.row_bytes(length), dtype=torch.uint8, device=mine.device).zero_()
     codec.encode(mine.to(working_dtype(mine.dtype)), None, payload, length)
     gathered = yield from gathered_rows(payload, per_host)
     _decode(codec, gathered, out, length)
@@ -178,7 +179,7 @@ def _decode(codec: Codec, gathered: Tensor, out: Tensor, length: int) -> None:
     if row == length and out.dtype == working_dtype(out.dtype):
         codec.decode(gathered.transpose(0, 1), out, length)
     else:
-        wide = torch.empty(ranks, length, dtype=working_dtype(out.dtype), device=out.device)
+        wide = temporary(ranks, length, dtype=working_dtype(out.dtype), device=out.device)
         codec.decode(gathered.transpose(0, 1), wide.view(-1), length)
         out.view(ranks, row).copy_(wide[:, :row])
 
@@ -194,13 +195,13 @@ def _gather_differences(codec: Codec, mine: Tensor, out: Tensor, held: HeldWeigh
     end = size + resumes * mine.nbytes
     in_use, sent = held.own.flat.to(mine.dtype).view(2, -1)
     difference = mine.to(working_dtype(mine.dtype)) - in_use.nan_to_num(0.0, 0.0, 0.0)
-    payload = torch.zeros(1, -(-end // ALIGNMENT) * ALIGNMENT, dtype=torch.uint8, device=mine.device)
+    payload = temporary(1, -(-end // ALIGNMENT) * ALIGNMENT, dtype=torch.uint8, device=mine.device).zero_()
     codec.encode(torch.where((mine != sent).any(), difference, 0.0), None, payload[:, :size], length)
     payload[0, size:end] = in_use.clone().view(torch.uint8) if resumes else payload.new_empty(0)
     gathered = (yield from gathered_rows(payload, per_host)).view(-1, payload.shape[1])
     before = gathered[:, size:end].reshape(-1).view(mine.dtype) if held.rows is None else held.rows
     held.rows = before.nan_to_num_(0.0, 0.0, 0.0).view(len(gathered), -1)  # no difference mends what is not finite
-    wide = torch.empty(len(gathered), length, dtype=difference.dtype, device=mine.device)
+    wide = temporary(len(gathered), length, dtype=difference.dtype, device=mine.device)
     codec.decode(gathered[:, :size].unsqueeze(0), wide.view(-1), length)
     held.rows.add_(wide[:, : mine.numel()])
     _note_own(held, held.rows[held.own.layout.whole.ranks.rank], mine)

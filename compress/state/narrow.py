@@ -54,7 +54,8 @@ class Narrow:
             rows.copy_(packed)
             return numbers
         whole = self.rows == 1 or self.numel == self._length
-        wide = numbers if whole else numbers.new_empty(self.rows * self._length)
+        length = self.rows * self._length
+        wide = numbers if whole else kernels.temporary(length, dtype=self.dtype, device=packed.device)
         scales, codes = self._parts(packed)
         kernels.dequantize_mean(scales.unsqueeze(0), codes.unsqueeze(0), wide)
         if not whole:

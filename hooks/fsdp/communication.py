@@ -17,6 +17,7 @@ from ...compress.shards.layout import ShardLayout
 from ...compress.shards.weights import WeightKind
 from ...ddp_core import Pending, start_all_gather
 from ...ddp_core.averaging.shard_averager import ShardAverager
+from ...kernels import temporary
 from .arrivals import Arrivals
 from .modules import ShardedModule
 
@@ -41,20 +42,16 @@ class GatherWork(dist._Work):
         return True
 
 
-class Allocating:
-    """Memory as torch's own communication allocates it."""
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A tensor of this size, not filled."""
-        return torch.empty(*size, dtype=dtype, device=device)
-
-
-class ShardGather(Allocating):
+class ShardGather:
     """The all-gather of a module's parameters."""
 
     def __init__(self, module: ShardedModule, averager: ShardAverager) -> None:
         self._module, self._averager = module, averager
         self._warned = False
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return memory for the rows of all ranks, until torch has copied them."""
+        return temporary(*size, dtype=dtype, device=device)
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
@@ -105,7 +102,7 @@ class ShardGather(Allocating):
         return kinds
 
 
-class ShardReduction(Allocating):
+class ShardReduction:
     """The reduce-scatter of a module's gradients.
 
     `scale`: what their mean over shards is multiplied by; `total`: where torch then divides by a divisor of the user's.
@@ -116,6 +113,10 @@ class ShardReduction(Allocating):
     ) -> None:
         self._module, self._averager, self._arrivals = module, averager, arrivals
         self._scale, self._total = scale, total
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return memory for a module's gradients, or for this rank's shards of them, which the user keeps."""
+        return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False

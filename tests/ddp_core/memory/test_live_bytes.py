@@ -2,6 +2,7 @@
 
 import gc
 import time
+import weakref
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import gradwire
 
@@ -106,6 +109,67 @@ def kept_of_shards(rank, world_size, reduce, undo):
 def test_of_shards_there_is_one_copy_of_residuals_too(ranks, reduce, undo, state):
     for found in ranks.run(kept_of_shards, RANKS, reduce, undo):
         assert state - SLACK <= found <= state + 0.1
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes that the tensors of all operations took at once, each memory once."""
+
+    def __init__(self):
+        super().__init__()
+        self.storages, self.most = {}, 0
+
+    def see(self, *given):
+        tensors = [
+            getattr(each, "_local_tensor", each) for each in tree_leaves(given) if isinstance(each, torch.Tensor)
+        ]
+        for storage in (each.untyped_storage() for each in tensors):
+            self.storages.setdefault(storage._cdata, weakref.ref(storage))
+        there = {key: storage for key, ref in self.storages.items() if (storage := ref()) is not None}
+        self.storages = {key: self.storages[key] for key in there}
+        self.most = max(self.most, sum(storage.nbytes() for storage in there.values()))
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.see(args, kwargs)
+        result = function(*args, **(kwargs or {}))
+        self.see(result)
+        return result
+
+
+def peak_of_shards(rank, world_size, gather, reduce, width):
+    """Bytes per parameter of the whole model at the peak of steps, parameters and gradients among them."""
+    gc.collect()  # of the model before
+    model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(2 * LAYERS)))
+    mesh = init_device_mesh("cpu", (world_size,))
+    for part in (*model, model):
+        fully_shard(part, mesh=mesh)
+    handle = gather and gradwire.attach(model, gather=gather, reduce=reduce)
+    peak = Peak()
+    for step in range(3):
+        model.zero_grad()
+        peak.see([each for each in gc.get_objects() if type(each) is torch.Tensor])  # made where no operation shows
+        with peak:
+            model(torch.full((2, width), step + rank + 1.0)).square().mean().backward()
+    if handle:
+        handle.close()
+    return peak.most / (2 * LAYERS * width**2)
+
+
+def peak_beyond_torch(rank, world_size, gather, reduce, width):
+    without = peak_of_shards(rank, world_size, None, None, width)
+    return peak_of_shards(rank, world_size, gather, reduce, width) - without
+
+
+@pytest.mark.parametrize(
+    ("gather", "reduce", "width", "state", "work"),
+    [
+        ("int8", "int4", WIDTH, 4, 0.8),  # payloads of five modules of eight
+        ("int4", "int4", WIDTH, 8 + 16 / RANKS, 0.6),
+        ("int8", "int4:residual_bits=8", 98, NARROW * 4864 / 4802, 1.6),  # a module's rows, copied to be longer
+    ],
+)
+def test_shards_take_little_more_than_their_state_at_peak(ranks, gather, reduce, width, state, work):
+    for beyond in ranks.run(peak_beyond_torch, RANKS, gather, reduce, width):
+        assert state - SLACK <= beyond <= state + work
 
 
 def kept_of_local_steps(rank, world_size, compressor):
