@@ -48,10 +48,6 @@ class TryConfig:
     """command that trains on all ranks of this host, after --"""
 
     def __post_init__(self) -> None:
-        if not self.command:
-            raise ValueError(
-                "give the command of your script behind --: gradwire try -- torchrun --nproc-per-node 2 train.py"
-            )
         if self.steps < 2:
             raise ValueError(f"steps is at least 2, got {self.steps}")
         if not self.limit > 0:
@@ -80,6 +76,10 @@ class Tried:
 
 def try_command(config: TryConfig) -> int:
     """Run the script with each compressor and show the table; the exit code: 1 if a run failed."""
+    if not config.command:
+        raise ValueError(
+            "give the command of your script behind --: gradwire try -- torchrun --nproc-per-node 2 train.py"
+        )
     console, rows, failed = Console(), list[Tried](), False
     out = prepared_folder(config.out or time.strftime("runs/%Y-%m-%d-%H%M%S"))
     with sigterm_interrupts():

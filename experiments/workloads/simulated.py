@@ -147,7 +147,8 @@ class SimulatedTraining:
             "history": asdict(self.history),
             "averaging": self.averaging,
             "model": self.model.state_dict(),
-            "optimizers": [each.state_dict() for each in (*self.optimizers, *self.schedules)],
+            "optimizers": [each.state_dict() for each in self.optimizers],
+            "schedules": [each.state_dict() for each in self.schedules],
             "ranks": self.ranks.state(),
         }
 
@@ -155,8 +156,10 @@ class SimulatedTraining:
         """Continue from a checkpoint, with the batches that come next."""
         self.history, self.averaging = History(**saved["history"]), saved["averaging"]
         self.model.load_state_dict(saved["model"])
-        for each, state in zip((*self.optimizers, *self.schedules), saved["optimizers"], strict=True):
-            each.load_state_dict(state)
+        for optimizer, state in zip(self.optimizers, saved["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+        for schedule, state in zip(self.schedules, saved["schedules"], strict=True):
+            schedule.load_state_dict(state)
         self.ranks.load(saved["ranks"], self.done // self.config.sync_every)
         for batches in self.batches:
             next(islice(batches, self.done, self.done), None)
