@@ -8,9 +8,12 @@ matrix a group; COMPRESSOR is none, or those of gathers and reductions, such as 
 every 8 steps). Each case runs in two fresh processes over Gloo, without shared memory. The model has LAYERS matrices of
 WIDTH x WIDTH in float32. Under fsdp each rank keeps half of the parameters and gradients.
 
+With --json, the file's cases of an earlier call on the same model stay, but for those that are measured anew: so the cases
+can be measured in pieces. MALLOC_MMAP_THRESHOLD_=262144 has glibc give freed tensors back, without holes in its heap.
+
 `live` counts the tensors between two steps: exact, the same in every run. `peak` is the most resident memory within steady
-steps; it varies by about a byte. Both are the mean over ranks. `beyond torch` is the peak minus that of torch:none, and
-`plan` what gradwire.plan says of both.
+steps; it varies by about a byte. Both are the mean over ranks. `beyond torch` is the peak minus that of torch:none (of
+fsdp:none for FSDP2), and `plan` what gradwire.plan says of both.
 """
 
 import argparse
@@ -135,7 +138,7 @@ def run(rank: int, port: int, case: str, width: int, results: "multiprocessing.Q
 
 def per_parameter(case: str, width: int) -> dict[str, float]:
     """Bytes per parameter beyond parameters and gradients, the mean over ranks."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")  # has imported torch already
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -180,17 +183,32 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for the results")
     given = parser.parse_args()
     os.environ["GRADWIRE_SHARED_MEMORY"] = "0"
-    found = {case: per_parameter(case, given.width) | planned(case, given.width) for case in given.cases}
-    columns, torchs = ["live", "peak", "beyond torch", "plan live", "plan peak"], found.get("torch:none")
-    for numbers in found.values() if torchs else ():
-        numbers["beyond torch"] = round(numbers["peak"] - torchs["peak"], 2)
+    of = {"ranks": RANKS, "parameters": LAYERS * given.width**2, "torch": torch.__version__}
+    found = earlier(given.json, of)
+    for case in given.cases:
+        found[case] = per_parameter(case, given.width) | planned(case, given.width)
+        if given.json:
+            given.json.write_text(json.dumps(of | {"cases": beyond_torch(found)}, indent=1) + "\n")
+    columns = ["live", "peak", "beyond torch", "plan live", "plan peak"]
     table = Table("case", *columns, title="bytes per parameter beyond parameters and gradients")
-    for case, numbers in found.items():
+    for case, numbers in beyond_torch(found).items():
         table.add_row(case, *(f"{numbers[name]:.2f}" if name in numbers else "" for name in columns))
     Console().print(table)
-    if given.json:
-        result = {"ranks": RANKS, "parameters": LAYERS * given.width**2, "torch": torch.__version__, "cases": found}
-        given.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def earlier(path: Path | None, of: dict[str, object]) -> dict[str, dict[str, float]]:
+    """The cases of a file, if they were measured with the same ranks, model and torch."""
+    saved = json.loads(path.read_text()) if path and path.exists() else {}
+    return saved["cases"] if saved and of == {name: saved.get(name) for name in of} else {}
+
+
+def beyond_torch(found: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """The cases, with the difference of each peak to that of torch in the same form of training, where it is among them."""
+    for case, numbers in found.items():
+        torchs = found.get("fsdp:none" if case.startswith("fsdp:") else "torch:none")
+        if torchs:
+            numbers["beyond torch"] = round(numbers["peak"] - torchs["peak"], 2)
+    return found
 
 
 if __name__ == "__main__":
