@@ -78,18 +78,23 @@ def _large_block(grad: Tensor, residual: Residual | None, scales: Tensor, codes:
     return f"blocks above {LARGEST_BLOCK} elements" if length > LARGEST_BLOCK * max(1, blocks) else ""
 
 
-def _large_rotation(*given: Any) -> str:
-    """The signs of a rotation are the last argument, where there are any."""
-    signs = given[-1]
-    return (
-        f"blocks above {LARGEST_BLOCK} elements" if isinstance(signs, Tensor) and signs.numel() > LARGEST_BLOCK else ""
-    )
+def _large_rotation(place: int) -> Unless:
+    """Refuse large blocks that are rotated. `place`: of the signs among the arguments."""
+
+    def large(*given: Any) -> str:
+        signs = given[place] if place < len(given) else None
+        return f"blocks above {LARGEST_BLOCK} elements" if signs is not None and signs.numel() > LARGEST_BLOCK else ""
+
+    return large
 
 
 UNLESS: dict[Operation[Any, Any], Unless] = {
     all_finite: with_gaps,
     quantize_blocks: _large_block,
-    **dict.fromkeys((rotate_blocks, sign_pack, sign_unpack_mean, dequantize_mean), _large_rotation),
+    dequantize_mean: _large_rotation(6),
+    rotate_blocks: _large_rotation(1),
+    sign_pack: _large_rotation(5),
+    sign_unpack_mean: _large_rotation(4),
 }
 
 

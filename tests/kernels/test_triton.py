@@ -232,10 +232,21 @@ def test_quantized_blocks_are_those_of_the_reference_to_the_bit(bits, exponent, 
     ):
         residual, out = numbers(SIZE, seed=1), torch.full((SIZE,), NAN)
         scales, codes = torch.full((3, 25), NAN), torch.zeros(3, 3200 * bits // 8, dtype=torch.int8)
-        quantize(numbers(SIZE), in_place(residual), scales, codes, 3200, bits, exponent, seed, 1 << 32)
+        quantize(numbers(SIZE), in_place(residual), scales, codes, 3200, bits, exponent, None, seed, 1 << 32)
         mean(torch.stack([scales, scales * 2]), torch.stack([codes, codes]), out, bits, exponent)
         outputs.append((residual, scales, codes, out))
     assert all(same(found, expected) for found, expected in zip(*outputs, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("operation", "codes", "rest"), [("sign_unpack_mean", torch.uint8, ()), ("dequantize_mean", torch.int8, (8, 0))]
+)
+def test_large_vectors_are_decoded_and_large_blocks_that_are_rotated_are_left_to_the_reference(operation, codes, rest):
+    unknown = kernels.operations()[operation].implementations["triton"]._unknown
+    given = torch.ones(1, 1, 2), torch.zeros(1, 1, 4096, dtype=codes), torch.ones(32_768)
+    assert not unknown(given)
+    assert not unknown((*given, *rest, None, torch.ones(8192)))
+    assert "blocks above 8192" in unknown((*given, *rest, None, torch.ones(16_384)))
 
 
 @pytest.mark.parametrize("back", [False, True])
