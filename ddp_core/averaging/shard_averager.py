@@ -56,7 +56,7 @@ class ShardAverager:
         self.in_use = WeightMemory()
         self.engines, self.device = Engines([group], timeout, decorate), device
         self.decorated = decorate is not None
-        self.totals, self._step = Totals(), Step()
+        self.totals, self._step = Totals(), Step(finished=True)
         self._agreed = False  # since the last change
         self.before_step: Callable[[], None] = lambda: None  # what the handle does before a step begins
         self.step_lock = StepLock()
@@ -119,7 +119,7 @@ class ShardAverager:
 
     def _recorded(self) -> Step:
         """The step that is under way; what comes after the end of one belongs to the next."""
-        if self._step.finished or not self._step.programs:
+        if self._step.finished:
             self.totals.count(self._step.programs, self._step)
             self._step = Step()
             self.totals.begin(self._step, self.memory.step)
@@ -127,11 +127,12 @@ class ShardAverager:
 
     def begin_step(self) -> None:
         """The first gradients of a step come next."""
+        step = self._recorded()
         with self.step_lock.lock:
             self.before_step()
             if self.step_lock.waiting:
                 self.step_lock.make_changes()
-            self.memory.begin_step()
+            step.number = self.memory.begin_step()
             self.engines.agreement.step += 1
             self.step_lock.thread = threading.get_ident()
 
