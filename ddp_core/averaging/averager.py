@@ -120,13 +120,10 @@ class CompressedAverager:
                 self.step_lock.make_changes()
             if self._discarded.parameters:
                 self._discarded.check(lambda: memory.counts)
-            memory.end_step()  # the one before
             if memory.step % EVERY == 0:
                 self._diverges.check(memory.live)
             self.totals.count(self.step.programs, self.step)
-            self.step = step
-            memory.step += 1
-            step.number, memory.committed = memory.step, False
+            self.step, step.number = step, memory.begin_step()
             self.engines.agreement.step += 1
             self.step_lock.thread = threading.get_ident()
 

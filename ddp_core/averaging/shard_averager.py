@@ -59,7 +59,7 @@ class ShardAverager:
         self.memory, self._replicas = ShardMemory(reduction, undo), replicas
         self.in_use = WeightMemory()
         self.decorated = decorate is not None
-        self.totals, self._step = Totals(), Step()
+        self.totals, self._step = Totals(), Step(finished=True)
         self._agreed = False  # since the last change
         self._beside = False  # programs of several rounds have run, since when threads or streams carry all
         self.before_step: Callable[[], None] = lambda: None  # what the handle does before a step begins
@@ -155,7 +155,7 @@ class ShardAverager:
 
     def _recorded(self) -> Step:
         """The step that is under way; what comes after the end of one belongs to the next."""
-        if self._step.finished or not self._step.programs:
+        if self._step.finished:
             self.totals.count(self._step.programs, self._step)
             self._step = Step()
             self.totals.begin(self._step, self.memory.step)
@@ -163,11 +163,12 @@ class ShardAverager:
 
     def begin_step(self) -> None:
         """The first gradients of a step come next."""
+        step = self._recorded()
         with self.step_lock.lock:
             self.before_step()
             if self.step_lock.waiting:
                 self.step_lock.make_changes()
-            self.memory.begin_step()
+            step.number = self.memory.begin_step()
             self.engines.agreement.step += 1
             self.step_lock.thread = threading.get_ident()
 

@@ -217,8 +217,14 @@ class ModelMemory(StepMemory):
         """True if the last step is remembered, and can still be undone."""
         return self.watched and not self.committed and self._finite()
 
-    def end_step(self) -> None:
-        """Commit the step before: undo it everywhere if its average was not finite anywhere, or it was discarded."""
+    def begin_step(self) -> int:
+        """Commit the step before. Return the number of the one that begins, those before a checkpoint counted."""
+        self.commit()
+        self.step, self.committed = self.step + 1, False
+        return self.step
+
+    def commit(self) -> None:
+        """Keep the step before, or undo it everywhere if its average was not finite anywhere, or it was discarded."""
         self.committed = True
         if self._stateful is False and not self.carrying:
             self._names_before, self._discarded = [*self._live, *self._unclaimed_buckets], False
@@ -235,7 +241,7 @@ class ModelMemory(StepMemory):
     def replace(self, compressor: Compressor) -> None:
         """Go on with another compressor; what was held back is carried to the next average."""
         _check_partial(compressor, self.partial)
-        self.end_step()
+        self.commit()
         released = {name: memory.held_back()[name] for name, memory in self._released()}
         if self._former_compressor is None:
             self._former_compressor = self.compressor
@@ -251,7 +257,7 @@ class ModelMemory(StepMemory):
 
     def rescale(self, factor: float) -> None:
         """Multiply what all buckets hold back. Raises RuntimeError for a loaded state that no step has taken up yet."""
-        self.end_step()
+        self.commit()
         others = [fields for name, fields in self._unclaimed.items() if name not in self._layouts]
         if self._former_state or any(set(fields) != {CARRIED_OVER} for fields in others):
             raise RuntimeError("a loaded state can be rescaled after the next backward, not before it")

@@ -69,14 +69,15 @@ class ShardMemory(StepMemory):
         self._states[index], self._leaves[index] = state, leaves
         return state
 
-    def begin_step(self) -> None:
-        """The first gradients of a step come next."""
+    def begin_step(self) -> int:
+        """Commit the step before. Return the number of the one whose first gradients come next."""
         self.commit()
         self.step += 1
         self.under_way, self.committed, self._finite = True, False, Finite()
         for index, state in self._states.items():
             state.finite = self._finite
             self._leaves[index].set_step(self.step - 1)
+        return self.step
 
     def end_step(self) -> None:
         """End the step: all of its shards are there."""

@@ -329,7 +329,11 @@ class Reducer:
         try:
             later = self.deferred if self.deferred is not None and self.deferred.takes(backward) else None
             if later is None:
-                self._hand_out(backward)
+                with torch.no_grad():
+                    for bucket in self.assignment.buckets:
+                        if (average := self.average_of(bucket, backward)) is not None:
+                            average = average if self.share == 1.0 else average.div_(self.share)
+                            bucket.deliver(average, backward.used_by_any and backward.used_by_any())
         except BaseException as error:
             backward.fails(error)
             raise
@@ -342,13 +346,6 @@ class Reducer:
             later.hold(backward)
         for end in (*self.at_end, *self.optimizers):
             end()
-
-    def _hand_out(self, backward: Backward) -> None:
-        with torch.no_grad():
-            for bucket in self.assignment.buckets:
-                if (average := self.average_of(bucket, backward)) is not None:
-                    average = average if self.share == 1.0 else average.div_(self.share)
-                    bucket.deliver(average, backward.used_by_any and backward.used_by_any())
 
     def average_of(self, bucket: GradBucket, backward: Backward) -> Tensor | None:
         """Wait for a bucket's average; None where it was not sent."""

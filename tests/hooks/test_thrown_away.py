@@ -106,7 +106,7 @@ def discarded_without_a_copy(rank, world_size, spec, ours, undo):
         if factor == 1e6:
             handle.discard_step()
         if factor != 1.0:
-            handle.averager.memory.end_step()
+            handle.averager.memory.commit()
             after = residuals(handle)
             found.append(
                 "as before"
