@@ -1,4 +1,4 @@
-"""What codecs share: the length of rows of bytes in a payload, and averages of 16 bits that are rounded once."""
+"""The payloads of codecs: the length of their rows of bytes, and averages of 16 bits that are rounded once."""
 
 from __future__ import annotations
 
