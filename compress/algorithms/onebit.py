@@ -12,8 +12,9 @@ from ...kernels import Residual
 from ..protocol.registry import register
 from ..protocol.traits import Traits
 from .adapters import TwoShot
-from .payloads import padded, rounded_once
 from .rotation import check_rotation, rotate_back, rotated
+from .rounding import rounded_once
+from .rows import padded
 
 SCALE_BYTES = 4
 

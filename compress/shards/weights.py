@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..algorithms.payloads import ALIGNMENT
+from ..algorithms.rows import ALIGNMENT
 from ..builder.build import Spec, compressor, parsed
 from ..protocol.compressor import Codec
 from ..protocol.layout import working_dtype
