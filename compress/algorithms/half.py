@@ -20,7 +20,8 @@ from ..protocol.together import next_request
 from ..protocol.traits import Traits, own_traits, traits_of, with_traits
 from .adapters import TwoShot
 from .dense import Dense
-from .payloads import padded, rounded_once
+from .rounding import rounded_once
+from .rows import padded
 
 
 @with_traits(Traits(takes_16_bits=True, keeps_zeros=True))

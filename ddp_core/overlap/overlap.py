@@ -29,7 +29,7 @@ from ..averaging.averager import CompressedAverager
 from ..buckets.assignment import allocate_own
 from ..buckets.sparse import SparseBucket
 from ..reducer.autograd import compiles, scripted
-from ..reducer.backward_pass import Backward
+from ..reducer.backward_progress import Backward
 from ..reducer.bucket_order import BucketOrder
 from ..reducer.parameter_hooks import weak_call
 from ..reducer.reducer import Reducer

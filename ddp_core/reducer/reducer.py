@@ -23,7 +23,7 @@ from ..measure.timeline import Timeline
 from ..transport.protocol import Transport
 from . import messages
 from .autograd import arriving, gradient_node
-from .backward_pass import Backward, Rules
+from .backward_progress import Backward, Rules
 from .other_wrappers import Bypass, living, shared
 from .parameter_hooks import ParameterHooks
 from .unused_parameters import Usage

@@ -12,7 +12,7 @@ from torch.distributed.algorithms.join import JoinHook
 
 from ..averaging.interface import Averager
 from ..measure.step import Step
-from ..reducer.backward_pass import Backward
+from ..reducer.backward_progress import Backward
 from ..reducer.module_buffers import agreed_rank
 from ..reducer.reducer import Reducer
 from .logger import Logger

@@ -8,11 +8,13 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from ...compress.protocol.requests import AllGather, AllReduce, Broadcast, Gather, Request, Scatter
 from .processes import explained
@@ -94,16 +96,21 @@ def _row(message: bytes, size: int) -> Tensor:
 
 def broadcast(tensors: Sequence[Tensor], source: int, transport: Transport, *, what: str) -> None:
     """Copy tensors from rank `source` to all ranks, as bytes, many in one message. `what`: they are, for errors."""
-    by_size = sorted(tensors, key=lambda tensor: -tensor.element_size())  # so that each lies where its type may begin
+    by_type = sorted(tensors, key=_type)
     for device in dict.fromkeys(tensor.device for tensor in tensors):
-        for part in _messages([tensor for tensor in by_size if tensor.device == device]):
-            pieces = [_as_bytes(tensor) for tensor in part]
-            message = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+        for part in _messages([tensor for tensor in by_type if tensor.device == device]):
+            alike = [list(group) for _, group in groupby(part, _type)]
+            flats = [_flatten_dense_tensors(group).view(torch.uint8) for group in alike]
+            message = torch.cat(flats) if len(flats) > 1 else flats[0]
             message = ask(Broadcast(message, source), transport, what=what)
             if transport.ranks.rank != source:
-                for tensor, piece in zip(part, message.split([piece.numel() for piece in pieces]), strict=True):
-                    if piece.data_ptr() != tensor.data_ptr():
-                        tensor.copy_(piece.view(tensor.dtype).view(tensor.shape))
+                for group, flat in zip(alike, message.split([flat.numel() for flat in flats]), strict=True):
+                    torch._foreach_copy_(group, _unflatten_dense_tensors(flat.view(group[0].dtype), group))
+
+
+def _type(tensor: Tensor) -> tuple[int, str]:
+    """Return a key by which each type lies where it may begin, behind larger ones."""
+    return -tensor.element_size(), str(tensor.dtype)
 
 
 def _messages(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
@@ -116,10 +123,6 @@ def _messages(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         part.append(tensor)
         size += tensor.nbytes
     yield part
-
-
-def _as_bytes(tensor: Tensor) -> Tensor:
-    return tensor.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
 
 
 def largest(value: int, transport: Transport) -> int:

@@ -52,7 +52,7 @@ class RankGroup:
 
     @property
     def messages(self) -> Transport:
-        """What carries messages among the ranks."""
+        """Return the transport of messages among the ranks."""
         return over(self.group, self.device)
 
     @property
