@@ -32,7 +32,7 @@ WARM = 20  # steps in which the learning rate grows
 class Module:
     """The parameters that travel together, on all ranks: the exact ones, and those in use in the model."""
 
-    def __init__(self, named: dict[str, nn.Parameter], ranks: int, spec: str) -> None:
+    def __init__(self, named: dict[str, nn.Parameter], ranks: int, spec: str, per_host: int) -> None:
         self.in_use = named
         self.exact = {name: nn.Parameter(each.detach().clone()) for name, each in named.items()}
         shapes = tuple(tuple(each.shape) for each in named.values())
@@ -41,7 +41,9 @@ class Module:
         )
         self.layouts = [ShardLayout(whole, (0,) * len(named)) for whole in wholes]
         gather, _, reduce = spec.partition("/")
-        self.gather, self.sum = weight_gather(gather), shard_sum(reduce or gather)
+        gathers, sums = weight_gather(gather), shard_sum(reduce or gather)
+        self.gather = gathers.placed(per_host if gathers.hosts else 1, ranks)
+        self.sum = sums.placed(per_host if sums.hosts else 1, ranks)
         self.held = [HeldWeights(OwnRows.empty(each)) if self.gather.differences else None for each in self.layouts]
         self.states = [self.sum.init(each) for each in self.layouts]
         self.leaves = [Leaves(state) for state in self.states]
@@ -58,7 +60,7 @@ class Module:
         """Gather the weights in use from the exact shards."""
         rows = self.flat(self.exact).view(len(self.layouts), -1)
         outs = [torch.empty(rows.numel()) for _ in rows]
-        simulate([self.gather.gather(*each) for each in zip(rows, outs, self.held, strict=True)])
+        simulate([self.gather.gather(*each) for each in zip(rows, outs, self.held, strict=True)], self.gather.per_host)
         assert all(torch.equal(out, outs[0]) for out in outs)
         for name, whole in self.layouts[0].joined(outs[0]).items():
             self.in_use[name].copy_(whole)
@@ -70,7 +72,7 @@ class Module:
             leaves.keep()
             state.finite = Finite()
         given = zip(map(self.flat, gradients), self.states, outs, strict=True)
-        simulate([self.sum.reduce(*each) for each in given])
+        simulate([self.sum.reduce(*each) for each in given], self.sum.per_host)
         for name, mean in self.layouts[0].joined(torch.cat(outs)).items():
             self.exact[name].grad = mean
 
@@ -82,7 +84,10 @@ def trained(spec: str, seed: int, text: Text, args: argparse.Namespace) -> float
     inside = {name for name, _ in model.named_parameters() if name.startswith("blocks.")}
     names = [{name for name in inside if name.startswith(f"blocks.{place}.")} for place in range(len(model.blocks))]
     names.append({name for name, _ in model.named_parameters()} - inside)
-    modules = [Module({n: p for n, p in model.named_parameters() if n in own}, args.ranks, spec) for own in names]
+    modules = [
+        Module({n: p for n, p in model.named_parameters() if n in own}, args.ranks, spec, args.per_host)
+        for own in names
+    ]
     exact = [parameter for module in modules for parameter in module.exact.values()]
     optimizer = torch.optim.AdamW(exact, lr=args.lr, betas=(0.9, 0.95), weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -114,6 +119,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("compressors", nargs="+", metavar="WEIGHTS/GRADIENTS")
     parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--per-host", type=int, default=2, help="ranks of each host, for hosts+")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--lr", type=float, default=3e-3)
