@@ -55,8 +55,8 @@ def quantize_blocks(
     """
     if signs is not None:
         return encoded_rotated(
-            lambda *given: quantize_blocks.reference(
-                *given, scales, codes, length, bits, exponent, None, seed, counter
+            lambda flat, held: quantize_blocks.reference(
+                flat, held, scales, codes, length, bits, exponent, None, seed, counter
             ),
             grad,
             residual,
