@@ -31,7 +31,9 @@ def sign_pack(
     (see `rotate_blocks`), the residual is rotated back, and `grad` may be overwritten.
     """
     if signs is not None:
-        return encoded_rotated(lambda *given: sign_pack.reference(*given, scales, bits, length), grad, residual, signs)
+        return encoded_rotated(
+            lambda values, held: sign_pack.reference(values, held, scales, bits, length), grad, residual, signs
+        )
     values = grad if residual is None else residual.plus(grad)
     rows, blocks = scales.shape
     block = length // blocks

@@ -24,7 +24,7 @@ def _rotated(
 
 @sign_pack.implement(module.NAME, {"grad": FLOATS, "residual": WIDE}, unless=_rotated)
 def encode_signs(
-    grad: Tensor, residual: Residual | None, scales: Tensor, bits: Tensor, length: int, signs: None = None
+    grad: Tensor, residual: Residual | None, scales: Tensor, bits: Tensor, length: int, signs: Tensor | None = None
 ) -> None:
     """`sign_pack`: one pass for blocks of up to 8192 elements, two for longer ones."""
     rows, row_blocks = scales.shape

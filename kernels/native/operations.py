@@ -121,7 +121,9 @@ def _quantize_blocks(
 ) -> None:
     if signs is not None:
         rest = scales, codes, length, bits, exponent, None, seed, counter
-        return encoded_rotated(lambda *given: _quantize_blocks(*given, *rest), grad, residual, signs, _rotate_blocks)
+        return encoded_rotated(
+            lambda values, held: _quantize_blocks(values, held, *rest), grad, residual, signs, _rotate_blocks
+        )
     rows, blocks = scales.shape
     places = grad.numel(), rows, blocks, length // blocks
     steps, limit = steps_of(bits, exponent, seed, residual), FORMATS[bits, exponent].limit
@@ -170,7 +172,9 @@ def _sign_pack(
 ) -> None:
     if signs is not None:
         rest = scales, bits, length
-        return encoded_rotated(lambda *given: _sign_pack(*given, *rest), grad, residual, signs, _rotate_blocks)
+        return encoded_rotated(
+            lambda values, held: _sign_pack(values, held, *rest), grad, residual, signs, _rotate_blocks
+        )
     rows, blocks = scales.shape
     places = grad.numel(), rows, blocks, length // blocks
     library().sign_pack(grad, *(residual or NONE), scales, bits, *places, torch.get_num_threads())
