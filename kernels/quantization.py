@@ -54,13 +54,9 @@ def quantize_blocks(
     rotation, as for `sign_pack`.
     """
     if signs is not None:
+        rest = scales, codes, length, bits, exponent, None, seed, counter
         return encoded_rotated(
-            lambda flat, held: quantize_blocks.reference(
-                flat, held, scales, codes, length, bits, exponent, None, seed, counter
-            ),
-            grad,
-            residual,
-            signs,
+            lambda values, held: quantize_blocks.reference(values, held, *rest), grad, residual, signs
         )
     values = grad if residual is None else residual.plus(grad)
     rows, blocks = scales.shape

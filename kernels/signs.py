@@ -32,7 +32,7 @@ def sign_pack(
     """
     if signs is not None:
         return encoded_rotated(
-            lambda flat, held: sign_pack.reference(flat, held, scales, bits, length), grad, residual, signs
+            lambda values, held: sign_pack.reference(values, held, scales, bits, length), grad, residual, signs
         )
     values = grad if residual is None else residual.plus(grad)
     rows, blocks = scales.shape

@@ -122,7 +122,7 @@ def _quantize_blocks(
     if signs is not None:
         rest = scales, codes, length, bits, exponent, None, seed, counter
         return encoded_rotated(
-            lambda flat, held: _quantize_blocks(flat, held, *rest), grad, residual, signs, _rotate_blocks
+            lambda values, held: _quantize_blocks(values, held, *rest), grad, residual, signs, _rotate_blocks
         )
     rows, blocks = scales.shape
     places = grad.numel(), rows, blocks, length // blocks
@@ -172,7 +172,9 @@ def _sign_pack(
 ) -> None:
     if signs is not None:
         rest = scales, bits, length
-        return encoded_rotated(lambda flat, held: _sign_pack(flat, held, *rest), grad, residual, signs, _rotate_blocks)
+        return encoded_rotated(
+            lambda values, held: _sign_pack(values, held, *rest), grad, residual, signs, _rotate_blocks
+        )
     rows, blocks = scales.shape
     places = grad.numel(), rows, blocks, length // blocks
     library().sign_pack(grad, *(residual or NONE), scales, bits, *places, torch.get_num_threads())
