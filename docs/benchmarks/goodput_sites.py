@@ -227,11 +227,11 @@ class World:
 
 CASES = {
     "nothing happens": Case(),
-    "a site is killed once in 24 h": Case(between_kills=24 * HOUR),
-    "once in 4 h": Case(between_kills=4 * HOUR),
-    "once in 1 h": Case(between_kills=HOUR),
-    "once in 30 min": Case(between_kills=HOUR / 2),
-    "once in 20 min": Case(between_kills=HOUR / 3),
+    "killed once in 24 h": Case(between_kills=24 * HOUR),
+    "killed once in 4 h": Case(between_kills=4 * HOUR),
+    "killed once in 1 h": Case(between_kills=HOUR),
+    "killed once in 30 min": Case(between_kills=HOUR / 2),
+    "killed once in 20 min": Case(between_kills=HOUR / 3),
     "paused for 30 s once in 1 h": Case(between_pauses=HOUR),
     "killed once in 4 h, paused once in 1 h": Case(between_kills=4 * HOUR, between_pauses=HOUR),
     "one site is half as fast, every": Case(slow=(2.0,)),

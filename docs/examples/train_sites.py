@@ -1,9 +1,11 @@
-"""Trains one model at two sites, which meet at `gradwire rendezvous`: python train_sites.py 127.0.0.1:29400 0.
+"""Trains one model at two sites, which meet at `gradwire rendezvous`: python train_sites.py 127.0.0.1:29400 0 sites.pem.
 
-The numbers are the address of the rendezvous and the site's own, 0 or 1. The environment's GRADWIRE_SECRET has the secret.
+The arguments are the address of the rendezvous, the site's number, 0 or 1, and the file with the secret. Without a file
+the environment's GRADWIRE_SECRET has the secret.
 """
 
 import sys
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -12,11 +14,11 @@ from torch.nn.functional import cross_entropy
 import gradwire
 
 ROUNDS = 15
-address, site = sys.argv[1], int(sys.argv[2])
+address, site, *files = sys.argv[1], int(sys.argv[2]), *map(Path, sys.argv[3:])
 
 model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-at = gradwire.Rendezvous(address, sites=2, name=f"site {site}")  # gradwire: where sites meet
+at = gradwire.Rendezvous(address, sites=2, name=f"site {site}", secret=next(iter(files), None))  # gradwire
 local = gradwire.LocalSteps(model, optimizer, every=8, outer="average", at=at)  # gradwire: the line to add
 
 while local.round < ROUNDS:  # all sites count rounds alike

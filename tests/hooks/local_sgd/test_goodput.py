@@ -26,7 +26,7 @@ def test_without_accidents_all_work_of_eight_sites_ends_in_the_model(simulated):
 
 
 @pytest.mark.parametrize(
-    "name", ["once in 30 min", "killed once in 4 h, paused once in 1 h", "all of this, every_seconds"]
+    "name", ["killed once in 30 min", "killed once in 4 h, paused once in 1 h", "all of this, every_seconds"]
 )
 @pytest.mark.parametrize("grace", [2.0, 5.0])
 def test_once_most_sites_have_come_the_others_wait_no_longer_than_the_grace_and_most_work_counts(
