@@ -53,10 +53,9 @@ class ErrorFeedback:
     def init(self, layout: Layout) -> ErrorFeedbackState:
         """A zero residual, float32 or wider in arithmetic."""
         residual = PerParameter.zeros(layout.widened(), self.residual_bits, residual=True)
-        inner = self.inner
-        if isinstance(inner, Float32Arithmetic) and layout.dtype == working_dtype(layout.dtype):
-            inner = inner.inner
-        return ErrorFeedbackState(residual, self.inner.init(layout), Gauge(), inner)
+        inner, wide = self.inner, layout.dtype == working_dtype(layout.dtype)
+        compressor = inner.inner if wide and isinstance(inner, Float32Arithmetic) else inner
+        return ErrorFeedbackState(residual, inner.init(layout), Gauge(), compressor)
 
     def reduce(self, grad: Tensor, state: ErrorFeedbackState, residual: Residual | None = None) -> Program[Tensor]:
         """The inner average of `grad` plus what was held back; an outer residual moves into this one."""
