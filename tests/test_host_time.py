@@ -26,7 +26,7 @@ MOST = {
     "gradwire:int8": (640, 5),
     "gradwire:topk:ratio=0.01": (570, 14),
     "gradwire:powersgd:rank=4": (700, 8),
-    "gradwire:onebit": (910, 10),
+    "gradwire:onebit": (1010, 16),
 }
 
 

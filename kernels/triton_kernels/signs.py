@@ -11,8 +11,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ..residual import Residual
+from ..rotation import encoded_rotated
 from .launching import launched, on_device, options
-from .rotation import turned
+from .rotation import rotate_blocks, turned
 from .tiles import load_tile, store_mean, store_tile
 from .units import cut, is_whole, place_in_row, unit_places
 
@@ -22,7 +23,15 @@ SUMS = 1024
 def sign_pack(
     grad: Tensor, residual: Residual | None, scales: Tensor, bits: Tensor, length: int, signs: Tensor | None = None
 ) -> None:
-    """Signs and block scales of `grad` (+ `residual`), rotated by `signs`; `residual` keeps the rest."""
+    """Signs and block scales of `grad` (+ `residual`); `residual` keeps the rest.
+
+    With `signs` the rotations are passes of their own: a kernel that packs bits and rotates takes four times as long.
+    """
+    if signs is not None:
+        rest = scales, bits, length
+        return encoded_rotated(
+            lambda values, held: sign_pack(values, held, *rest), grad, residual, signs, rotate_blocks
+        )
     rows, blocks = scales.shape
     units = cut(rows * blocks, length // blocks)
     if not units.count:
@@ -32,9 +41,8 @@ def sign_pack(
     sums = scales if units.each == 1 else torch.empty(units.count, dtype=torch.float32, device=grad.device)
     with on_device(grad):
         _pack[units.programs](
-            grad, *held, scales, bits, sums, grad if signs is None else signs, *strides, *place,
-            HELD=residual is not None, **units.rotated_by(signs),
-        )  # fmt: skip
+            grad, *held, scales, bits, sums, *strides, *place, HELD=residual is not None, **units.sizes
+        )
         if units.each > 1:
             _scale[(rows * blocks,)](sums, scales, strides[0], *place, units.each, TILE=SUMS, **options(4))
         if units.each > 1 and residual is not None:
@@ -69,28 +77,24 @@ def _lanes(UNIT: tl.constexpr) -> tl.tensor:
 @triton.jit(do_not_specialize=["scale_stride", "blocks", "block", "units", "size"])
 def _pack(
     grad: tl.tensor, before: tl.tensor, after: tl.tensor, scales: tl.tensor, bits: tl.tensor, sums: tl.tensor,
-    signs: tl.tensor,
     scale_stride: tl.int64, bit_stride: tl.int64,
     blocks: tl.int64, block: tl.int64, units: tl.int64, size: tl.int64,
-    HELD: tl.constexpr, LEVELS: tl.constexpr,
-    EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr,
+    HELD: tl.constexpr, EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr,
 ) -> None:  # fmt: skip
     if is_whole(units, size, UNITS, UNIT, EXACT):
-        _pack_units(grad, before, after, scales, bits, sums, signs, scale_stride, bit_stride, blocks, block, units,
-                    size, HELD, LEVELS, EACH, UNITS, UNIT, True)  # fmt: skip
+        _pack_units(grad, before, after, scales, bits, sums, scale_stride, bit_stride, blocks, block, units, size,
+                    HELD, EACH, UNITS, UNIT, True)  # fmt: skip
     else:
-        _pack_units(grad, before, after, scales, bits, sums, signs, scale_stride, bit_stride, blocks, block, units,
-                    size, HELD, LEVELS, EACH, UNITS, UNIT, False)  # fmt: skip
+        _pack_units(grad, before, after, scales, bits, sums, scale_stride, bit_stride, blocks, block, units, size,
+                    HELD, EACH, UNITS, UNIT, False)  # fmt: skip
 
 
 @triton.jit
 def _pack_units(
     grad: tl.tensor, before: tl.tensor, after: tl.tensor, scales: tl.tensor, bits: tl.tensor, sums: tl.tensor,
-    signs: tl.tensor,
     scale_stride: tl.tensor, bit_stride: tl.tensor,
     blocks: tl.tensor, block: tl.tensor, units: tl.tensor, size: tl.tensor,
-    HELD: tl.constexpr, LEVELS: tl.constexpr,
-    EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,
+    HELD: tl.constexpr, EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,
 ) -> None:  # fmt: skip
     unit, row, column, first, left = unit_places(blocks, block, EACH, UNITS, UNIT)
     lane = _lanes(UNIT)
@@ -99,7 +103,6 @@ def _pack_units(
     values = load_tile(grad, places, limit, WHOLE)
     if HELD:
         values += load_tile(before, places, limit, WHOLE)
-    values = turned(values, signs, limit - first[:, None, None], LEVELS, UNITS, UNIT, 8, False, WHOLE)
     positive = values >= 0
     packed = tl.sum(positive.to(tl.int32) << (lane & 7), 2)
     byte = tl.arange(0, UNIT // 8)[None, :]
@@ -115,7 +118,6 @@ def _pack_units(
     else:
         tl.store(sums + unit, total, mask=unit < units)
     if HELD:
-        values = turned(values, signs, limit - first[:, None, None], LEVELS, UNITS, UNIT, 8, True, WHOLE)
         store_tile(after, places, values, limit, WHOLE)
 
 
