@@ -46,7 +46,7 @@ PYTHON_REDUCER = (
 
 @dataclass(eq=False)
 class TorchSteps:
-    """Knowledge of a handle's hook about the steps of torch's DDP, which tells hooks neither when one begins nor when it ends.
+    """State of the steps of torch's DDP, which tells hooks neither when one begins nor when it ends.
 
     `before_bucket`: looks at each bucket before it is averaged, until it returns False. `step`, `last_index`: of the last
     bucket. `expected`: the next bucket is the first of a step, whatever its index. `announced`: `expect` is called before
