@@ -25,13 +25,12 @@ POINTS = "points.jsonl"
 class Point:
     """One run.
 
-    `chosen`: its values of the grid; `given`: the options that differ from the command's defaults; `options`: all of them.
+    `chosen`: its values of the grid; `given`: the options that differ from the command's defaults.
     """
 
     command: str
     chosen: Mapping[str, Any]
     given: Mapping[str, Any]
-    options: Mapping[str, Any]
 
     @property
     def label(self) -> str:
@@ -44,9 +43,12 @@ class Point:
         return [self.command, *_flags(self.given)]
 
     def key(self) -> str:
-        """What identifies the run: the command, all its options, and gradwire's version."""
-        identity = [self.command, self.options, __version__]
-        return hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        """What identifies the run: its command line, in any order of options, and gradwire's version.
+
+        A command that gets a new option keeps the points that ran without it.
+        """
+        identity = [sorted(self.arguments), __version__]
+        return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
 
 
 def points_of(config: SweepConfig) -> list[Point]:
@@ -63,10 +65,10 @@ def points_of(config: SweepConfig) -> list[Point]:
                 continue
             given = {**config.chosen_base, **grid, **chosen}
             try:
-                options = asdict(configuration(COMMANDS[config.command], config.command, _flags(given)))
+                configuration(COMMANDS[config.command], config.command, _flags(given))
             except ValueError as error:
                 raise ValueError(f"the point {_label(config.command, chosen)}: {error}") from error
-            points.append(Point(config.command, chosen, given, options))
+            points.append(Point(config.command, chosen, given))
     if not points:
         raise ValueError(f"no place of the grid has the values of only, {config.only}")
     return points
