@@ -35,7 +35,7 @@ def test_payload_residual_and_mean_are_those_of_the_reference(
     for quantize in IMPLEMENTATIONS:
         residual = unaligned(numbers(size, seed=1))
         outputs.append(
-            (residual, *payload(quantize, grad, in_place(residual), length, block, bits, exponent, seed, 1 << 32))
+            (residual, *payload(quantize, grad, in_place(residual), length, block, bits, exponent, None, seed, 1 << 32))
         )
     assert all(same(found, expected) for found, expected in zip(*outputs, strict=True))
     _, scales, codes = outputs[0]
