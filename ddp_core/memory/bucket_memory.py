@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from ...compress.builder.build import specification
 from ...compress.protocol.compressor import Compressor
 from ...compress.protocol.layout import Layout, working_dtype
 from ...compress.protocol.requests import Program, all_reduce
@@ -18,7 +19,7 @@ from ...compress.state.gauge import gauges
 from ...compress.state.shares import ranks_given
 from ...compress.state.tree import Entries, Leaves, PerParameter
 from ...kernels import Residual, all_finite
-from .out_of_memory import allocated
+from .out_of_memory import allocated, kept_bytes
 
 CARRIED_OVER = "carried_over"  # the field under which a state dict keeps gradient that has lost its place
 
@@ -45,7 +46,11 @@ class BucketMemory:
     ) -> None:
         self.layout = layout
         self._compressor = compressor
-        self.state = allocated(lambda: compressor.init(layout), compressor, layout)
+        self.state = allocated(
+            lambda: compressor.init(layout),
+            lambda: (specification(compressor), kept_bytes(compressor, layout)),
+            layout,
+        )
         self.gauge = next(gauges(self.state), None)
         self.leaves = Leaves(self.state, versioned=undo)
         if not undo:

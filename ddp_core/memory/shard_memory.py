@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -12,6 +12,7 @@ from ...compress.shards.reduction import Finite, ShardState, ShardSum
 from ...compress.shards.residual import ShardResidual
 from ...compress.state.tree import Entries, Leaves
 from .bucket_memory import DeviceFlag
+from .out_of_memory import META, allocated
 from .step_memory import StepMemory
 
 
@@ -54,7 +55,7 @@ class ShardMemory(StepMemory):
         state, layout = self._states.get(index), layout.on_hosts(self.reduction.per_host)
         if state is None or state.layout != layout:
             saved = self._leaves[index].save() if state is not None else {}
-            state = self._put(index, self.reduction.init(layout))
+            state = self._put(index, _new_state(self.reduction, layout))
             self._leaves[index].load(saved)
         return state
 
@@ -121,7 +122,7 @@ class ShardMemory(StepMemory):
         Raises ValueError, changing nothing, where it cannot.
         """
         self.commit()
-        all_fresh = {index: reduction.init(state.layout) for index, state in self._states.items()}
+        all_fresh = {index: _new_state(reduction, state.layout) for index, state in self._states.items()}
         for index, fresh in all_fresh.items():
             fresh.residual = _moved(self._states[index].residual, fresh)
         self.reduction = reduction
@@ -143,7 +144,7 @@ class ShardMemory(StepMemory):
         """
         if means and self.reduction.per_host > 1:
             entries = {**entries, **self._shares(entries)}
-        fresh = {index: self.reduction.init(state.layout) for index, state in self._states.items()}
+        fresh = {index: _new_state(self.reduction, state.layout) for index, state in self._states.items()}
         for state in fresh.values():
             Leaves(state).load(entries)
         return fresh
@@ -172,6 +173,16 @@ class ShardMemory(StepMemory):
         """The parameters of which something is or may be held back."""
         held = (state for state in self._states.values() if state.residual is not None)
         return {name for state in held for name in state.layout.whole.names}
+
+
+def _new_state(reduction: ShardSum, layout: ShardLayout) -> ShardState:
+    """Return a state of zeros. Raises torch.OutOfMemoryError with what it takes."""
+
+    def told() -> tuple[str, int]:
+        nowhere = replace(layout, whole=replace(layout.whole, device=META))
+        return "reduce= (FSDP2's gradients)", Leaves(reduction.init(nowhere)).nbytes
+
+    return allocated(lambda: reduction.init(layout), told, layout.whole)
 
 
 def _moved(held: ShardResidual | None, state: ShardState) -> ShardResidual | None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-import torch
-
 from ...compress.state.tree import Leaves
+from .out_of_memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 NOT_TO_DISCARD = (
@@ -21,6 +20,10 @@ LOST = (
 UNDONE = (
     "From now on a second copy of the residuals undoes such steps exactly: {:.1f} MB on this rank. Pass undo=True to keep "
     "that copy from the start, or undo=False to do without it"
+)
+NO_ROOM = (
+    "They will be after each such step: there is no memory for the second copy that would undo it, {:.1f} MB on this rank. "
+    "residual_bits=8 makes it a quarter, and undo=False does without it"
 )
 SAVED_WITHIN = (
     "gradwire: a state was saved in the middle of a step: by the thread that runs it, or after a backward that broke off or "
@@ -68,9 +71,11 @@ class StepMemory:
             return
         try:
             held = sum(leaves.make_room() for leaves in self.states())
-        except torch.OutOfMemoryError:
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
             self.undo = False
-            logger.warning("%s, and will be after each such step: there is no memory for a copy of them", LOST)
+            logger.warning("%s. %s", LOST, NO_ROOM.format(sum(leaves.nbytes for leaves in self.states()) / 1e6))
         else:
             self.undo = True
             logger.warning("%s. %s", LOST, UNDONE.format(held / 1e6))

@@ -1,6 +1,8 @@
 """Bytes per parameter that data-parallel training takes beyond parameters and gradients.
 
     python memory.py torch:none own:none own:int4 views:int4 attach:int4 --json memory.json
+    python memory.py local:none local:int4 --width 2048 --json memory.json
+    MALLOC_MMAP_THRESHOLD_=262144 python memory.py fsdp:none fsdp:int8/int8 fsdp:int8/int4 --json memory-fsdp.json
 
 A case is HOW:COMPRESSOR. HOW is torch (torch's DDP with gradient_as_bucket_view=True; COMPRESSOR is none or its hook bf16),
 own (gradwire's DDP, likewise), views (attach to torch's, likewise), attach (attach, without), fsdp (torch's fully_shard, a

@@ -18,7 +18,8 @@ PNG = b"\x89PNG\r\n\x1a\n"
 TEMPLATE = "report.html.j2"
 REMARKS = (
     "Speed-up is that of a step over the first row. Sent bytes are one rank's. The ratio is the bytes of an uncompressed "
-    "float32 ring all-reduce over them. Encode, wait and decode overlap with the backward pass."
+    "float32 ring all-reduce over them. Encode, wait and decode overlap with the backward pass. Planned memory "
+    "is the compressor's state and work at peak, beyond that of torch's DDP: a dry run computes it."
 )
 
 

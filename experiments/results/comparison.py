@@ -68,6 +68,7 @@ class RunResult:
     warmed_up: bool = True
     network: str | None = None
     turn_steps: int | None = None
+    planned_bytes: int | None = None
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ HEADINGS = (
     "validation loss",
     "accuracy",
 )
-DETAILS = ("step p95", "encode", "wait", "decode", "peak memory")
+DETAILS = ("step p95", "encode", "wait", "decode", "peak memory", "planned memory")
 NEVER = "never"
 
 
@@ -36,11 +36,11 @@ class Row:
 def rows(results: Results) -> list[Row]:
     """Return all runs as text; `speed-up` is that of a step over the first run."""
     times = times_to_loss(results)
-    return [_row(run, time, results.runs[0]) for run, time in zip(results.runs, times, strict=True)]
+    return [_row(run, time, results) for run, time in zip(results.runs, times, strict=True)]
 
 
-def _row(run: RunResult, to_loss: TimeToLoss | None, baseline: RunResult) -> Row:
-    p50 = run.step_seconds["p50"]
+def _row(run: RunResult, to_loss: TimeToLoss | None, results: Results) -> Row:
+    p50, baseline = run.step_seconds["p50"], results.runs[0]
     figures = (
         milliseconds(p50),
         f"{baseline.step_seconds['p50'] / p50:.2f}x",
@@ -53,7 +53,13 @@ def _row(run: RunResult, to_loss: TimeToLoss | None, baseline: RunResult) -> Row
     )
     seconds = (run.step_seconds["p95"], run.seconds.encode, run.seconds.wait, run.seconds.decode)
     memory = "" if run.peak_memory_bytes is None else decimal(run.peak_memory_bytes)
-    return Row(run.compressor, figures, (*map(milliseconds, seconds), memory))
+    planned = _planned(run.planned_bytes, results.model["parameters"])
+    return Row(run.compressor, figures, (*map(milliseconds, seconds), memory, planned))
+
+
+def _planned(count: int | None, parameters: int) -> str:
+    """Bytes in words, and for each parameter."""
+    return "" if count is None else f"{decimal(count)}, {count / parameters:.2f} bytes per parameter"
 
 
 def _to_loss(time: TimeToLoss | None) -> str:

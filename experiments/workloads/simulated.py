@@ -22,7 +22,7 @@ from .evaluation import digest_of, evaluation_of, held_out_sums
 from .history import History
 from .memory import peak_memory, reset_peak_memory
 from .optimizers import optimizers_for, schedule_for
-from .training import REPORT_EVERY, Report, TrainingConfig, initial_model, loss_of, steady
+from .training import REPORT_EVERY, Report, TrainingConfig, initial_model, loss_of, planned_bytes, steady
 
 CPU = torch.device("cpu")
 CHECKPOINT_EVERY = 100  # steps
@@ -213,6 +213,7 @@ def _result(spec: str, training: SimulatedTraining, dataset: Dataset) -> RunResu
         parameters_digest=digest_of(training.model),
         warmed_up=warm_up_steps(compressor(spec)) < config.optimizer_steps,
         total_sent_bytes=ranks.total.sent_bytes,
+        planned_bytes=planned_bytes(training.model, spec, config, ranks.world_size),
     )
 
 

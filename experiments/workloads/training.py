@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from ...compress import compressor, warm_up_steps
 from ...ddp_core import Decorator, DistributedDataParallel, Handle, exchange, over
 from ...hooks.fsdp import ShardHandle
-from ...hooks.plan import ratio
+from ...hooks.plan import plan, ratio
 from ...hooks.torch_ddp import attach
 from ..network.ranks_config import RanksConfig
 from ..results.comparison import Evaluation, RunResult
@@ -275,7 +275,15 @@ def _result(
         warmed_up=config.parallel == "fsdp" or warm_up_steps(compressor(spec)) < sent.averages,
         total_sent_bytes=sent.total_sent_bytes,
         turn_steps=turn_steps,
+        planned_bytes=planned_bytes(model, spec, config, group.size()),
     )
+
+
+def planned_bytes(model: nn.Module, spec: str, config: TrainingConfig, ranks: int) -> int | None:
+    """Memory of the compressor at peak, by a dry run; None for shards and local SGD, which have other memory."""
+    if config.parallel == "fsdp" or config.local_every:
+        return None
+    return plan(model, spec, world_size=ranks, bucket_mb=config.bucket_mb).peak_bytes
 
 
 def steady(step_seconds: Sequence[float]) -> Sequence[float]:

@@ -26,7 +26,7 @@ from ...ddp_core.transport.protocol import time_limit
 from ...ddp_core.transport.torch_groups import orders_streams
 from ..plan import bucket_layouts, state_bytes, work_bytes
 from .arithmetic import Arithmetic, copy_seconds, gradient_pool, measured_arithmetic, sampled
-from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED, candidates, family
+from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED, candidates, family, narrowed
 from .decisions import Candidate
 from .directions import host_links
 from .network import Kind, Network
@@ -195,19 +195,29 @@ def _computation(training: Training, here: RankGroup) -> Computation:
 def _fitting(
     offered: Sequence[Candidate], training: Training, computation: Computation, here: RankGroup, bucket_mb: float | None
 ) -> tuple[list[Candidate], list[str]]:
-    """Return the candidates that fit in the memory of each rank, beside the copy that is trained, and why others do not."""
+    """Return the candidates that fit in the memory of each rank, beside the copy that is trained, and why others do not.
+
+    What fits with residuals in 8 bits is tried so.
+    """
     free = here.free_memory()
     ready = {name: training.parameters[name] for name in computation.ready}
+
+    def peak(spec: str) -> int:
+        built = compressor(spec)
+        layouts = bucket_layouts(ready, bucket_mb, ranks_seen(built, here.ranks))
+        return state_bytes(built, layouts) + work_bytes(built, layouts)
+
     kept, left_out = list[Candidate](), list[str]()
     for each in offered:
-        built = compressor(each.spec)
-        layouts = bucket_layouts(ready, bucket_mb, ranks_seen(built, here.ranks))
-        peak = state_bytes(built, layouts) + work_bytes(built, layouts)
-        if free is None or peak <= free or each.spec.removeprefix(TWO_LEVELS) in UNCOMPRESSED:
+        if free is None or each.spec.removeprefix(TWO_LEVELS) in UNCOMPRESSED or (needed := peak(each.spec)) <= free:
             kept.append(each)
-        else:
-            needs = f"{each.spec} takes {megabytes(peak)} on each rank"
-            left_out.append(f"{needs}, and {megabytes(free)} are free beside the model and its copy")
+            continue
+        narrow, instead = narrowed(each), ""
+        if narrow is not None and peak(narrow.spec) <= free:
+            kept += [] if narrow.spec in {other.spec for other in offered} else [narrow]
+            instead = f": {narrow.spec} is tried instead"
+        needs = f"{each.spec} takes {megabytes(needed)} on each rank"
+        left_out.append(f"{needs}, and {megabytes(free)} are free beside the model and its copy{instead}")
     return kept, left_out
 
 

@@ -1,6 +1,7 @@
 """The memory that compression keeps between steps: exact, by all tensors that there are."""
 
 import gc
+import threading
 import time
 import weakref
 
@@ -14,8 +15,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import gradwire
+from gradwire.ddp_core.engine.task import Task
 
 WIDTH, LAYERS, RANKS = 256, 4, 2
+SMALL, MANY = (
+    64,
+    16,
+)  # width and layers where work takes no blocks of the pool, and a layer's gradient is small beside it
 NARROW = 1 + 4 / 128  # bytes of an element in 8 bits, with its part of a scale
 FACTORS = 4 * 4 / WIDTH  # PowerSGD's Q, of rank 4
 SLACK = 0.01  # a process that ran other tests may drop some of their tensors meanwhile
@@ -29,6 +35,10 @@ STATE = {  # bytes per parameter
     "topk:residual_bits=16": 2,
     "int4:residual_bits=8": NARROW * (1 + 1 / RANKS),
 }
+
+
+def square(width, layers=LAYERS):
+    return nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
 
 
 def live():
@@ -51,7 +61,7 @@ def settled():
 def kept(rank, world_size, spec, ours, undo):
     """Bytes per parameter beyond parameters and gradients, after steps."""
     before = settled()
-    network = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
+    network = square(WIDTH)
     options = {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.3}
     if ours:
         model = gradwire.DistributedDataParallel(network, compressor=spec, undo=undo, **options)
@@ -76,7 +86,7 @@ def test_compression_keeps_one_copy_of_residuals_and_nothing_else(ranks, spec, o
 
 @pytest.mark.parametrize("spec", STATE)
 def test_a_plan_tells_the_state_to_the_byte(spec):
-    network = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
+    network = square(WIDTH)
     plan = gradwire.plan(network, spec, world_size=RANKS, bucket_mb=0.3)
     assert plan.state_bytes == STATE[spec] * LAYERS * WIDTH**2
 
@@ -90,7 +100,7 @@ def test_undo_from_the_start_keeps_two(ranks, spec, state):
 def kept_of_shards(rank, world_size, reduce, undo):
     """Bytes per parameter of the whole model beyond shards of parameters and gradients, after steps."""
     before = settled()
-    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
+    model = square(WIDTH)
     mesh = init_device_mesh("cpu", (world_size,))
     for part in (*model, model):
         fully_shard(part, mesh=mesh)
@@ -116,23 +126,68 @@ class Peak(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.storages, self.most = {}, 0
+        self.storages, self.most, self.lock = {}, 0, threading.Lock()
 
     def see(self, *given):
         tensors = [
             getattr(each, "_local_tensor", each) for each in tree_leaves(given) if isinstance(each, torch.Tensor)
         ]
-        for storage in (each.untyped_storage() for each in tensors):
-            self.storages.setdefault(storage._cdata, weakref.ref(storage))
-        there = {key: storage for key, ref in self.storages.items() if (storage := ref()) is not None}
-        self.storages = {key: self.storages[key] for key in there}
-        self.most = max(self.most, sum(storage.nbytes() for storage in there.values()))
+        with self.lock:
+            for storage in (each.untyped_storage() for each in tensors):
+                self.storages[storage._cdata] = weakref.ref(storage)
+            there = {key: storage for key, ref in self.storages.items() if (storage := ref()) is not None}
+            self.storages = {key: self.storages[key] for key in there}
+            self.most = max(self.most, sum(storage.nbytes() for storage in there.values()))
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         self.see(args, kwargs)
         result = function(*args, **(kwargs or {}))
         self.see(result)
         return result
+
+
+class Beside(TorchDispatchMode):
+    """What another thread does, for a peak of all threads."""
+
+    def __init__(self, peak):
+        super().__init__()
+        self.peak = peak
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return self.peak.__torch_dispatch__(function, types, args, kwargs)
+
+
+def peak_of_buckets(rank, world_size, spec, ours):
+    """Bytes per parameter at the peak of a step beyond parameters and gradients, in all threads. There is one bucket."""
+    peak, advance, found = Peak(), Task.advance, []
+
+    def counted(*given, **options):
+        with Beside(peak):
+            return advance(*given, **options)
+
+    with pytest.MonkeyPatch.context() as patch, peak:
+        patch.setattr(Task, "advance", counted)
+        patch.setenv("GRADWIRE_SHARED_MEMORY", "0")  # else replies are parts of what ranks share
+        model = gradwire.DistributedDataParallel if ours else TorchDDP
+        model = model(square(SMALL, MANY), gradient_as_bucket_view=True, **({"compressor": spec} if ours else {}))
+        handle = model.compression if ours else gradwire.attach(model, spec)
+        for step in range(6):
+            model.zero_grad()
+            peak.most = 0
+            model(torch.full((1, SMALL), step + rank + 1.0)).square().mean().backward()
+            found.append(peak.most)
+    handle.close()
+    return min(found[3:]) / (MANY * SMALL**2) - 8  # before, buckets are built anew; a thread may let go late
+
+
+@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("spec", ["none", "int8", "int4", "int4:residual_bits=8", "powersgd:rank=4", "topk"])
+def test_a_step_takes_at_peak_what_is_planned(ranks, spec, ours):
+    plan = gradwire.plan(square(SMALL, MANY), spec, world_size=RANKS)
+    uncopied = 4 * plan.parameters if ours else 0  # gradients, until the bucket is complete and they are copied into it
+    planned = max(plan.peak_bytes, plan.state_bytes + uncopied) / plan.parameters
+    for found in ranks.run(peak_of_buckets, RANKS, spec, ours):
+        assert abs(found - planned) <= max(0.1 * planned, 0.8)
 
 
 def peak_of_shards(rank, world_size, gather, reduce, width):
@@ -175,7 +230,7 @@ def test_shards_take_little_more_than_their_state_at_peak(ranks, gather, reduce,
 def kept_of_local_steps(rank, world_size, compressor):
     """Bytes per parameter beyond parameters and gradients, between two rounds."""
     before = settled()
-    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
+    model = square(WIDTH)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     local = gradwire.LocalSteps(model, optimizer, every=2, fragments=2, compressor=compressor)
     for step in range(8):

@@ -1,13 +1,24 @@
 """A state that does not fit is refused with what it takes and what takes less."""
 
+import logging
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from gradwire.compress import Layout, compressor
+from gradwire.compress.shards.layout import ShardLayout
+from gradwire.compress.shards.reduction import shard_sum
 from gradwire.ddp_core.memory.bucket_memory import BucketMemory
 from gradwire.ddp_core.memory.out_of_memory import allocated, is_out_of_memory
+from gradwire.ddp_core.memory.shard_memory import ShardMemory
+from gradwire.ddp_core.memory.step_memory import StepMemory
 
 HUGE = Layout(("w",), ((1 << 44,),), torch.float32, torch.device("cpu"))  # 70 TB
+ON_CPU, ON_GPU = (
+    RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    torch.OutOfMemoryError("CUDA out of memory"),
+)
 
 
 def test_a_state_that_does_not_fit_names_the_compressor_and_what_it_keeps():
@@ -15,15 +26,48 @@ def test_a_state_that_does_not_fit_names_the_compressor_and_what_it_keeps():
         BucketMemory(compressor("topk"), HUGE, 0)
 
 
+def test_a_state_of_shards_that_does_not_fit_says_so_too():
+    memory = ShardMemory(shard_sum("int8"))
+    with pytest.raises(
+        torch.OutOfMemoryError, match=r"the state of reduce=.* 4\.0 bytes per parameter.*residual_bits=8"
+    ):
+        memory.get(0, ShardLayout(HUGE, (0,)))
+
+
+class Full(StepMemory):
+    """A memory whose second copy finds no room."""
+
+    def __init__(self, error):
+        super().__init__(None)
+        self.error = error
+
+    def make_room(self):
+        raise self.error
+
+    def states(self):
+        return [SimpleNamespace(make_room=self.make_room, nbytes=3_000_000)]
+
+
+@pytest.mark.parametrize("error", [ON_CPU, ON_GPU])
+def test_where_the_copy_for_undo_does_not_fit_training_goes_on_and_says_what_it_takes(error, caplog):
+    memory = Full(error)
+    with caplog.at_level(logging.WARNING, logger="gradwire"):
+        memory.note_loss()
+    assert memory.undo is False
+    assert "3.0 MB on this rank. residual_bits=8" in caplog.text
+
+
 def test_other_errors_pass_as_they_are():
     def fail():
         raise RuntimeError("something else")
 
     with pytest.raises(RuntimeError, match=r"^something else$"):
-        allocated(fail, compressor("topk"), HUGE)
+        allocated(fail, lambda: ("topk", 0), HUGE)
+    with pytest.raises(RuntimeError, match=r"^something else$"):
+        Full(RuntimeError("something else")).note_loss()
 
 
-@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory")])
+@pytest.mark.parametrize("error", [MemoryError(), ON_CPU, ON_GPU])
 def test_errors_of_memory_are_known(error):
     assert is_out_of_memory(error)
     assert not is_out_of_memory(ValueError("can't allocate memory"))

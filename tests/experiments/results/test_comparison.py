@@ -74,6 +74,7 @@ def test_the_file_has_the_documented_keys(tmp_path):
         "total_sent_bytes",
         "network",
         "turn_steps",
+        "planned_bytes",
     }
     assert run["eval"].keys() == {"loss", "accuracy"}
     assert run["step_seconds"].keys() == {"p50", "p75", "p90", "p95"}

@@ -1,8 +1,9 @@
+import dataclasses
 import math
 
 import pytest
 
-from gradwire.experiments.results.table import HEADINGS, final_loss, milliseconds, rows, table
+from gradwire.experiments.results.table import DETAILS, HEADINGS, final_loss, milliseconds, rows, table
 
 from ..given import results_of, run_of
 
@@ -33,3 +34,9 @@ def test_the_table_has_a_row_for_each_run():
     shown = table(results_of(run_of(), run_of("onebit")))
     assert shown.row_count == 2
     assert [column.header.replace("\n", " ") for column in shown.columns] == ["compressor", *HEADINGS]
+
+
+def test_planned_memory_stands_among_the_details_with_its_bytes_per_parameter():
+    planned, unknown = dataclasses.replace(run_of(), planned_bytes=6560), run_of()
+    found = [row.details[DETAILS.index("planned memory")] for row in rows(results_of(planned, unknown))]
+    assert found == ["6.6 kB, 6.56 bytes per parameter", ""]

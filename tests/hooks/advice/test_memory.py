@@ -1,5 +1,6 @@
 """Compressors that need more memory than there is are left out, with a reason."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,33 +12,59 @@ from gradwire.compress import Ranks
 from gradwire.ddp_core.memory import out_of_memory
 from gradwire.hooks.advice import rank_group
 from gradwire.hooks.advice.advise import _fitting
-from gradwire.hooks.advice.candidates import candidates
+from gradwire.hooks.advice.candidates import candidates, narrowed
+from gradwire.hooks.advice.decisions import Candidate
 from gradwire.hooks.advice.rank_group import RankGroup
 
 NETWORK = nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(4)))
 SPECS = ["bf16", "int8", "int4:residual_bits=8", "hosts+int8"]
 
 
-def fitting(free):
+def fitting(free, specs=SPECS):
     parameters = dict(NETWORK.named_parameters())
     training, computation = (
         SimpleNamespace(parameters=parameters),
         SimpleNamespace(ready=dict.fromkeys(parameters, 0.0)),
     )
     here = SimpleNamespace(free_memory=lambda: free, ranks=Ranks(4, per_host=2))
-    kept, left_out = _fitting(candidates(SPECS), training, computation, here, None)
+    kept, left_out = _fitting(candidates(specs), training, computation, here, None)
     return [each.spec for each in kept], left_out
 
 
-def test_what_takes_more_than_is_free_is_left_out_with_both_numbers():
-    int8, narrow = (gradwire.plan(NETWORK, spec, world_size=4).peak_bytes for spec in ("int8", "int4:residual_bits=8"))
+def peak(spec):
+    return gradwire.plan(NETWORK, spec, world_size=4).peak_bytes
+
+
+def test_what_takes_more_than_is_free_is_tried_with_its_residual_in_8_bits_and_left_out_with_both_numbers():
+    int8, narrow, narrower = map(peak, ("int8", "int8:residual_bits=8", "int4:residual_bits=8"))
+    assert narrower < narrow < int8
+    took = f"int8 takes {int8 / 1e6:.3g} MB on each rank, and {{:.3g}} MB are free beside the model and its copy"
     kept, left_out = fitting(int8 - 1)
-    assert kept == ["none", "bf16", "int4:residual_bits=8"]
-    assert left_out[0] == (
-        f"int8 takes {int8 / 1e6:.3g} MB on each rank, and {(int8 - 1) / 1e6:.3g} MB are free beside the model and its copy"
-    )
-    assert fitting(int8)[0] == [*kept[:2], "int8", kept[2]]
-    assert fitting(narrow - 1)[0][:2] == ["none", "bf16"]
+    assert kept[:4] == ["none", "bf16", "int8:residual_bits=8", "int4:residual_bits=8"]
+    assert left_out[0] == took.format((int8 - 1) / 1e6) + ": int8:residual_bits=8 is tried instead"
+    assert fitting(int8)[0][:4] == ["none", "bf16", "int8", "int4:residual_bits=8"]
+    kept, left_out = fitting(narrow - 1)
+    assert kept[:3] == ["none", "bf16", "int4:residual_bits=8"]
+    assert left_out[0] == took.format((narrow - 1) / 1e6)
+    assert fitting(narrower - 1)[0][:2] == ["none", "bf16"]
+
+
+def test_nothing_is_tried_twice():
+    kept, left_out = fitting(peak("int4") - 1, ["int4", "int4:residual_bits=8"])
+    assert kept == ["none", "int4:residual_bits=8"]
+    assert len(left_out) == 1
+
+
+def test_8_bits_of_residual_are_expected_to_lose_what_32_do_where_there_is_a_residual():
+    (int4,) = (each for each in candidates(None) if each.spec == "int4")
+    assert narrowed(int4) == replace(int4, spec="int4:residual_bits=8")
+    specs = ["powersgd:rank=4", "hosts+int8", "dgc", "int8:residual_bits=16", "bf16", "topk:error_feedback=false"]
+    found = [narrowed(Candidate(spec)) for spec in specs]
+    assert [each and each.spec for each in found] == [
+        "powersgd:rank=4,residual_bits=8",
+        "hosts+int8:residual_bits=8",
+        *[None] * 4,
+    ]
 
 
 @pytest.mark.parametrize(("free", "kept"), [(0, ["none", "bf16"]), (None, ["none", *SPECS])])
