@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch.optim import Optimizer
-
-from ...compress.builder.optimizers import kinds
+from ...compress.builder.optimizers import Optimizers, kinds
 from .decisions import ADAMW, CANDIDATES, MUON, SGD, Candidate
 
 UNCOMPRESSED = ("none", "bf16")  # what a user gets without giving anything up
@@ -14,8 +12,8 @@ PRIORITY, BACKWARD = "priority", "backward"
 TWO_LEVELS = "hosts+"
 
 
-def family(optimizer: Optimizer) -> str:
-    """Return the optimizer of the decision table that is most like this one."""
+def family(optimizer: Optimizers) -> str:
+    """Return the optimizer of the decision table that is most like this one, or these."""
     found = kinds(optimizer)
     if "Muon" in found:
         return MUON
