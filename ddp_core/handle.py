@@ -146,6 +146,7 @@ class Handle(Observed):
     """
 
     averager: CompressedAverager
+    closed = False
 
     def __init__(
         self,
@@ -379,5 +380,6 @@ class Handle(Observed):
 
     def close(self) -> None:
         """End the threads and process groups of the hook. Do not train with it afterwards."""
+        self.closed = True
         self.averager.totals.close()
         self.averager.close()

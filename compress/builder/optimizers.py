@@ -133,7 +133,7 @@ def kinds(optimizer: Optimizers) -> set[str]:
 def _kind(names: Sequence[str], group: Mapping[str, Any]) -> str:
     """Return the kind of an optimizer, whose classes have these names, for a group."""
     beside = group.get("algorithm") in BESIDE or group.get("use_muon") is False
-    if not beside and any(part in name for part in ORTHONORMALISE for name in names):
+    if not beside and (group.get("use_muon") or any(part in name for part in ORTHONORMALISE for name in names)):
         return "Muon"
     if beside or not group.keys().isdisjoint(DIVIDES):
         return "Adam"

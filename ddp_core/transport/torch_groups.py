@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
 logger = logging.getLogger(__name__)
-BY_HOST = ("gloo", "mpi")  # whoever waits for their collectives on a GPU is the host; all others order streams
+BY_STREAMS = ("nccl", "rccl", "ucc")  # names begin so of backends for whose collectives a GPU's streams wait
+BY_HOST = ("gloo", "mpi")  # and so of those for which the host does
 TIMED = {  # classes of backends whose work takes a time limit in wait(); torchcomms' wrapper refuses it
     "DirectBackend",
     "ProcessGroupGloo",
@@ -34,8 +35,26 @@ def backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
 
 
 def orders_streams(group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Return True if streams wait for a group's replies on a device, and the host never does: NCCL, and others of GPUs."""
-    return device.type == "cuda" and backend_name(group, device) not in BY_HOST
+    """Return True if streams wait for a group's replies on a device, and the host never does: NCCL, and others of GPUs.
+
+    Torch's class decides, and the name. An unknown backend counts as one that the host waits for, which is right for both.
+    """
+    if device.type != "cuda":
+        return False
+    classes = [each.__name__.lower().removeprefix("processgroup") for each in type(group._get_backend(device)).__mro__]
+    names = [*classes, name := backend_name(group, device)]
+    found = [each.startswith(BY_STREAMS) for each in names if each.startswith((*BY_STREAMS, *BY_HOST))]
+    if not found:
+        _log_unknown(name)
+    return bool(found) and all(found)
+
+
+@cache  # so that each is logged once
+def _log_unknown(name: str) -> None:
+    logger.warning(
+        "gradwire does not know the backend %s: on GPUs it is used as one for which the host waits, which may be slower",
+        name,
+    )
 
 
 def takes_time_limits(group: dist.ProcessGroup, device: torch.device) -> bool:

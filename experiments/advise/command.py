@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import SGD, AdamW
 
-from ...compress import compressor
+from ...compress import Optimizers, compressor
 from ...ddp_core import adopt_launcher
 from ...hooks.advice import Advice, Forecast, Rule, advise
 from ...hooks.advice.trials import TRIAL_SECONDS, checked_seconds
@@ -29,6 +29,7 @@ from ..results.files import check_file, command_line, environment
 from ..workloads.data import data_shape
 from ..workloads.emulation import EmulationConfig, emulated
 from ..workloads.models import ModelConfig, build_model
+from ..workloads.optimizers import OptimizerName, optimizers_for
 from ..workloads.training import loss_of
 
 LR, MOMENTUM, WEIGHT_DECAY = 0.001, 0.9, 1e-4  # what they are does not matter to seconds
@@ -43,8 +44,8 @@ class AdviseConfig(EmulationConfig):
     """model to train, and its sizes"""
     batch_size: int = 8
     """samples per rank and step; the trace of an emulated accelerator has its own"""
-    optimizer: Literal["adamw", "sgd"] = "sgd"
-    """optimizer (sgd has momentum 0.9); the loss that a compressor costs depends on it"""
+    optimizer: OptimizerName = "sgd"
+    """optimizer (sgd: momentum 0.9; muon: for gpt, with adamw beside it); a compressor's loss depends on it"""
     compressors: list[str] = field(default_factory=list)
     """compressors to choose from, separated by commas; if not given, those whose loss was studied"""
     hosts: list[int] = field(default_factory=list)
@@ -66,6 +67,10 @@ class AdviseConfig(EmulationConfig):
         super().__post_init__()
         if self.batch_size < 1:
             raise ValueError(f"batch_size is at least 1, got {self.batch_size}")
+        if self.optimizer == "muon" and (self.trace is not None or self.model.name != "gpt"):
+            raise ValueError("optimizer muon is for --model gpt without an emulated accelerator: choose adamw or sgd")
+        if self.optimizer == "muon" and not hasattr(torch.optim, "Muon"):
+            raise ValueError("optimizer muon is torch.optim.Muon, which torch has since 2.9: install a newer torch")
         if too_few := [count for count in self.hosts if count < 2]:
             raise ValueError(f"hosts are at least 2, got {too_few[0]}")
         if self.bucket_mb is not None and not self.bucket_mb > 0:
@@ -125,7 +130,7 @@ def run_rank(rank: int, rendezvous: dict[str, Any] | None, config: AdviseConfig,
             model,
             _loss,
             batch,
-            _optimizer(config, model),
+            _optimizers(config, model),
             compressors=config.compressors or None,
             hosts=config.hosts,
             tolerance=config.tolerance,
@@ -157,8 +162,11 @@ def _loss(model: nn.Module, batch: tuple[Tensor, Tensor] | None) -> Tensor:
     return loss
 
 
-def _optimizer(config: AdviseConfig, model: nn.Module) -> Optimizer:
+def _optimizers(config: AdviseConfig, model: nn.Module) -> Optimizers:
     """Fused where computation is emulated: its time on this processor is not what is emulated."""
+    if config.optimizer == "muon":
+        muon, adamw = optimizers_for(model, "none", "muon", LR, MOMENTUM)
+        return [torch.optim.Muon(muon.param_groups[0]["params"], LR), adamw]  # torch's, which overlap() knows
     fused = True if config.trace is not None else None
     if config.optimizer == "adamw":
         return AdamW(model.parameters(), LR, fused=fused)

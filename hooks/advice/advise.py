@@ -14,9 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
-from torch.optim import Optimizer
 
-from ...compress import Ranks, compressor
+from ...compress import Optimizers, Ranks, compressor
 from ...compress.protocol.whole_number import whole_number
 from ...compress.state.shares import ranks_given, ranks_seen
 from ...ddp_core import DEFAULT_TIMEOUT, Decorator, over
@@ -46,7 +45,7 @@ def advise(
     model: nn.Module,
     loss_fn: Loss,
     batch: Any,
-    optimizer: Optimizer,
+    optimizer: Optimizers,
     *,
     compressors: Sequence[str] | None = None,
     hosts: Iterable[int] = (),
@@ -67,7 +66,7 @@ def advise(
         model: the model. Steps run on a copy: model, optimizer and torch's random state do not change.
         loss_fn: a function of (model, batch) that returns the loss, a scalar, of the model that it is given.
         batch: the second argument of `loss_fn`.
-        optimizer: the optimizer of the model.
+        optimizer: the optimizer of the model, or a list.
         compressors: the compressors to choose from; by default those with a studied loss.
         hosts: other numbers of hosts to predict steps for, from the links between hosts.
         tolerance: the largest expected loss above that of `none`, as a fraction.
@@ -123,7 +122,7 @@ def _checked(
     worthwhile: float,
     hosts: Iterable[int],
     specs: Sequence[str] | None,
-    optimizer: Optimizer,
+    optimizer: Optimizers,
     trial_seconds: float,
     timeout: timedelta,
 ) -> tuple[Rule, list[int], list[Candidate], str]:

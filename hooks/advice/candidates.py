@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torch.optim import Optimizer
-
 from ...compress.builder.build import compressor
-from ...compress.builder.optimizers import kinds
+from ...compress.builder.optimizers import Optimizers, kinds
 from .decisions import ADAMW, CANDIDATES, MUON, SGD, Candidate
 
 UNCOMPRESSED = ("none", "bf16")  # what a user gets without giving anything up
@@ -17,8 +15,8 @@ TWO_LEVELS = "hosts+"
 NARROW = "residual_bits=8"
 
 
-def family(optimizer: Optimizer) -> str:
-    """Return the optimizer of the decision table that is most like this one."""
+def family(optimizer: Optimizers) -> str:
+    """Return the optimizer of the decision table that is most like this one, or these."""
     found = kinds(optimizer)
     if "Muon" in found:
         return MUON

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
+from ...compress import Optimizers, optimizers_of
 from ...ddp_core.buckets.assignment import DEFAULT_CAP_MB, MEBIBYTE
 from ...ddp_core.measure.clock import Clock
 from ...ddp_core.overlap.pending_parameter import NEUTRAL
@@ -44,17 +44,19 @@ class Computation:
 
 
 class Training:
-    """A copy of a model and its optimizer: the user's own are not touched, nor is their random state.
+    """A copy of a model and its optimizers: the user's own are not touched, nor is their random state.
 
     Raises ValueError where they cannot be copied, or the loss is no scalar with a gradient.
     """
 
-    def __init__(self, model: nn.Module, loss_fn: Loss, batch: Any, optimizer: Optimizer, clock: Clock) -> None:
+    def __init__(self, model: nn.Module, loss_fn: Loss, batch: Any, optimizer: Optimizers, clock: Clock) -> None:
+        several = optimizers_of(optimizer)
         try:
-            self.model, self.optimizer = copy.deepcopy((model, optimizer))
+            self.model, self.optimizers = copy.deepcopy((model, several))
         except Exception as error:
+            theirs = " and ".join(type(each).__name__ for each in several)
             raise ValueError(
-                f"{type(model).__name__} and its {type(optimizer).__name__} cannot be copied, and steps are tried on a "
+                f"{type(model).__name__} and its {theirs} cannot be copied, and steps are tried on a "
                 f"copy: advise before anything is put around the model, or on a model built anew. {error}"
             ) from error
         self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
@@ -80,8 +82,13 @@ class Training:
         """One step whose forward goes through `model`, which was put around the copy."""
         with self._own_random(), torch.enable_grad():
             self._checked(self._loss_fn(model, self._batch)).backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
+            self._update()
+
+    def _update(self) -> None:
+        for each in self.optimizers:
+            each.step()
+        for each in self.optimizers:
+            each.zero_grad()
 
     def first_step(self) -> bool:
         """One that is not counted; whether every parameter got a gradient.
@@ -125,8 +132,7 @@ class Training:
         with self._ready_noted(ready):
             loss.backward()
         end_phase()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        self._update()
         end_phase()
         return TimedStep(moments, processor, ready, used)
 

@@ -161,7 +161,7 @@ class Trials:
                 training.model,
                 process_group=group,
                 compressor=choice.spec,
-                optimizer=training.optimizer,
+                optimizer=training.optimizers,
                 timeout=limit,
             )
             try:
@@ -170,17 +170,18 @@ class Trials:
                 model.compression.close()
 
     def _measured(self, model: DistributedDataParallel, training: Training, choice: Choice, steps: int) -> float:
-        optimizer, clock = training.optimizer, clock_of(self._here.device)
+        clock = clock_of(self._here.device)
         if choice.order == PRIORITY:
-            optimizer = overlap(model, optimizer, order=PRIORITY)
+            overlap(model, training.optimizers, order=PRIORITY)
         marks = [clock.now()]
 
         def train(count: int) -> float:
             for _ in range(count):
                 training.step_through(model)
                 marks.append(clock.now())
-            if isinstance(optimizer, OverlappedOptimizer):
-                optimizer.drain()
+            for each in training.optimizers:
+                if isinstance(each, OverlappedOptimizer):
+                    each.drain()
             clock.synchronize()
             return clock.seconds(marks[-2], marks[-1])
 

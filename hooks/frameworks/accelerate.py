@@ -37,8 +37,8 @@ class PreparedState(GatheredState):
         self._model = weakref.ref(model)
 
     def is_of(self, models: Sequence[nn.Module]) -> bool:
-        """Return True if its model is one of these, or inside one, or around one."""
-        model = self._model()
+        """Return True if its model is one of these, or inside one, or around one, and the handle is not closed."""
+        model = None if self._handle.closed else self._model()
         return model is not None and any(each is model.module or ddp_inside(each) is model for each in models)
 
 
@@ -48,7 +48,8 @@ def accelerate(accelerator: Accelerator, model: nn.Module, compressor: Spec | No
     All ranks call it after `accelerator.prepare` and before `load_state`. Residuals follow the accelerator's loss
     scale and are in its checkpoints: `save_state()` gathers those of all ranks, `load_state()` scatters them, on the
     same or another number of ranks. Before an accelerator prepares the model of another fold, call
-    `accelerator.free_memory()`: its checkpoints then leave out the compression of the earlier model.
+    `accelerator.free_memory()` or `handle.close()`: its checkpoints then leave out the compression of the earlier
+    model.
 
     Args:
         accelerator: the accelerate.Accelerator.
@@ -122,7 +123,9 @@ def _not_wrapped(accelerator: Accelerator, model: nn.Module) -> str:
 
 
 def _forget_released(accelerator: Accelerator) -> None:
-    """Have the checkpoints leave out models that `accelerator.free_memory()` has released; they would be kept alive, too.
+    """Have the checkpoints leave out models that `accelerator.free_memory()` has released, and closed handles.
+
+    They would be kept alive, too.
 
     No public attribute lists what is registered. Where these are gone, all stays registered.
     """

@@ -52,6 +52,11 @@ class GatheredSites:
             raise ValueError(f"the checkpoint has no states of LocalSteps: save with LocalSteps; it has {list(saved)}")
         self.local.load_state_dict(states)
 
+    @property
+    def closed(self) -> bool:
+        """True after `LocalSteps.close()` or `finish()`."""
+        return self.local.closed
+
     def _everyone(self) -> ProcessGroup:
         assert dist.group.WORLD is not None
         return over(dist.group.WORLD, self._device)

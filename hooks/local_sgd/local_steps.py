@@ -78,6 +78,8 @@ class LocalSteps:
         RuntimeError: a round failed. `optimizer.step()` raises it, too.
     """
 
+    closed = False
+
     def __init__(
         self,
         model: nn.Module,
@@ -353,6 +355,7 @@ class LocalSteps:
 
     def close(self) -> None:
         """End local SGD without averaging: the sites' models differ."""
+        self.closed = True
         for hook in self._hooks:
             hook.remove()
         self._rounds.close()

@@ -108,3 +108,19 @@ def test_parts_of_rows_are_told_by_the_rows_of_whole_parameters():
     marked = torch.ones(7)
     rows.clear(used, marked, start=1)  # of elements 1 to 7
     assert marked.tolist() == [0, 1, 1, 1, 1, 0, 1]
+
+
+SELECT = ("adacomp", "bf16+chunktopk", "chunktopk", "dgc", "dropping", "randomk", "topk")
+ROUND = ("bf16", "fp16", "fp8", "int4", "int8", "natural", "qsgd", "ternary", "terngrad")
+MIX = ("rotate=true", "powersgd", "hosts")
+BY_ELEMENT = [spec for spec in EVERY if spec.startswith(SELECT + ROUND) and not any(each in spec for each in MIX)]
+
+
+@pytest.mark.parametrize("spec", BY_ELEMENT)
+def test_single_elements_that_are_zero_on_all_ranks_stay_zero_where_nothing_mixes_elements(spec):
+    within, generator = layout(SHAPES, torch.float32, 3), torch.Generator().manual_seed(1)
+    simulation, unused = Simulation(build(spec), within), torch.rand(within.numel, generator=generator) < 0.3
+    for _ in range(3):
+        given = [torch.randn(within.numel, generator=generator).masked_fill(unused, 0) for _ in range(3)]
+        for output in simulation.step(given):
+            assert not output[unused].any()

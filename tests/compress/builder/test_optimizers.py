@@ -145,6 +145,11 @@ class TestKind:
         assert kinds(optimizer) == {"Muon"}
         assert own_momentum(optimizer) == 0.95
 
+    def test_one_of_another_name_is_told_by_a_mark_in_its_groups(self):
+        group = {"params": matrices(1), "momentum": 0.95}
+        assert kinds(named("Polar", group)) == {"SGD with momentum"}
+        assert kinds(named("Polar", {**group, "use_muon": True})) == {"Muon"}
+
     @pytest.mark.parametrize("beside", [{"algorithm": "adamw"}, {"algorithm": "lion"}, {"use_muon": False}])
     def test_a_group_that_such_an_optimizer_leaves_to_adam_is_of_adam(self, beside):
         own = {"params": matrices(1), "momentum": 0.95, "use_muon": True}
@@ -266,6 +271,7 @@ class TestOfSeveral:
 
 
 @needs_muon
-def test_muon_is_not_taken_for_sgd_with_momentum():
-    assert FEEDBACK["SGD with momentum"]["ternary"]
-    assert tuned("ternary", torch.optim.Muon(matrices(1))) == "ternary"
+@pytest.mark.parametrize("spec", ["ternary", "batched-powersgd", "powersgd:rank=26,payload=int4"])
+def test_muon_is_not_taken_for_sgd_with_momentum_and_keeps_the_whole_residual(spec):
+    assert FEEDBACK["SGD with momentum"].keys() >= {"ternary", "batched-powersgd"}
+    assert tuned(spec, torch.optim.Muon(matrices(1))) == spec

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from gradwire.compress import AllGather, AllReduce, AllToAll, Broadcast, Gather, Ranks, ReduceScatter, Scatter
 from gradwire.ddp_core import ProcessGroup
-from gradwire.ddp_core.transport import private_group, process_group
+from gradwire.ddp_core.transport import private_group, process_group, torch_groups
 
 LIMIT = timedelta(seconds=20)
 CPU = torch.device("cpu")
@@ -122,6 +122,27 @@ def of_backend(name):
 def test_streams_wait_for_replies_on_gpus_but_with_gloo(device, backend):
     by_streams = ProcessGroup(of_backend(backend), torch.device(device), LIMIT)._by_streams
     assert by_streams == (device == "cuda" and backend != "gloo")
+
+
+def group_with(backend):
+    return SimpleNamespace(_get_backend=lambda _: backend)
+
+
+@pytest.mark.parametrize("name", ["fast", "nccl"])
+def test_what_inherits_from_gloo_is_waited_for_by_the_host_whatever_its_name_is(name):
+    gloo = type("ProcessGroupGloo", (), {})
+    renamed = type("Renamed", (gloo,), {"name": lambda self: name})
+    assert not torch_groups.orders_streams(group_with(renamed()), torch.device("cuda"))
+    inside_nccl = type("Renamed", (type("ProcessGroupNCCL", (), {}),), {"name": lambda self: "fast"})
+    assert torch_groups.orders_streams(group_with(inside_nccl()), torch.device("cuda"))
+
+
+def test_an_unknown_backend_on_gpus_is_waited_for_by_the_host_and_told_of_once(caplog):
+    for _ in range(2):
+        assert not torch_groups.orders_streams(of_backend("homemade"), torch.device("cuda"))
+    assert caplog.text.count("does not know the backend homemade") == 1
+    assert not torch_groups.orders_streams(of_backend("another"), CPU)
+    assert "another" not in caplog.text
 
 
 def test_gradients_on_a_gpu_never_move_to_a_backend_that_the_user_has_not_chosen(monkeypatch):

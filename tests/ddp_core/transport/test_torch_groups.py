@@ -1,6 +1,9 @@
 """What differs among process groups stays in one file, and trainings are alike on a backend as torchcomms wraps it."""
 
+import os
 import re
+import subprocess
+import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -180,3 +183,25 @@ def switched_on(rank, world_size):
 def test_torchs_switch_for_torchcomms_changes_nothing_where_it_is_not_installed(ranks):
     answers = ranks.run(switched_on, 2)
     assert torch.equal(*answers)
+
+
+BY_VARIABLE = """
+import torch
+from torch.distributed import config
+import gradwire
+
+gradwire.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+handle = gradwire.attach(model, "int8")
+model(torch.ones(2, 4)).sum().backward()
+print(config.use_torchcomms, handle.stats().steps)
+"""
+
+
+@pytest.mark.slow  # a new process
+@backends_in_python
+def test_the_variable_of_torchs_switch_for_torchcomms_changes_nothing_either():  # torch reads it as it is imported
+    variables = {**os.environ, "TORCH_DISTRIBUTED_USE_TORCHCOMMS": "1"}
+    command = [sys.executable, "-c", BY_VARIABLE]
+    done = subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout.split() == ["True", "1"]

@@ -6,11 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from gradwire.experiments.advise import command
 from gradwire.experiments.advise.command import run_rank
 from gradwire.experiments.cli import main
 from gradwire.experiments.workloads.emulation import Layer, Trace
+from gradwire.experiments.workloads.models import ModelConfig
+from gradwire.hooks.advice.candidates import family
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +67,7 @@ def test_it_shows_the_table_and_writes_all_of_it(trace, tmp_path, monkeypatch):
         (["--compute=emulate:nope"], "no trace 'nope'"),
         (["--link=fast"], "a rate is a number and a unit"),
         (["--bucket-mb=0"], "bucket_mb is above 0, got 0"),
+        (["--model=mlp", "--optimizer=muon"], "optimizer muon is for --model gpt"),
     ],
     ids=lambda value: "=".join(value) if isinstance(value, list) else "",
 )
@@ -78,3 +82,14 @@ def test_a_picture_without_matplotlib_is_refused_before_anything_is_measured(mon
     flags = ["--nproc=2", "--model=mlp", "--link=10mbit", "--hosts=16"]
     assert main(["advise", *flags, "--picture=hosts.png"]) == 2
     assert "matplotlib is not installed; pip install 'gradwire[experiments]'" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+def test_muon_is_torchs_for_matrices_of_blocks_with_adamw_for_the_rest():
+    config = command.AdviseConfig(model=ModelConfig("gpt"), optimizer="muon")
+    model = command._model(config)
+    muon, adamw = command._optimizers(config, model)
+    assert type(muon) is torch.optim.Muon
+    assert family([muon, adamw]) == "Muon"
+    parameters = [each for group in muon.param_groups + adamw.param_groups for each in group["params"]]
+    assert {*parameters} == {*model.parameters()}

@@ -185,6 +185,27 @@ def test_what_is_recommended_and_none_are_tried_and_all_stays_as_it_was(ranks):
     assert first["steps"] == sorted(first["steps"])
 
 
+def asked_of_muon(rank, world_size):
+    """What trials take with Muon and AdamW beside it, the losses that were looked up, and whether all is as before."""
+    model, _, batch = trained()
+    matrices, vectors = ([p for p in model.parameters() if (p.ndim > 1) == wanted] for wanted in (True, False))
+    several = [torch.optim.Muon(matrices, 0.01), torch.optim.AdamW(vectors)]
+    before = copy.deepcopy([model.state_dict(), *(each.state_dict() for each in several)])
+    advice = gradwire.advise(model, loss_of, batch, several, compressors=["int4"], trial_seconds=30)
+    tried = {choice.order for choice in advice.here.choices if choice.tried}
+    after = [model.state_dict(), *(each.state_dict() for each in several)]
+    return advice.family, tried, advice.failures, equal(before, after)
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+def test_a_training_with_several_optimizers_is_tried_and_stays_as_it_was(ranks):
+    for family, tried, failures, same in ranks.run(asked_of_muon, 2):
+        assert family == "Muon"
+        assert "backward" in tried
+        assert failures == ()
+        assert same
+
+
 def needs_the_bare_model(model, batch):
     return loss_of(model, batch) + model.unused.sum()
 

@@ -1,6 +1,7 @@
 """Lightning's other ways to gradwire: a strategy's name, a hook, Ray's strategy, Fabric, local SGD; and silent mistakes."""
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -93,6 +94,20 @@ def test_rays_strategy_and_gradwires_are_one_class(ranks, tmp_path):
         assert is_rays
         assert steps == 2 * STEPS
         assert all(torch.allclose(mine, other, atol=1e-6) for mine, other in zip(parameters, expected, strict=True))
+
+
+@needing("pytorch_lightning", "ray")
+def test_ray_prepares_a_trainer_with_both_strategies_in_one_and_not_one_with_gradwires_alone():
+    rays = pytest.importorskip("ray.train.lightning")
+    from gradwire.lightning import GradwireStrategy
+
+    class Strategy(GradwireStrategy, rays.RayDDPStrategy):
+        pass
+
+    trainer = SimpleNamespace(strategy=Strategy(SPEC))
+    assert rays.prepare_trainer(trainer) is trainer
+    with pytest.raises(RuntimeError, match="Invalid strategy class"):
+        rays.prepare_trainer(SimpleNamespace(strategy=GradwireStrategy(SPEC)))
 
 
 def fabric(world_size, folder, *, resumed):
