@@ -14,7 +14,7 @@ from .reducer.autograd import gradient_node, keep_from_compiler
 from .reducer.messages import removed
 from .reducer.output_nodes import watched
 from .reducer.stray_gradients import Strays
-from .torch_compat.arguments import refuse_inside, trained_now
+from .torch_compat.arguments import refuse_inside, refuse_parts, trained_now
 from .transport.collectives import ask, exchange
 from .transport.host_segment import obstacle
 from .transport.launchers import adopt_launcher, init_process_group
@@ -54,6 +54,7 @@ __all__ = [
     "over",
     "plain",
     "refuse_inside",
+    "refuse_parts",
     "removed",
     "start_all_gather",
     "start_all_to_all",

@@ -17,7 +17,16 @@ from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 from ..compress import Optimizers, Spec, tuned
-from ..ddp_core import DEFAULT_TIMEOUT, Decorator, FuturePending, Handle, Scaler, refuse_inside
+from ..ddp_core import (
+    DEFAULT_TIMEOUT,
+    Decorator,
+    FuturePending,
+    Handle,
+    Scaler,
+    refuse_inside,
+    refuse_parts,
+    trained_now,
+)
 from ..ddp_core import DistributedDataParallel as OwnDDP
 from ..ddp_core.measure.step import Step
 from .handle_of import remember
@@ -335,6 +344,8 @@ def handle_for(
     ddp = ddp_inside(model)
     if getattr(ddp, "_use_python_reducer", False):
         raise ValueError(PYTHON_REDUCER)
+    if ddp is not None:
+        refuse_parts(trained_now(ddp.module)[0])
     if process_group is None and ddp is not None:
         process_group = ddp.process_group
     partial = ddp is not None and ddp.find_unused_parameters and not ddp.static_graph

@@ -155,16 +155,22 @@ def trained(module: nn.Module) -> tuple[dict[str, Tensor], list[bool]]:
     if not isinstance(module, nn.Module):
         raise TypeError(f"DistributedDataParallel takes a torch.nn.Module, got {type(module).__name__}")
     named, sparse = trained_now(module)
-    if parts := [name for name, parameter in named.items() if hasattr(parameter, "placements")]:
-        raise TypeError(
-            f"{len(parts)} parameters ({', '.join(parts[:3])}, ...) are DTensors, of which this rank has a part: pass "
-            "device_mesh=mesh['dp'], the data-parallel axis of their mesh, or use torch's replicate() and gradwire.attach"
-        )
+    refuse_parts(named)
     if not named:
         raise RuntimeError(
             "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient."
         )
     return named, sparse
+
+
+def refuse_parts(named: Mapping[str, Tensor]) -> None:
+    """Raise TypeError where parameters are DTensors, of which this rank has a part."""
+    if parts := [name for name, parameter in named.items() if hasattr(parameter, "placements")]:
+        raise TypeError(
+            f"{len(parts)} parameters ({', '.join(parts[:3])}, ...) are DTensors, of which this rank has a part: pass "
+            "DistributedDataParallel device_mesh=mesh['dp'], the data-parallel axis of their mesh, or use torch's "
+            "replicate() and gradwire.attach"
+        )
 
 
 def trained_now(module: nn.Module) -> tuple[dict[str, Tensor], list[bool]]:

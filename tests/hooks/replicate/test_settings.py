@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.distributed._composable.replicate import replicate as replicate_by_ddp
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
@@ -142,6 +142,15 @@ def test_uncompressed_it_does_to_the_bit_what_torch_does(ranks, case):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("case", ["computed in bf16", "sums in bf16"])
+def test_mixed_precision_trains_with_a_lossy_compressor_as_without(ranks, case):
+    answers = ranks.run(both, 2, case, "int8")
+    for theirs, ours, _ in answers:
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0.01)
+        torch.testing.assert_close(ours, answers[0][1], rtol=0, atol=0)  # alike on all ranks
+        assert not all(torch.equal(ours[name], theirs[name]) for name in ours), "nothing was compressed"
+
+
 @pytest.mark.parametrize("case", ["accumulation", "frozen parameters", "activation checkpointing"])
 def test_only_synchronized_backwards_are_steps(ranks, case):
     answers = ranks.run(both, 2, case, "powersgd:rank=2")
@@ -162,8 +171,9 @@ def mixed():
     return network(model, ("2", "3"))
 
 
-def older():
-    return replicate_by_ddp(bare())
+def on_two_meshes():
+    model = network(parts=("0",))
+    return network(model, ("2",), mesh=DeviceMesh.from_group(dist.new_group([0, 1]), "cpu"))
 
 
 def attached():
@@ -179,7 +189,12 @@ REFUSED = {  # name: the model, what attach is given, the error, words of its me
     "sharded modules": (mixed, {"spec": "int8"}, ValueError, MIXED),
     "sharded modules, by options of shards": (mixed, {"gather": "int8", "reduce": "int8"}, ValueError, MIXED),
     "a second handle": (attached, {"spec": "int8"}, ValueError, "close() the handle first"),
-    "torch's older replicate": (older, {"spec": "int8"}, TypeError, "since 2.9"),
+    "modules on two meshes": (
+        on_two_meshes,
+        {"spec": "int8"},
+        ValueError,
+        "on different process groups: attach to each",
+    ),
 }
 
 
@@ -205,25 +220,6 @@ def by_parts(rank, world_size):
 def test_sharded_and_replicated_parts_each_with_a_handle_train_as_torch_does(ranks):
     for theirs, ours in ranks.run(by_parts, 2):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
-
-
-def by_torchs_older_one(rank, world_size):
-    """Parameters after a training by the older `replicate`, with the hook that its refusal recommends."""
-    answers = []
-    for ours in (False, True):
-        model = older()
-        if ours:
-            model.register_comm_hook(None, gradwire.comm_hooks.none)
-        answers.append(trained(model, rank))
-        if ours:
-            assert gradwire.handle_of(model).called
-            gradwire.handle_of(model).close()
-    return answers
-
-
-def test_the_older_replicate_takes_the_hook_that_its_refusal_recommends(ranks):
-    for theirs, ours in ranks.run(by_torchs_older_one, 2):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
 class OneOfTwo(nn.Module):
