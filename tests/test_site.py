@@ -49,7 +49,9 @@ for (const width of {[*WIDE]}) for (const page of {[*SHOWN]}) {{
     const {{documentElement: root, body}} = frame.contentDocument;
     const ground = element => frame.contentWindow.getComputedStyle(element).backgroundColor;
     body.dataset.theme = "dark";
-    const over = root.scrollWidth - frame.contentWindow.innerWidth;
+    const width_of = element => element.closest(".table-wrapper, pre") ? 0 : element.getBoundingClientRect().right;
+    const widest = Math.max(root.scrollWidth, ...[...root.querySelectorAll(".content *")].map(width_of));  // cut off or not
+    const over = Math.floor(widest) - frame.contentWindow.innerWidth;
     shown.push({{page, width, over, body: ground(body), pictures: [...root.querySelectorAll(".content img")].map(ground)}});
     document.getElementById("shown").textContent = JSON.stringify(shown);
   }};
