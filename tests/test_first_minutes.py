@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from gradwire.experiments.cli import main
+
 from .forked import Script
 from .test_docs import FENCE, PAGES, script
 
@@ -174,6 +176,39 @@ def test_the_command_for_two_hosts_runs_on_two(tmp_path, unused_port):
     }  # none and bf16 differ in that alone
     output = "".join(on_two_hosts([command] * 2, tmp_path, unused_port))
     assert re.findall(r"step 60 .* (\d)\.\d+x fewer bytes", output) == ["7"]
+
+
+ADVISE = """
+import runpy, sys
+sys.argv = {!r}
+runpy.run_module("gradwire", run_name="__main__")
+"""
+SMALL = ["--model.width=32", "--model.layers=1", "--compressors=int4", "--trial-seconds=1"]  # seconds, not minutes
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_commands_that_advise_run_under_the_launch_of_two_hosts(tmp_path, forked):
+    launched = [line.partition(" -m ") for line in printed_commands("docs/should-i-compress.md", "torchrun ")]
+    assert launched[0][0] + " train.py" in printed_commands("README.md", "torchrun --nnodes")
+    (arguments,) = {command for _, _, command in launched}
+    (tmp_path / "train.py").write_text(ADVISE.format([*shlex.split(arguments), *SMALL]), "utf-8")
+    printed, _ = forked("torchrun --nproc-per-node 2 train.py")
+    assert "2 ranks, adamw; measured in" in printed
+    assert re.search(r"Do not compress|gradwire\.attach\(", printed)
+
+
+def test_a_watch_with_a_folder_is_what_top_shows_as_printed(tmp_path, forked, monkeypatch, capsys):
+    (line,) = printed_commands("docs/watch.md", r"handle\.watch\(every=100,")
+    text = script("docs/watch.md").replace("handle.watch(every=10)", line).replace("range(21)", "range(121)")
+    (tmp_path / "train.py").write_text(text, "utf-8")
+    forked("python train.py")
+    monkeypatch.chdir(tmp_path)
+    (command,) = re.findall(r"`gradwire (top \S+ --once=true)`", PAGES["docs/watch.md"])
+    assert main(shlex.split(command)) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("powersgd, 1 ranks")
+    assert re.search(r"^│ +0 │[^│]+│ +100 │", shown, re.MULTILINE)
 
 
 def test_the_commands_for_two_hosts_are_the_readmes():

@@ -43,7 +43,7 @@ def demo_bytes(model: nn.Module, kept: int) -> int:
 
 
 def rows() -> list[tuple[str, list[float]]]:
-    """Return (method, [payload, sent bytes] of each model)."""
+    """Return (compressor, [payload, sent bytes] of each model)."""
     with torch.device("meta"):
         models = [olmo(width) for width in WIDTHS.values()]
     found = []
@@ -60,7 +60,7 @@ def rows() -> list[tuple[str, list[float]]]:
 def table() -> str:
     """Return the page's table."""
     heads = [f"{name}: {what}" for name in WIDTHS for what in ("given to collectives", f"sent by one of {RANKS} ranks")]
-    lines = [f"| method | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
+    lines = [f"| compressor | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
     return "\n".join(
         [*lines, *(f"| {name} | {' | '.join(f'{v / 1e6:,.2f} MB' for v in values)} |" for name, values in rows())]
     )

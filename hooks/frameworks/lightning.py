@@ -184,9 +184,17 @@ class GradwireStrategy(_Compressing, _Kept):
 class LocalStepsStrategy(_Kept):
     """Local SGD: `Trainer(strategy=LocalStepsStrategy(every=64, compressor="int4"), ...)`, on GPUs and CPUs.
 
-    `options`: those of `gradwire.LocalSteps`, which averages the models, and those of Lightning's DDPStrategy. `local` is
-    the LocalSteps, once a fit has begun. A fit that ends averages the model. A checkpoint holds the states of all ranks and
-    the model of rank 0: a fit from it goes on from the model after the last round (see `GatheredSites`).
+    Models are averaged, gradients are not. A fit that ends averages the model. A checkpoint holds the states of all ranks
+    and the model of rank 0. A fit from it continues from the model after the last round.
+
+    Args:
+        options: arguments of `gradwire.LocalSteps`, and of Lightning's DDPStrategy.
+
+    Attributes:
+        local: the `LocalSteps`, once a fit has begun; None before.
+
+    Raises:
+        ValueError: LocalSteps refuses an option. `fit` raises it.
     """
 
     strategy_name = "gradwire_local_steps"
@@ -241,10 +249,16 @@ def logs_now(trainer: Any) -> bool:
 class GradwireFabricStrategy(_Compressing, FabricDDPStrategy):
     """gradwire's DistributedDataParallel in Fabric: `Fabric(strategy=GradwireFabricStrategy("int4"), ...)`.
 
-    `options`: those of Fabric's DDPStrategy, of torch's DistributedDataParallel, and `transport`. The handle of a model that
-    `fabric.setup` returned is `gradwire.handle_of(model)`. To save its state, add
-    `{"compression": gradwire.GatheredState(handle)}` to the state of `fabric.save`. The loss scale of
-    `precision="16-mixed"` is followed. By name: `Fabric(strategy="gradwire_int4")`.
+    The handle of a model that `fabric.setup` returned is `gradwire.handle_of(model)`. To save its state, add
+    `{"compression": gradwire.GatheredState(handle)}` to the state of `fabric.save`. Residuals follow the loss scale of
+    `precision="16-mixed"`. `Fabric(strategy="gradwire_int4")` is the same by name.
+
+    Args:
+        compressor: the compressor of the gradients. See `gradwire.compressor`.
+        options: arguments of Fabric's DDPStrategy, of torch's DistributedDataParallel, and `transport`.
+
+    Raises:
+        ValueError: the compressor is unknown or has a wrong option. `fabric.setup` raises it.
     """
 
     def setup_module(self, module: nn.Module) -> DistributedDataParallel:

@@ -163,11 +163,18 @@ class GradwireCallback(CheckpointedCallback):
 
 
 class LocalStepsCallback(CheckpointedCallback):
-    """Trains by local SGD: `trainer.add_callback(LocalStepsCallback(trainer, every=64, compressor="int4"))`.
+    """Local SGD: `trainer.add_callback(LocalStepsCallback(trainer, every=64, compressor="int4"))`.
 
-    `options`: those of `gradwire.LocalSteps`, which averages the models; gradients are not averaged. `local` is the
-    LocalSteps once training has begun. A training that ends averages the model. A checkpoint holds the states of all ranks
-    and the model of rank 0: training goes on from the model after the last round (see `GatheredSites`).
+    Models are averaged, gradients are not. A training that ends averages the model. A checkpoint holds the states of all
+    ranks and the model of rank 0. Training continues from the model after the last round.
+
+    Args:
+        trainer: the transformers.Trainer.
+        resume_from_checkpoint: the checkpoint, if it does not lie in `output_dir`.
+        options: arguments of `gradwire.LocalSteps`.
+
+    Attributes:
+        local: the `LocalSteps`, while training runs; None before and after.
     """
 
     def __init__(self, trainer: Any, *, resume_from_checkpoint: str | Path | None = None, **options: Any) -> None:

@@ -17,7 +17,7 @@ from ...traffic import Counted
 
 PAGE = Path(__file__).parents[3] / "docs" / "benchmarks" / "kernels.md"
 ROW = re.compile(r"^\| `([^`]+)` \| ([\d.]+) \| ([\d.]+) \|$", re.MULTILINE)
-TABLE = ROW.findall(PAGE.read_text("utf-8").partition("What a step of a method moves")[2])
+TABLE = ROW.findall(PAGE.read_text("utf-8").partition("A test counts the loads and stores of a step")[2])
 SHAPES = ((512, 128), (128, 512))
 RANKS = 8
 QUICK = ("powersgd:rank=4", "topk:ratio=0.01", "onebit")  # the interpreter is slow
