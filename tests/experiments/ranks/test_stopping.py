@@ -53,5 +53,6 @@ def test_a_rank_that_is_killed_is_named_where_others_have_raised_before_anybody_
     monkeypatch.setattr(ProcessContext, "join", late)
     with pytest.raises(RankFailure) as told:
         run_ranks(one_is_killed_and_one_raises, 2)
-    assert str(told.value).startswith("rank 1: process 1 terminated with signal SIGKILL\n")
-    assert "LookupError: for want of the other" in str(told.value)
+    killed, *others = str(told.value).split("\n\n", 1)
+    assert killed == "rank 1: process 1 terminated with signal SIGKILL"
+    assert all("LookupError: for want of the other" in other for other in others)  # where torch looked at rank 0 first
