@@ -25,7 +25,7 @@ def sign_pack(
 ) -> None:
     """Signs and block scales of `grad` (+ `residual`); `residual` keeps the rest.
 
-    With `signs` the rotations are passes of their own: a kernel that packs bits and rotates takes four times as long.
+    With `signs` the rotations are passes of their own: a kernel that packs bits and rotates takes longer.
     """
     if signs is not None:
         rest = scales, bits, length
