@@ -255,6 +255,9 @@ class Listener:
         except RuntimeError as error:  # of a lost connection, or a message that cannot be
             logger.debug("a connection was closed: %s", error)
             link.close()
+        except BaseException:  # the listener's loop ends, and the other end has to see it
+            link.close()
+            raise
         finally:
             self._members -= 1
 

@@ -10,6 +10,7 @@ import torch
 
 from gradwire import LocalSteps, Rendezvous
 from gradwire.hooks.local_sgd import rendezvous
+from gradwire.hooks.local_sgd.gathering import Gathering
 from gradwire.hooks.local_sgd.secret import Secret
 from gradwire.hooks.local_sgd.server import keep, refuse_open
 from gradwire.hooks.local_sgd.standing import Claim
@@ -153,6 +154,26 @@ def test_a_server_that_starts_anew_is_found_again_and_the_training_goes_on():
     meetings = together(2, lambda site: at[site].meet(claim))
     again.close()
     assert [(each.training, each.round) for each in meetings] == [(claim.training, 3)] * 2
+
+
+def test_a_site_that_waits_where_the_server_ends_sees_it(monkeypatch, caplog):
+    monkeypatch.setattr(rendezvous, "SEARCH", 0.1)
+    server, waiting = keep(), threading.Event()
+    met = Gathering.add
+    monkeypatch.setattr(Gathering, "add", lambda *args: (met(*args), waiting.set()))
+    at = Rendezvous(f"127.0.0.1:{server.port}", 2, name="site 0", **SHORT)
+    at.join("alike")
+
+    def run(place):
+        if place == 0:
+            return at.meet()
+        assert waiting.wait(LIMIT)
+        server.close()
+
+    error, _ = together(2, run)
+    assert isinstance(error, RuntimeError)
+    assert "no rendezvous answers at" in str(error)
+    assert "closed the connection" in caplog.text
 
 
 def test_a_server_that_starts_anew_waits_for_as_many_sites_as_there_were():
