@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...kernels import Residual
 from ..protocol.compressor import Compressor, children
-from ..protocol.layout import Layout, working_dtype
+from ..protocol.layout import Layout
 from ..protocol.requests import Program
 from ..protocol.together import after_first
 from ..protocol.traits import own_traits
@@ -23,15 +23,11 @@ from .switch import Switch
 
 @dataclass
 class ErrorFeedbackState:
-    """The residual of this rank, the inner compressor's state, samples of both.
-
-    `compressor`: the inner one, as gradients of this width need it.
-    """
+    """The residual of this rank, the inner compressor's state, samples of both."""
 
     residual: PerParameter
     inner: Any
     gauge: Gauge
-    compressor: Compressor
 
     def close(self, held: Residual) -> None:
         """Take a sample of the residual that a step has written, and keep it."""
@@ -53,9 +49,7 @@ class ErrorFeedback:
     def init(self, layout: Layout) -> ErrorFeedbackState:
         """A zero residual, float32 or wider in arithmetic."""
         residual = PerParameter.zeros(layout.widened(), self.residual_bits, residual=True)
-        inner, wide = self.inner, layout.dtype == working_dtype(layout.dtype)
-        compressor = inner.inner if wide and isinstance(inner, Float32Arithmetic) else inner
-        return ErrorFeedbackState(residual, inner.init(layout), Gauge(), compressor)
+        return ErrorFeedbackState(residual, self.inner.init(layout), Gauge())
 
     def reduce(self, grad: Tensor, state: ErrorFeedbackState, residual: Residual | None = None) -> Program[Tensor]:
         """The inner average of `grad` plus what was held back; an outer residual moves into this one."""
@@ -65,8 +59,10 @@ class ErrorFeedback:
             residual.after.zero_()
             held = Residual(held.after, held.after)
         state.gauge.begin(grad, held)
-        averaging = state.compressor.reduce(grad, state.inner, held)
-        if state.residual.store is not None and grad.dtype == working_dtype(grad.dtype) and _residual_first(self.inner):
+        inner, wide = self.inner, grad.dtype.itemsize >= 4
+        needed = inner.inner if wide and isinstance(inner, Float32Arithmetic) else inner
+        averaging = needed.reduce(grad, state.inner, held)
+        if state.residual.store is not None and wide and _residual_first(inner):
             average: Tensor = yield from after_first(averaging, lambda: state.close(held))
         else:
             average = yield from averaging
