@@ -167,11 +167,6 @@ def mode(request: Request) -> object:
     return next((getattr(request, name) for name in ("op", "source", "target") if hasattr(request, name)), None)
 
 
-def one_round(request: Request) -> Program[Tensor]:
-    """Yield one request, and return the reply to it."""
-    return (yield request)
-
-
 def all_reduce(tensor: Tensor, op: AnyOp = "mean", scope: Scope = "all", *, exact: bool = False) -> Program[Tensor]:
     """Yield one all-reduce round. Nothing is sent for an empty tensor.
 

@@ -20,7 +20,6 @@ from gradwire.compress import (
     dry_run,
     simulate,
 )
-from gradwire.compress.protocol.requests import one_round
 from gradwire.compress.state.tree import Leaves
 
 from .given import gradients, layout
@@ -30,6 +29,11 @@ def yielding(*things):
     """A program that yields these as they are."""
     for thing in things:  # noqa: UP028  (an iterator of a tuple takes no replies)
         yield thing
+
+
+def one_round(request):
+    """A program of one request."""
+    return (yield request)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
