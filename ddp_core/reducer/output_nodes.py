@@ -11,14 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from .reducer import Reducer
-
 
 class Sink(torch.autograd.Function):
     """Passes a tensor through. The anchor gets no gradient: whether it is asked for one shows what kind of pass this is."""
 
     @staticmethod
-    def forward(ctx: Any, reducer: weakref.ref[Reducer], clone: bool, anchor: Tensor, output: Tensor) -> Tensor:
+    def forward(ctx: Any, reducer: weakref.ref[Any], clone: bool, anchor: Tensor, output: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.reducer = reducer
         return output.clone() if clone else output
@@ -31,10 +29,11 @@ class Sink(torch.autograd.Function):
         return None, None, None, grad
 
 
-def watched(output: Any, reducer: Reducer, *, clone: bool) -> Any:
+def watched(output: Any, reducer: Any, *, clone: bool) -> Any:
     """`output` with every tensor that has a graph behind it led through a sink of its own; its structure is kept.
 
-    Also inside dataclasses. One for all would let a backward reach also the outputs that the loss leaves out.
+    Also inside dataclasses. One for all would let a backward reach also the outputs that the loss leaves out. `reducer`: a
+    `Reducer`, whose file imports this one.
     """
     me = weakref.ref(reducer)
 
