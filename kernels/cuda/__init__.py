@@ -9,9 +9,9 @@ same, though their vectors may differ in sign. The results are the same every ti
 from __future__ import annotations
 
 from ..dispatch import register_backend
-from . import bases, selection, signs
+from . import operations
 from .module import NAME, probe
 
 register_backend(NAME, "cuda", probe)
 
-__all__ = ["NAME", "bases", "selection", "signs"]
+__all__ = ["NAME", "operations"]

@@ -8,7 +8,7 @@ import torch
 
 from gradwire import kernels
 from gradwire.kernels import cuda
-from gradwire.kernels.cuda import bases, module, selection, signs
+from gradwire.kernels.cuda import module, operations
 
 from ..gpu.cases import GRADS, factors_of
 from ..residuals import in_place
@@ -51,10 +51,12 @@ def asked_for(source, monkeypatch):
     for number in GRADS:
         for block in (8, 2048, 16384):
             bits, scales = torch.zeros(1, block // 8, dtype=torch.uint8), torch.zeros(1, 1)
-            signs.encode_signs(torch.zeros(block, dtype=number), in_place(torch.zeros(block)), scales, bits, block)
-        selection.select(torch.zeros(8, dtype=number), None, torch.zeros(1, 1, dtype=torch.int32), torch.zeros(1, 1), 8)
-    for rank in bases.RANKS:
-        bases.orthonormal(torch.zeros(32 * rank), factors_of([(32, rank)]))
+            operations.encode_signs(torch.zeros(block, dtype=number), in_place(torch.zeros(block)), scales, bits, block)
+        operations.select(
+            torch.zeros(8, dtype=number), None, torch.zeros(1, 1, dtype=torch.int32), torch.zeros(1, 1), 8
+        )
+    for rank in operations.RANKS:
+        operations.orthonormal(torch.zeros(32 * rank), factors_of([(32, rank)]))
     (fields,) = names
     return asked, fields
 
@@ -108,8 +110,8 @@ def test_thread_blocks_have_the_size_that_they_are_compiled_for(compiled):
 
 CONSTANTS = {
     "signs": {"PART": "ITEMS * WARP", "CHUNK": "WARPS * PART"},
-    "selection": {"ROW_BINS": selection.BINS},
-    "bases": {"LARGEST_RANK": bases.RANKS[-1], "TILE": bases.TILE},
+    "selection": {"ROW_BINS": operations.BINS},
+    "bases": {"LARGEST_RANK": operations.RANKS[-1], "TILE": operations.TILE},
 }
 
 
@@ -122,10 +124,10 @@ def test_constants_are_the_same_in_the_sources_and_in_the_launcher(source):
 
 
 def test_the_launcher_counts_as_the_sources_do():
-    assert module.THREADS["signs"] == signs.WARPS * 32
-    assert module.THREADS["signs"] * signs.PART // 32 == signs.CHUNK
-    assert module.THREADS["selection"] == selection.WARPS * 32
-    assert selection.LARGEST_SEGMENT <= 1 << 16  # places in a segment have 16 bits
+    assert module.THREADS["signs"] == operations.SIGN_WARPS * 32
+    assert module.THREADS["signs"] * operations.SIGN_PART // 32 == operations.SIGN_CHUNK
+    assert module.THREADS["selection"] == operations.SELECTION_WARPS * 32
+    assert operations.LARGEST_SEGMENT <= 1 << 16  # places in a segment have 16 bits
 
 
 def test_without_a_gpu_the_backend_says_why_it_is_not_there():

@@ -11,7 +11,7 @@ import torch
 
 from gradwire import kernels
 from gradwire.kernels import Backend, Matrix, dispatch
-from gradwire.kernels.cuda import module, selection
+from gradwire.kernels.cuda import module, operations
 
 from ..gpu import cases
 from ..gpu.cases import GRADS, HARD, numbers
@@ -112,17 +112,17 @@ def test_rows_that_are_short_or_past_the_end_are_filled_with_zeros():
 
 
 def test_many_segments_are_added_up_in_several_turns(monkeypatch):
-    monkeypatch.setattr(selection, "SMALLEST_SEGMENT", 16)
+    monkeypatch.setattr(operations, "SMALLEST_SEGMENT", 16)
     for kind in ("few values", "mostly zero"):
         cases.check_selection("cpu", HARD[kind](70_000), None, 300, 70_000)
 
 
 @pytest.mark.parametrize("length", [1, 255, 256, 1 << 21, (1 << 21) + 1, 1 << 26, 1 << 28, 1 << 31])
 def test_a_segment_is_a_power_of_two_and_a_row_has_some_thousands(length):
-    segment = selection.segment_of(length)
-    assert selection.SMALLEST_SEGMENT <= segment <= selection.LARGEST_SEGMENT
+    segment = operations.segment_of(length)
+    assert operations.SMALLEST_SEGMENT <= segment <= operations.LARGEST_SEGMENT
     assert segment & (segment - 1) == 0
-    assert length <= segment * selection.SEGMENTS or segment == selection.LARGEST_SEGMENT
+    assert length <= segment * operations.SEGMENTS or segment == operations.LARGEST_SEGMENT
 
 
 def test_bases_of_many_shapes_go_in_one_call_and_depend_on_their_own_matrix_alone():
