@@ -13,10 +13,9 @@ from .factors import Factors, Matrix
 from .finite import all_finite
 from .low_rank import low_rank_finish, low_rank_left, low_rank_right
 from .marking import clear_rows, mark_rows
+from .operands import Block, Residual, Rows
 from .quantization import dequantize_mean, quantize_blocks
-from .residual import Residual
 from .rotation import rotate_blocks
-from .rows import Block, Rows
 from .selection import scatter_mean, select_largest
 from .signs import sign_pack, sign_unpack_mean
 from .temporary import pool, temporary

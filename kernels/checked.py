@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from .residual import Residual
+from .operands import Residual
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from .factors import Factors
 from .formats import FORMATS, HALVES
-from .residual import Residual
-from .rows import Rows
+from .operands import Residual, Rows
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 WIDE = (torch.float32,)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from .checks import check_rows
 from .dispatch import operation
-from .rows import Rows
+from .operands import Rows
 
 
 @operation(check=check_rows, apart=[("values", "used")])

@@ -10,7 +10,7 @@ from torch import Tensor
 from .casting import cast_scaled
 from .checks import check_rotate_blocks
 from .dispatch import operation
-from .residual import Residual
+from .operands import Residual
 from .temporary import temporary
 
 

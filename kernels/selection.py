@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .checks import check_scatter_mean, check_select_largest
 from .dispatch import operation
-from .residual import Residual
+from .operands import Residual
 
 
 @operation(check=check_select_largest, apart=[("grad", "residual", "indices"), ("grad", "residual", "values")])

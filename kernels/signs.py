@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from .casting import cast_scaled
 from .checks import check_sign_pack, check_sign_unpack_mean
 from .dispatch import operation
-from .residual import Residual
+from .operands import Residual
 from .rotation import decoded_rotated, encoded_rotated
 
 

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..residual import Residual
+from ..operands import Residual
 
 NAME = "cuda"
 SOURCES = Path(__file__).parent

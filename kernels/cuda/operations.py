@@ -10,7 +10,7 @@ from torch import Tensor
 from ..bases import orthogonalize
 from ..checks import FLOATS, WIDE
 from ..factors import Factors
-from ..residual import Residual
+from ..operands import Residual
 from ..selection import select_largest
 from ..signs import sign_pack
 from . import module

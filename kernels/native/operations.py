@@ -16,10 +16,9 @@ from ..factors import Factors
 from ..finite import all_finite, with_gaps
 from ..low_rank import low_rank_finish, low_rank_left, low_rank_right
 from ..marking import clear_rows, mark_rows
+from ..operands import Residual, Rows
 from ..quantization import FORMATS, dequantize_mean, quantize_blocks, steps_of
-from ..residual import Residual
 from ..rotation import decoded_rotated, encoded_rotated, rotate_blocks
-from ..rows import Rows
 from ..selection import scatter_mean, select_largest
 from ..signs import sign_pack, sign_unpack_mean
 from .library import NAME, NONE, library

@@ -28,8 +28,8 @@ from ..dispatch import Operation, register_backend
 from ..finite import all_finite, with_gaps
 from ..low_rank import low_rank_finish, low_rank_left, low_rank_right
 from ..marking import clear_rows, mark_rows
+from ..operands import Residual
 from ..quantization import dequantize_mean, quantize_blocks
-from ..residual import Residual
 from ..rotation import rotate_blocks
 from ..selection import scatter_mean, select_largest
 from ..signs import sign_pack, sign_unpack_mean

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..residual import Residual
+from ..operands import Residual
 from .candidates import (
     BINS,
     DIGIT,

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..rows import Block, Rows
+from ..operands import Block, Rows
 from .launching import launched, on_device, options, tile
 from .tasks import table_of
 

@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..operands import Residual
 from ..quantization import FORMATS, steps_of
-from ..residual import Residual
 from .float_codes import codes_of, spacing, values_of
 from .launching import launched, on_device
 from .rotation import turned

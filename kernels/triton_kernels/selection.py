@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..residual import Residual
+from ..operands import Residual
 from .launching import divided, launched, on_device, options, power_of_two
 from .long_rows import select_from_long_rows
 from .ranking import chosen_of, magnitude, narrowed

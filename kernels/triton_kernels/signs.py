@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..residual import Residual
+from ..operands import Residual
 from ..rotation import encoded_rotated
 from .launching import launched, on_device, options
 from .rotation import rotate_blocks, turned

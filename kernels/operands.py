@@ -1,7 +1,8 @@
-"""The residual of error feedback, before a step and after it."""
+"""Operands of kernels beside tensors: residuals, rows of parameters, matrices with their factors, formats of codes."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -35,3 +36,28 @@ class Residual(NamedTuple):
         if self.before is not self.after:
             self.after.copy_(self.before)
         return self.after
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows of one size: the first element in a flat buffer, how many rows, elements of each, number of the first row."""
+
+    start: int
+    rows: int
+    size: int
+    number: int
+
+    def of(self, flat: Tensor) -> Tensor:
+        """The rows in a flat buffer, as a matrix."""
+        return flat[self.start : self.start + self.rows * self.size].view(self.rows, self.size)
+
+    def of_rows(self, used: Tensor) -> Tensor:
+        """The part of a vector of all rows that these have."""
+        return used[self.number : self.number + self.rows]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The rows of a flat buffer, equal to themselves alone: what is prepared for them is looked up at every step."""
+
+    blocks: tuple[Block, ...]
