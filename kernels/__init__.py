@@ -9,11 +9,10 @@ from . import cuda, native, triton_kernels
 from .bases import normalize, orthogonalize
 from .casting import cast_scaled, gather_scaled
 from .dispatch import Backend, backends, operation, operations, register_backend, use_backend
-from .factors import Factors, Matrix
 from .finite import all_finite
 from .low_rank import low_rank_finish, low_rank_left, low_rank_right
 from .marking import clear_rows, mark_rows
-from .operands import Block, Residual, Rows
+from .operands import Block, Factors, Matrix, Residual, Rows
 from .quantization import dequantize_mean, quantize_blocks
 from .rotation import rotate_blocks
 from .selection import scatter_mean, select_largest

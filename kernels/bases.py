@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .checks import check_normalize, check_orthogonalize
 from .dispatch import operation
-from .factors import Factors
+from .operands import Factors
 
 
 @operation(check=check_orthogonalize)

@@ -12,9 +12,8 @@ from operator import add
 import torch
 from torch import Tensor
 
-from .factors import Factors
 from .formats import FORMATS, HALVES
-from .operands import Residual, Rows
+from .operands import Factors, Residual, Rows
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 WIDE = (torch.float32,)

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from .checks import check_finish, check_left, check_right
 from .dispatch import operation
-from .factors import Factors
-from .operands import Residual
+from .operands import Factors, Residual
 
 
 @operation(check=check_left, apart=[("grad", "residual", "p", "q")])

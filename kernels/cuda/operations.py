@@ -9,8 +9,7 @@ from torch import Tensor
 
 from ..bases import orthogonalize
 from ..checks import FLOATS, WIDE
-from ..factors import Factors
-from ..operands import Residual
+from ..operands import Factors, Residual
 from ..selection import select_largest
 from ..signs import sign_pack
 from . import module

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..factors import Factors
+from ..operands import Factors
 from .gram_schmidt import gram_schmidt
 from .launching import divided, launched, on_device, options, power_of_two
 from .tasks import table_of, vectors

@@ -13,8 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..factors import Factors
-from ..operands import Residual
+from ..operands import Factors, Residual
 from .launching import launched, on_device, options, power_of_two, tile
 from .low_rank_dots import Launch, dots_by_columns, dots_by_rows, dots_over_ranks, finish_dots, left_dots, right_dots
 from .tasks import SUMS, Cut, Tasks, tasks_of

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..factors import Factors, Matrix
+from ..operands import Factors, Matrix
 from .launching import divided, multiprocessors, tile
 
 DIRECT = -1  # in place of a place in the workspace
