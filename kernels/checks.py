@@ -12,8 +12,7 @@ from operator import add
 import torch
 from torch import Tensor
 
-from .formats import FORMATS, HALVES
-from .operands import Factors, Residual, Rows
+from .operands import FORMATS, HALVES, Factors, Residual, Rows
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 WIDE = (torch.float32,)

@@ -18,8 +18,7 @@ from torch.nn.functional import pad
 from .casting import cast_scaled
 from .checks import check_dequantize_mean, check_quantize_blocks
 from .dispatch import operation
-from .formats import FORMATS
-from .operands import Residual
+from .operands import FORMATS, Residual
 from .rotation import decoded_rotated, encoded_rotated
 
 MULTIPLIERS = 0xD2511F53, 0xCD9E8D57  # of Philox4x32

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ... import kernels
 from ...kernels import Residual
-from ...kernels.formats import HALVES
+from ...kernels.operands import HALVES
 from ..protocol.registry import register
 from ..protocol.traits import Traits
 from .adapters import TwoShot
@@ -26,7 +26,7 @@ EXPONENTS = {"e4m3": 4, "e5m2": 5}  # their bits
 class BlockCodes:
     """Codes of `bits` bits, of floats so many of them `exponent`, and one float32 scale a block of `block` elements.
 
-    A row on the wire: its codes, then its scales. `exponent` may be HALVES, see `gradwire.kernels.formats`.
+    A row on the wire: its codes, then its scales. `exponent` may be HALVES, see `gradwire.kernels.operands`.
     """
 
     block: int = 128

@@ -11,7 +11,7 @@ import torch
 
 from ...kernels import operations
 from ...kernels.dispatch import Operation
-from ...kernels.formats import HALVES
+from ...kernels.operands import HALVES
 from .casting import all_finite, gather, narrow, widen
 from .job import Job
 from .low_rank import finish, left, normalize, orthogonalize, powersgd_round, right

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from gradwire.kernels import dequantize_mean, quantize_blocks
-from gradwire.kernels.formats import HALVES
+from gradwire.kernels.operands import HALVES
 from gradwire.kernels.quantization import philox, uniform
 
 from ..residuals import in_place

@@ -5,7 +5,7 @@ import torch
 
 from gradwire import kernels
 from gradwire.kernels import Residual, rotate_blocks
-from gradwire.kernels.formats import HALVES
+from gradwire.kernels.operands import HALVES
 
 pytestmark = pytest.mark.usefixtures("backend")
 

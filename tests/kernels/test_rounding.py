@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradwire import kernels
-from gradwire.kernels.formats import HALVES
+from gradwire.kernels.operands import HALVES
 
 from .native_given import numbers, same
 from .test_quantization import floats, levels

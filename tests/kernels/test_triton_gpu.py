@@ -7,7 +7,7 @@ import torch
 
 from gradwire import kernels
 from gradwire.kernels import Block, Factors, Matrix, Rows
-from gradwire.kernels.formats import HALVES
+from gradwire.kernels.operands import HALVES
 
 from ..residuals import in_place
 from .test_residual import ENCODERS, WIDE, beside_and_in_place

@@ -19,7 +19,7 @@ from triton.runtime.jit import JITFunction
 
 from gradwire import kernels
 from gradwire.kernels import Block, Factors, Matrix, Rows
-from gradwire.kernels.formats import FORMATS, HALVES
+from gradwire.kernels.operands import FORMATS, HALVES
 from gradwire.kernels.triton_kernels import low_rank_dots
 from tests.residuals import in_place
 
