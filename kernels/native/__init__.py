@@ -7,7 +7,7 @@ the same for any number of threads.
 
 from ..dispatch import register_backend
 from . import operations
-from .library import NAME, library, probe
+from .operations import NAME, library, probe
 
 __all__ = ["NAME", "library", "operations"]
 

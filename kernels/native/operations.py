@@ -1,9 +1,10 @@
-"""The operations in C++: what each passes on."""
+"""The operations in C++: the compiled extension, and what each operation passes on to it."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -20,9 +21,29 @@ from ..quantization import FORMATS, dequantize_mean, quantize_blocks, steps_of
 from ..rotation import decoded_rotated, encoded_rotated, rotate_blocks
 from ..selection import scatter_mean, select_largest
 from ..signs import sign_pack, sign_unpack_mean
-from .library import NAME, NONE, library
 
 LARGEST_RANK = 32
+NAME = "native"
+INTERFACE = 4  # bindings.cpp has it too: raise both where a call means something else than it did
+NONE = (None, None)  # in place of a residual's tensors
+
+
+def probe() -> str:
+    """Why there is no extension; empty where there is."""
+    try:
+        library()
+    except ImportError as error:
+        return f"the extension is not built ({error}); reinstall gradwire where there is a C++17 compiler"
+    return ""
+
+
+@functools.cache
+def library() -> Any:
+    """The extension module; ImportError where it was not built, or from another version's sources."""
+    module = import_module("._kernels", __package__)
+    if getattr(module, "interface", 1) != INTERFACE:
+        raise ImportError("the present one is of another version of gradwire")
+    return module
 
 
 @cast_scaled.implement(NAME, {"source": FLOATS, "out": FLOATS, "residual": WIDE})

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-module = import_module("gradwire.kernels.native.library")
+module = import_module("gradwire.kernels.native.operations")
 
 
 def test_an_extension_of_another_version_is_not_used(monkeypatch):
