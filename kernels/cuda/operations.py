@@ -7,8 +7,8 @@ import functools
 import torch
 from torch import Tensor
 
-from ..bases import orthogonalize
 from ..checks import FLOATS, WIDE
+from ..low_rank import orthogonalize
 from ..operands import Factors, Residual
 from ..selection import select_largest
 from ..signs import sign_pack

@@ -20,13 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..bases import normalize, orthogonalize
 from ..casting import cast_scaled, gather_scaled
 from ..checked import Supports, Unless
 from ..checks import FLOATS, WIDE
 from ..dispatch import Operation, register_backend
 from ..finite import all_finite, with_gaps
-from ..low_rank import low_rank_finish, low_rank_left, low_rank_right
+from ..low_rank import low_rank_finish, low_rank_left, low_rank_right, normalize, orthogonalize
 from ..marking import clear_rows, mark_rows
 from ..operands import Residual
 from ..quantization import dequantize_mean, quantize_blocks
