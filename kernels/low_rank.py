@@ -1,4 +1,6 @@
-"""The products of PowerSGD over all matrices of a bucket at once (Vogels, Karimireddy, Jaggi 2019, algorithm 1).
+"""The operations of PowerSGD: products over all matrices of a bucket at once, and orthonormal bases of their factors.
+
+Vogels, Karimireddy, Jaggi 2019, algorithm 1.
 
 `Factors` says where each matrix M (rows x columns, row-major) lies in the flat bucket, and where its factors lie in flat
 buffers of their own. P (rows x rank) and Q (columns x rank) are stored transposed, one factor vector behind the other:
