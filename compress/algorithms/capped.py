@@ -9,9 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from .payload import padded, rounded_once
 from .per_tensor import Scope, check_scope
-from .rounding import rounded_once
-from .rows import padded
 
 COUNT_BYTES = 8
 

@@ -20,8 +20,7 @@ from ..protocol.together import next_request
 from ..protocol.traits import Traits, own_traits, traits_of, with_traits
 from .adapters import TwoShot
 from .dense import Dense
-from .rounding import rounded_once
-from .rows import padded
+from .payload import padded, rounded_once
 
 
 @with_traits(Traits(takes_16_bits=True, keeps_zeros=True))

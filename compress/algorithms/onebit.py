@@ -12,8 +12,8 @@ from ...kernels import Residual
 from ..protocol.registry import register
 from ..protocol.traits import Traits
 from .adapters import TwoShot
+from .payload import padded
 from .rotation import check_rotation, signs_of
-from .rows import padded
 
 SCALE_BYTES = 4
 

@@ -13,9 +13,8 @@ from ... import kernels
 from ...kernels import Residual
 from ..protocol.registry import register
 from ..protocol.traits import Traits
+from .payload import padded, rounded_once
 from .per_tensor import Scope, check_scope, gathered
-from .rounding import rounded_once
-from .rows import padded
 
 VALUE_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 

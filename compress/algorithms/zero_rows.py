@@ -15,7 +15,7 @@ from torch import Tensor
 from ...kernels import Block, Factors, Residual, Rows, clear_rows, mark_rows
 from ..protocol.layout import Layout
 from ..protocol.requests import Program, all_gather
-from .rows import padded
+from .payload import padded
 
 
 class ZeroRows:

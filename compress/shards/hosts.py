@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..algorithms.rows import ALIGNMENT
+from ..algorithms.payload import ALIGNMENT
 from ..builder.build import Spec, compressor, parsed
 from ..composed.hierarchical import Hierarchical
 from ..protocol.compressor import Codec

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from ...kernels import Residual, all_finite, temporary
 from ..algorithms.adapters import Draws, drawn, draws
-from ..algorithms.rows import ALIGNMENT
+from ..algorithms.payload import ALIGNMENT
 from ..algorithms.zero_rows import ZeroRows
 from ..builder.build import Spec, compressor
 from ..builder.optimizers import Optimizers, tuned

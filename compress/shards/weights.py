@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...kernels import temporary
-from ..algorithms.rows import ALIGNMENT
+from ..algorithms.payload import ALIGNMENT
 from ..builder.build import Spec, compressor
 from ..composed.hierarchical import Hierarchical
 from ..protocol.compressor import Codec

@@ -22,7 +22,7 @@ from gradwire.compress import (
     most_rounds,
     simulate,
 )
-from gradwire.compress.algorithms.rows import padded
+from gradwire.compress.algorithms.payload import padded
 from gradwire.compress.simulate import STEADY, boundaries, rehearse, steady_traffic, traffic
 
 from .given import gradients, layout, placed

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gradwire.compress import Simulation, compressor, dry_run
-from gradwire.compress.algorithms.rows import padded
+from gradwire.compress.algorithms.payload import padded
 
 from ..given import assert_goes_on_after_a_load, gradients, layout
 

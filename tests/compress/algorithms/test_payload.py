@@ -5,7 +5,7 @@ import torch
 
 from gradwire.compress import OneBit, TopK
 from gradwire.compress.algorithms.adapters import Gathered
-from gradwire.compress.algorithms.rows import padded
+from gradwire.compress.algorithms.payload import padded
 
 
 @pytest.mark.parametrize("size", [1, 15, 16, 17, 127, 128, 4095, 4096, 4097, 1_000_001])

@@ -2,7 +2,7 @@
 
 import torch
 
-from gradwire.compress.algorithms.rounding import rounded_once
+from gradwire.compress.algorithms.payload import rounded_once
 
 
 def test_a_mean_in_16_bits_is_written_in_32_and_what_rounding_takes_is_kept():
