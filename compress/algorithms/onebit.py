@@ -13,7 +13,7 @@ from ..protocol.registry import register
 from ..protocol.traits import Traits
 from .adapters import TwoShot
 from .payload import padded
-from .rotation import check_rotation, signs_of
+from .shared_random import check_rotation, signs_of
 
 SCALE_BYTES = 4
 

@@ -20,7 +20,7 @@ from ..protocol.together import together
 from ..protocol.traits import Traits
 from ..state.tensors import Counter, PerParameter
 from .coded_mean import CODECS, coded_mean
-from .seeding import seeded_generator
+from .shared_random import seeded_generator
 from .zero_rows import ZeroRows
 
 Place: TypeAlias = tuple[int, int]  # first element, elements

@@ -15,7 +15,7 @@ from ..protocol.registry import register
 from ..protocol.traits import Traits
 from .adapters import TwoShot
 from .payload import padded
-from .rotation import check_rotation, signs_of
+from .shared_random import check_rotation, signs_of
 
 SCALE_BYTES = 4
 DRAWS = Traits(takes_16_bits=True, keeps_zeros=True, draws=True)  # of codecs that round at random in any case

@@ -15,7 +15,7 @@ from ..protocol.requests import Program
 from ..protocol.traits import Traits
 from ..state.tensors import Counter
 from .blocks import average_blocks, chosen_of
-from .seeding import seeded_generator
+from .shared_random import seeded_generator
 
 
 @dataclass

@@ -1,12 +1,14 @@
-"""Blocks times a Hadamard matrix with random signs, so that no element stands out: for codecs of few bits.
+"""Random numbers that all ranks draw alike: generators by words, and the signs of rotated blocks.
 
-Ananda Theertha Suresh, Felix X. Yu, Sanjiv Kumar, H. Brendan McMahan, "Distributed Mean Estimation with Limited
-Communication", ICML 2017, section 3. The signs are always the same, on all ranks.
+Blocks times a Hadamard matrix with random signs have no element that stands out: for codecs of few bits. Ananda Theertha
+Suresh, Felix X. Yu, Sanjiv Kumar, H. Brendan McMahan, "Distributed Mean Estimation with Limited Communication", ICML 2017,
+section 3.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 
 import torch
 from torch import Tensor
@@ -33,3 +35,13 @@ def signs_of(block: int, values: Tensor, residual: Residual | None = None) -> Te
 @functools.lru_cache(maxsize=16)
 def _drawn_signs(block: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.where(uniform(SEED, 0, block, device) < 0.5, -1, 1).to(dtype)
+
+
+def seeded_generator(*words: object) -> torch.Generator:
+    """A private CPU generator whose numbers depend on `words` alone: the same on every rank and in every run.
+
+    >>> torch.randperm(5, generator=seeded_generator(0, "weight"), device="cpu").tolist()
+    [1, 2, 4, 3, 0]
+    """
+    digest = hashlib.sha256("/".join(map(str, words)).encode()).digest()
+    return torch.Generator(device="cpu").manual_seed(int.from_bytes(digest[:8], "big") >> 1)
