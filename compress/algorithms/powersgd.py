@@ -14,16 +14,19 @@ from torch import Tensor
 from ... import kernels
 from ...kernels import Factors, Matrix, Residual
 from ..protocol.layout import Layout
+from ..protocol.ranks import Ranks
 from ..protocol.registry import register
 from ..protocol.requests import AllReduce, Program
 from ..protocol.together import together
 from ..protocol.traits import Traits
 from ..state.tensors import Counter, PerParameter
-from .coded_mean import CODECS, coded_mean
+from .adapters import TwoShot
+from .quantized import Int4, Int8, Quantized
 from .shared_random import seeded_generator
 from .zero_rows import ZeroRows
 
 Place: TypeAlias = tuple[int, int]  # first element, elements
+CODECS: dict[str, Quantized] = {"int8": Int8(), "int4": Int4(rotate=True)}  # rotated, factors lose less
 
 
 @dataclass
@@ -286,3 +289,25 @@ def pieces(flat: Tensor, places: Iterable[Place]) -> list[Tensor]:
 def put_back(flat: Tensor, parts: list[Tensor]) -> None:
     """Copy consecutive pieces of `flat` into `parts`."""
     torch._foreach_copy_(parts, list(flat.split([part.numel() for part in parts])))
+
+
+def coded_mean(
+    codec: str, values: Tensor, ranks: Ranks, rows: ZeroRows | None = None
+) -> Program[tuple[Tensor, Tensor]]:
+    """The mean over ranks of flat `values`, rounded twice by one of CODECS, and what of this rank's is in it.
+
+    The mean of what the ranks have in it is the mean that is returned, to round-off: a rank answers for what it rounds of
+    its own, and as a server of a part of the mean for what it rounds there, as many times as there are ranks. So who holds
+    back the rest of `values` loses nothing. `rows`: those that stay zero; by default all of `values` as one.
+    """
+    if not values.numel():
+        return values, values
+    mean_of = TwoShot(CODECS[codec])
+    state = mean_of.init(Layout(("",), (tuple(values.shape),), values.dtype, values.device, ranks))
+    state.rows = rows if rows is not None and state.rows is not None else state.rows
+    held = torch.zeros_like(values)
+    mean = yield from mean_of.reduce(values.clone(), state, Residual(held, held))
+    served = state.server_residual
+    assert served is not None
+    held[served.start : served.start + served.flat.numel()].add_(served.flat, alpha=served.weight)
+    return mean, values.sub(held)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradwire.compress import Ranks, Simulation, compressor
-from gradwire.compress.algorithms.coded_mean import CODECS, coded_mean
+from gradwire.compress.algorithms.powersgd import CODECS, coded_mean
 from gradwire.compress.simulate import simulate
 
 from ..given import gradients, layout
