@@ -3,7 +3,7 @@
 from ..kernels import Residual
 from .algorithms.acp_powersgd import ACPPowerSGD
 from .algorithms.adacomp import AdaComp
-from .algorithms.adapters import Gathered, TwoShot
+from .algorithms.adapters import Gathered, PerTensor, TwoShot
 from .algorithms.chunktopk import ChunkTopK
 from .algorithms.dense import Dense
 from .algorithms.dgc import DGC
@@ -11,7 +11,6 @@ from .algorithms.dropping import Dropping
 from .algorithms.half import BFloat16, Cast, Float16
 from .algorithms.natural import Natural
 from .algorithms.onebit import OneBit
-from .algorithms.per_tensor import PerTensor
 from .algorithms.powersgd import BatchedPowerSGD, PowerSGD
 from .algorithms.qsgd import QSGD
 from .algorithms.quantized import FP8, Int2, Int4, Int8, Ternary

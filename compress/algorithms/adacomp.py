@@ -13,8 +13,8 @@ from ...kernels import Residual
 from ..protocol.layout import working_dtype
 from ..protocol.registry import register
 from ..protocol.traits import Traits
+from .adapters import gathered
 from .capped import COUNT_BYTES, Capped, chosen_places, first_place
-from .per_tensor import gathered
 
 
 @register("adacomp", adapter=gathered, traits=Traits(takes_16_bits=True, draws=True))

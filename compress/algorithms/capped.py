@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from .adapters import Scope, check_scope
 from .payload import padded, rounded_once
-from .per_tensor import Scope, check_scope
 
 COUNT_BYTES = 8
 

@@ -14,8 +14,8 @@ from ...kernels import Residual
 from ...kernels.quantization import uniform
 from ..protocol.registry import register
 from ..protocol.traits import Traits
+from .adapters import gathered
 from .capped import COUNT_BYTES, Capped, chosen_places, first_place
-from .per_tensor import gathered
 
 FEWEST_SAMPLED = 1024  # elements
 

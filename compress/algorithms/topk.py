@@ -13,8 +13,8 @@ from ... import kernels
 from ...kernels import Residual
 from ..protocol.registry import register
 from ..protocol.traits import Traits
+from .adapters import Scope, check_scope, gathered
 from .payload import padded, rounded_once
-from .per_tensor import Scope, check_scope, gathered
 
 VALUE_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeAlias
 
-from ..algorithms.adapters import TwoShot
+from ..algorithms.adapters import PerTensor, TwoShot
 from ..algorithms.dense import Dense
-from ..algorithms.per_tensor import PerTensor
 from ..feedback.adam_space import AdamSpace
 from ..feedback.decayed_feedback import DecayedFeedback
 from ..feedback.error_feedback import ErrorFeedback
