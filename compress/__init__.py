@@ -22,8 +22,7 @@ from .builder.optimizers import Optimizers, optimizers_of, tuned, without_moment
 from .composed.adaptive import Adaptive
 from .composed.hierarchical import Hierarchical
 from .feedback.adam_space import AdamSpace
-from .feedback.error_feedback import DecayedFeedback, ErrorFeedback
-from .feedback.float32_arithmetic import Float32Arithmetic
+from .feedback.error_feedback import DecayedFeedback, ErrorFeedback, Float32Arithmetic
 from .feedback.guard import Guarded
 from .feedback.partition import Partition
 from .feedback.switch import Switch, warm_up_steps

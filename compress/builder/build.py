@@ -17,8 +17,7 @@ from typing import Any, TypeAlias
 from ..algorithms.adapters import PerTensor, TwoShot
 from ..algorithms.dense import Dense
 from ..feedback.adam_space import AdamSpace
-from ..feedback.error_feedback import DecayedFeedback, ErrorFeedback
-from ..feedback.float32_arithmetic import Float32Arithmetic
+from ..feedback.error_feedback import DecayedFeedback, ErrorFeedback, Float32Arithmetic
 from ..feedback.guard import Guarded
 from ..feedback.switch import Switch
 from ..feedback.worker_momentum import WorkerMomentum

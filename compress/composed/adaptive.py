@@ -14,8 +14,7 @@ from ...kernels import Residual
 from ..algorithms.dense import Dense
 from ..builder.build import compressor, undamped
 from ..feedback.adam_space import AdamSpace
-from ..feedback.error_feedback import DecayedFeedback, ErrorFeedback
-from ..feedback.float32_arithmetic import Float32Arithmetic
+from ..feedback.error_feedback import DecayedFeedback, ErrorFeedback, Float32Arithmetic
 from ..feedback.guard import Guarded
 from ..feedback.switch import Switch, released
 from ..feedback.worker_momentum import WorkerMomentum

@@ -10,8 +10,7 @@ from ..algorithms.adapters import TwoShot
 from ..algorithms.dense import Dense
 from ..algorithms.half import Cast, SixteenBits
 from ..builder.build import Spec
-from ..feedback.error_feedback import DecayedFeedback, ErrorFeedback
-from ..feedback.float32_arithmetic import Float32Arithmetic
+from ..feedback.error_feedback import DecayedFeedback, ErrorFeedback, Float32Arithmetic
 from ..protocol.compressor import Codec
 from ..state.narrow import WIDTHS
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from gradwire.compress import Dense, Gathered, TopK, compressor, compressors, register
-from gradwire.compress.feedback.error_feedback import ErrorFeedback
-from gradwire.compress.feedback.float32_arithmetic import Float32Arithmetic
+from gradwire.compress.feedback.error_feedback import ErrorFeedback, Float32Arithmetic
 from gradwire.compress.protocol import registry
 
 NAMES = [name for name, method in compressors().items() if name != "hosts"]  # which needs another one
