@@ -27,7 +27,7 @@ from .feedback.guard import Guarded
 from .feedback.partition import Partition
 from .feedback.switch import Switch, warm_up_steps
 from .feedback.worker_momentum import WorkerMomentum
-from .protocol.compressor import Codec, Compressor
+from .protocol.compressor import Codec, Compressor, Traits, traits_of, with_traits
 from .protocol.layout import Layout
 from .protocol.ranks import Ranks
 from .protocol.registry import register
@@ -46,7 +46,6 @@ from .protocol.requests import (
     reduce_scatter,
 )
 from .protocol.together import together
-from .protocol.traits import Traits, traits_of, with_traits
 from .simulate import Simulation, Traffic, dry_run, most_rounds, simulate
 
 __all__ = [

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..kernels.dispatch import recorded_operations
 from ..kernels.temporary import counted_temporaries
 from .feedback.switch import Switch
-from .protocol.compressor import Compressor, children
+from .protocol.compressor import Compressor, children, own_traits, traits_of
 from .protocol.layout import Layout
 from .protocol.ranks import Ranks, Scope
 from .protocol.requests import (
@@ -31,7 +31,6 @@ from .protocol.requests import (
     mode,
 )
 from .protocol.together import next_request
-from .protocol.traits import own_traits, traits_of
 from .state.agreed import choices
 from .state.shares import placed_on_hosts
 from .state.tree import Leaves

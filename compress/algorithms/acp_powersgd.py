@@ -10,10 +10,10 @@ from torch import Tensor
 
 from ... import kernels
 from ...kernels import Factors, Matrix, Residual
+from ..protocol.compressor import Traits
 from ..protocol.layout import Layout
 from ..protocol.registry import register
 from ..protocol.requests import Program
-from ..protocol.traits import Traits
 from ..state.tensors import Counter, PerParameter
 from .powersgd import Place, PowerSGD, draw_normal, finish, means, put_whole, taken_whole, zeros_kept
 from .zero_rows import ZeroRows

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...kernels import Residual
+from ..protocol.compressor import Traits
 from ..protocol.layout import working_dtype
 from ..protocol.registry import register
-from ..protocol.traits import Traits
 from .adapters import gathered
 from .capped import COUNT_BYTES, Capped, chosen_places, first_place
 

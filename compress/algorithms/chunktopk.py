@@ -10,10 +10,10 @@ from torch import Tensor
 
 from ... import kernels
 from ...kernels import Residual
+from ..protocol.compressor import Traits
 from ..protocol.layout import Layout, working_dtype
 from ..protocol.registry import register
 from ..protocol.requests import Program, all_reduce
-from ..protocol.traits import Traits
 from .blocks import average_blocks, chosen_of, in_blocks
 
 

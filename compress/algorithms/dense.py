@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ...kernels import Residual
+from ..protocol.compressor import Traits
 from ..protocol.layout import Layout
 from ..protocol.registry import register
 from ..protocol.requests import Program, all_reduce
-from ..protocol.traits import Traits
 
 
 @register("none", lossy=False, traits=Traits(averages=True, ignores_shapes=True, residual_first=True))

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ...kernels import Residual
+from ..protocol.compressor import Traits
 from ..protocol.layout import Layout
 from ..protocol.registry import register
 from ..protocol.requests import Program, all_gather
-from ..protocol.traits import Traits
 from ..state.tensors import Counter, PerParameter
 from .topk import TopK
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from ... import kernels
 from ...kernels import Residual
 from ...kernels.quantization import uniform
+from ..protocol.compressor import Traits
 from ..protocol.registry import register
-from ..protocol.traits import Traits
 from .adapters import gathered
 from .capped import COUNT_BYTES, Capped, chosen_places, first_place
 

@@ -12,12 +12,11 @@ from torch import Tensor
 
 from ... import kernels
 from ...kernels import Residual
-from ..protocol.compressor import Compressor, inside
+from ..protocol.compressor import Compressor, Traits, inside, own_traits, traits_of, with_traits
 from ..protocol.layout import Layout
 from ..protocol.registry import register
 from ..protocol.requests import AllReduce, Broadcast, Program, ReduceScatter, Request
 from ..protocol.together import next_request
-from ..protocol.traits import Traits, own_traits, traits_of, with_traits
 from .adapters import TwoShot
 from .dense import Dense
 from .payload import padded, rounded_once

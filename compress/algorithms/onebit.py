@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ... import kernels
 from ...kernels import Residual
+from ..protocol.compressor import Traits
 from ..protocol.registry import register
-from ..protocol.traits import Traits
 from .adapters import TwoShot
 from .payload import padded
 from .shared_random import check_rotation, signs_of

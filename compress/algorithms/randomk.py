@@ -9,10 +9,10 @@ from torch import Tensor
 
 from ... import kernels
 from ...kernels import Residual
+from ..protocol.compressor import Traits
 from ..protocol.layout import Layout
 from ..protocol.registry import register
 from ..protocol.requests import Program
-from ..protocol.traits import Traits
 from ..state.tensors import Counter
 from .blocks import average_blocks, chosen_of
 from .shared_random import seeded_generator

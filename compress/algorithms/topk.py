@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ... import kernels
 from ...kernels import Residual
+from ..protocol.compressor import Traits
 from ..protocol.registry import register
-from ..protocol.traits import Traits
 from .adapters import Scope, check_scope, gathered
 from .payload import padded, rounded_once
 

@@ -18,12 +18,11 @@ from ..feedback.error_feedback import DecayedFeedback, ErrorFeedback, Float32Ari
 from ..feedback.guard import Guarded
 from ..feedback.switch import Switch, released
 from ..feedback.worker_momentum import WorkerMomentum
-from ..protocol.compressor import Compressor, inside
+from ..protocol.compressor import Compressor, Traits, inside, traits_of
 from ..protocol.layout import Layout, working_dtype
 from ..protocol.ranks import Ranks
 from ..protocol.registry import register
 from ..protocol.requests import Program, all_reduce
-from ..protocol.traits import Traits, traits_of
 from ..simulate import simulate
 from ..state.agreed import Choice, agree_in
 from ..state.tensors import Counter

@@ -13,12 +13,11 @@ from torch import Tensor
 from ... import kernels
 from ...kernels import Residual
 from ..algorithms.dense import Dense
-from ..protocol.compressor import Compressor, children
+from ..protocol.compressor import Compressor, Traits, children, traits_of
 from ..protocol.layout import Layout, working_dtype
 from ..protocol.registry import register
 from ..protocol.requests import AllGather, AllReduce, Program, ReduceScatter
 from ..protocol.together import next_request
-from ..protocol.traits import Traits, traits_of
 from ..simulate import most_rounds
 from ..state.leaf import FlatLeaf
 from ..state.shares import Share, placed_on_hosts, ranks_given, share_of

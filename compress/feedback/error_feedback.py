@@ -13,11 +13,10 @@ from torch import Tensor
 
 from ... import kernels
 from ...kernels import Residual
-from ..protocol.compressor import Compressor, children
+from ..protocol.compressor import Compressor, children, own_traits
 from ..protocol.layout import Layout, working_dtype
 from ..protocol.requests import Program
 from ..protocol.together import after_first
-from ..protocol.traits import own_traits
 from ..state.gauge import Gauge
 from ..state.narrow import WIDTHS
 from ..state.tensors import PerParameter

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from ...kernels import Residual
-from ..protocol.compressor import Compressor
+from ..protocol.compressor import Compressor, Traits, with_traits
 from ..protocol.layout import Layout, working_dtype
 from ..protocol.requests import Program, all_reduce
-from ..protocol.traits import Traits, with_traits
 from ..state.agreed import Agreed
 from ..state.gauge import EVERY, Gauge, Sample, Seen, gauges
 from ..state.tensors import Counter

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from ...kernels import Residual
-from ..protocol.compressor import Compressor
+from ..protocol.compressor import Compressor, Traits, with_traits
 from ..protocol.layout import Layout
 from ..protocol.requests import Program
-from ..protocol.traits import Traits, with_traits
 from ..state.tensors import PerParameter
 
 

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_type_hints
 
-from .compressor import Compressor
-from .traits import Declared, Traits, with_traits
+from .compressor import Compressor, Declared, Traits, with_traits
 
 C = TypeVar("C", bound=type)
 OF_FEEDBACK: dict[str, tuple[Any, Any]] = {  # options of every lossy method: (type, default)

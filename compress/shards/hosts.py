@@ -11,11 +11,10 @@ from torch import Tensor
 from ..algorithms.payload import ALIGNMENT
 from ..builder.build import Spec, compressor, parsed
 from ..composed.hierarchical import Hierarchical
-from ..protocol.compressor import Codec
+from ..protocol.compressor import Codec, own_traits
 from ..protocol.layout import working_dtype
 from ..protocol.ranks import Ranks
 from ..protocol.requests import Program, all_gather, all_to_all
-from ..protocol.traits import own_traits
 from .codec import codec_of, needed
 
 

@@ -20,11 +20,10 @@ from ..algorithms.zero_rows import ZeroRows
 from ..builder.build import Spec, compressor
 from ..builder.optimizers import Optimizers, tuned
 from ..composed.hierarchical import Hierarchical
-from ..protocol.compressor import Codec
+from ..protocol.compressor import Codec, own_traits
 from ..protocol.layout import Layout, working_dtype
 from ..protocol.ranks import Scope
 from ..protocol.requests import Program, all_to_all
-from ..protocol.traits import own_traits
 from .codec import codec_of, needed
 from .hosts import codec_inside, host_sums, split_hosts, split_option
 from .layout import ShardLayout

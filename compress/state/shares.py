@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..protocol.compressor import traits_of
 from ..protocol.layout import Layout
 from ..protocol.ranks import Ranks
-from ..protocol.traits import traits_of
 from .leaf import FlatLeaf
 from .tensors import PART
 

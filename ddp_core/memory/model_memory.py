@@ -10,10 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from ...compress import specification
-from ...compress.protocol.compressor import Compressor
+from ...compress.protocol.compressor import Compressor, traits_of
 from ...compress.protocol.layout import Layout
 from ...compress.protocol.requests import Program
-from ...compress.protocol.traits import traits_of
 from ...compress.state.shares import ranks_given
 from ...compress.state.tree import Entries, Leaves
 from ...kernels import all_finite

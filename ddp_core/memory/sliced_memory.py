@@ -8,10 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ...compress.protocol.compressor import Compressor
+from ...compress.protocol.compressor import Compressor, traits_of
 from ...compress.protocol.layout import Layout
 from ...compress.protocol.ranks import Ranks
-from ...compress.protocol.traits import traits_of
 from ...compress.state.shares import ranks_given
 from ...compress.state.tensors import FIRST, PART
 from ...compress.state.tree import Chunk, Entries, Leaves, leaves

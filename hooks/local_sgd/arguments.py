@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...compress import Spec, compressor
-from ...compress.protocol.traits import traits_of
+from ...compress.protocol.compressor import traits_of
 from ...ddp_core.transport.protocol import Decorator, time_limit
 from .fragment import fragments
 from .inside import Inside, Sites, named_parameters
