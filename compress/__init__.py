@@ -44,8 +44,8 @@ from .protocol.requests import (
     all_reduce,
     all_to_all,
     reduce_scatter,
+    together,
 )
-from .protocol.together import together
 from .simulate import Simulation, Traffic, dry_run, most_rounds, simulate
 
 __all__ = [

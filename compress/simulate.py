@@ -29,8 +29,8 @@ from .protocol.requests import (
     Request,
     Scatter,
     mode,
+    next_request,
 )
-from .protocol.together import next_request
 from .state.agreed import choices
 from .state.shares import placed_on_hosts
 from .state.tree import Leaves

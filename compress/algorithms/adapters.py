@@ -16,8 +16,7 @@ from torch import Tensor
 from ...kernels import Residual, temporary
 from ..protocol.compressor import Codec, Compressor, Traits, own_traits, with_traits
 from ..protocol.layout import Layout, working_dtype
-from ..protocol.requests import Program, all_gather, all_to_all
-from ..protocol.together import together
+from ..protocol.requests import Program, all_gather, all_to_all, together
 from ..state.narrow import WIDTHS
 from ..state.tensors import Chunk, Counter
 from .zero_rows import ZeroRows, any_of

@@ -15,8 +15,7 @@ from ...kernels import Residual
 from ..protocol.compressor import Compressor, Traits, inside, own_traits, traits_of, with_traits
 from ..protocol.layout import Layout
 from ..protocol.registry import register
-from ..protocol.requests import AllReduce, Broadcast, Program, ReduceScatter, Request
-from ..protocol.together import next_request
+from ..protocol.requests import AllReduce, Broadcast, Program, ReduceScatter, Request, next_request
 from .adapters import TwoShot
 from .dense import Dense
 from .payload import padded, rounded_once

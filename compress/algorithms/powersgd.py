@@ -17,8 +17,7 @@ from ..protocol.compressor import Traits
 from ..protocol.layout import Layout
 from ..protocol.ranks import Ranks
 from ..protocol.registry import register
-from ..protocol.requests import AllReduce, Program
-from ..protocol.together import together
+from ..protocol.requests import AllReduce, Program, together
 from ..state.tensors import Counter, PerParameter
 from .adapters import TwoShot
 from .quantized import Int4, Int8, Quantized

@@ -16,8 +16,7 @@ from ..algorithms.dense import Dense
 from ..protocol.compressor import Compressor, Traits, children, traits_of
 from ..protocol.layout import Layout, working_dtype
 from ..protocol.registry import register
-from ..protocol.requests import AllGather, AllReduce, Program, ReduceScatter
-from ..protocol.together import next_request
+from ..protocol.requests import AllGather, AllReduce, Program, ReduceScatter, next_request
 from ..simulate import most_rounds
 from ..state.leaf import FlatLeaf
 from ..state.shares import Share, placed_on_hosts, ranks_given, share_of

@@ -15,8 +15,7 @@ from ... import kernels
 from ...kernels import Residual
 from ..protocol.compressor import Compressor, children, own_traits
 from ..protocol.layout import Layout, working_dtype
-from ..protocol.requests import Program
-from ..protocol.together import after_first
+from ..protocol.requests import Program, after_first
 from ..state.gauge import Gauge
 from ..state.narrow import WIDTHS
 from ..state.tensors import PerParameter

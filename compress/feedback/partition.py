@@ -14,8 +14,7 @@ from ..algorithms.dense import Dense
 from ..algorithms.powersgd import Place, joined, pieces, put_back
 from ..protocol.compressor import Compressor
 from ..protocol.layout import Layout
-from ..protocol.requests import Program
-from ..protocol.together import together
+from ..protocol.requests import Program, together
 
 
 @dataclass

@@ -19,8 +19,7 @@ from ..builder.build import Spec, compressor
 from ..composed.hierarchical import Hierarchical
 from ..protocol.compressor import Codec, own_traits
 from ..protocol.layout import working_dtype
-from ..protocol.requests import Program
-from ..protocol.together import together
+from ..protocol.requests import Program, together
 from ..state.leaf import Entries, FlatLeaf
 from ..state.narrow import WIDTHS
 from .codec import codec_of, needed

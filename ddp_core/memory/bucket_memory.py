@@ -12,8 +12,7 @@ from torch import Tensor
 from ...compress.builder.build import specification
 from ...compress.protocol.compressor import Compressor
 from ...compress.protocol.layout import Layout, working_dtype
-from ...compress.protocol.requests import Program, all_reduce
-from ...compress.protocol.together import together
+from ...compress.protocol.requests import Program, all_reduce, together
 from ...compress.state import tree as states
 from ...compress.state.gauge import gauges
 from ...compress.state.shares import ranks_given

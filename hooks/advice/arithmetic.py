@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...compress import Compressor, Layout, traits_of
-from ...compress.protocol.together import next_request
+from ...compress.protocol.requests import next_request
 from ...compress.simulate import alike
 from ...compress.state.agreed import choices
 from ...compress.state.shares import placed_on_hosts

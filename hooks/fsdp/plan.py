@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...compress import AllGather, Layout, Program, Ranks, Spec, Traffic
-from ...compress.protocol.together import next_request
+from ...compress.protocol.requests import next_request
 from ...compress.shards.layout import ShardLayout
 from ...compress.shards.reduction import ShardSum, shard_sum
 from ...compress.shards.weights import HeldWeights, OwnRows, WeightGather, weight_gather

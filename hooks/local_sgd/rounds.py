@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from ...compress import Compressor, Layout, Program, Ranks
-from ...compress.protocol.requests import all_reduce
-from ...compress.protocol.together import together
+from ...compress.protocol.requests import all_reduce, together
 from ...compress.simulate import operations_of
 from ...ddp_core.engine.task import Task
 from ...ddp_core.measure.step import Record

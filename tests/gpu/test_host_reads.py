@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gradwire.compress import Layout, Ranks, compressor, compressors
 from gradwire.compress.algorithms import zero_rows
 from gradwire.compress.feedback.guard import DAMPING, DENSE, WATCHING
-from gradwire.compress.protocol.together import next_request
+from gradwire.compress.protocol.requests import next_request
 from gradwire.compress.simulate import alike
 from gradwire.compress.state.gauge import Arriving
 from gradwire.ddp_core.memory.bucket_memory import BucketMemory, DeviceFlag

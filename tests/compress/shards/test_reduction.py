@@ -7,7 +7,7 @@ import torch
 
 from gradwire import kernels
 from gradwire.compress import Layout, Ranks, simulate
-from gradwire.compress.protocol.together import next_request
+from gradwire.compress.protocol.requests import next_request
 from gradwire.compress.shards.layout import ShardLayout
 from gradwire.compress.shards.reduction import Finite, shard_sum
 from gradwire.compress.shards.weights import weight_gather

@@ -8,7 +8,7 @@ import torch
 
 from gradwire import kernels
 from gradwire.compress import Layout, Ranks, compressor
-from gradwire.compress.protocol.together import next_request
+from gradwire.compress.protocol.requests import next_request
 from gradwire.compress.simulate import STEADY, alike
 from gradwire.ddp_core.memory.bucket_memory import BucketMemory
 from gradwire.kernels import triton_kernels
