@@ -17,7 +17,7 @@ from ...kernels import Residual, temporary
 from ..protocol.compressor import Codec, Compressor, Traits, own_traits, with_traits
 from ..protocol.layout import Layout, working_dtype
 from ..protocol.requests import Program, all_gather, all_to_all, together
-from ..state.narrow import WIDTHS
+from ..state.leaf import WIDTHS
 from ..state.tensors import Chunk, Counter
 from .zero_rows import ZeroRows, any_of
 

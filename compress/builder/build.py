@@ -23,7 +23,7 @@ from ..feedback.switch import Switch
 from ..feedback.worker_momentum import WorkerMomentum
 from ..protocol.compressor import Compressor, inside
 from ..protocol.registry import OF_ALL, Registration, register, registered
-from ..state.narrow import WIDTHS
+from ..state.leaf import WIDTHS
 from .options import did_you_mean, option_value
 
 logger = logging.getLogger(__name__)

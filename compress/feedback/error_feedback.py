@@ -17,7 +17,7 @@ from ..protocol.compressor import Compressor, children, own_traits
 from ..protocol.layout import Layout, working_dtype
 from ..protocol.requests import Program, after_first
 from ..state.gauge import Gauge
-from ..state.narrow import WIDTHS
+from ..state.leaf import WIDTHS
 from ..state.tensors import PerParameter
 from ..state.tree import Leaves
 from .switch import Switch

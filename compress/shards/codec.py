@@ -12,7 +12,7 @@ from ..algorithms.half import Cast, SixteenBits
 from ..builder.build import Spec
 from ..feedback.error_feedback import DecayedFeedback, ErrorFeedback, Float32Arithmetic
 from ..protocol.compressor import Codec
-from ..state.narrow import WIDTHS
+from ..state.leaf import WIDTHS
 
 
 def needed(codec: Codec | None, dtype: torch.dtype) -> Codec | None:

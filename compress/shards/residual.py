@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..state.leaf import Entries, FlatLeaf
-from ..state.narrow import WIDTHS, Narrow
+from ..state.leaf import WIDTHS, Entries, FlatLeaf, Narrow
 from ..state.tensors import zeros
 from .layout import ShardLayout
 

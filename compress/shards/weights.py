@@ -20,8 +20,7 @@ from ..composed.hierarchical import Hierarchical
 from ..protocol.compressor import Codec, own_traits
 from ..protocol.layout import working_dtype
 from ..protocol.requests import Program, together
-from ..state.leaf import Entries, FlatLeaf
-from ..state.narrow import WIDTHS
+from ..state.leaf import WIDTHS, Entries, FlatLeaf
 from .codec import codec_of, needed
 from .hosts import gathered_rows, split_hosts, split_option
 from .layout import ShardLayout

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ..protocol.layout import Layout
-from .leaf import Entries, FlatLeaf, Leaf
-from .narrow import WIDTHS, Narrow
+from .leaf import WIDTHS, Entries, FlatLeaf, Leaf, Narrow
 
 PART = "@"  # `residual@100`: the residual of a part of a parameter that begins with its element 100
 FIRST = ".first"  # ends the field that tells where in a parameter, or a part of it, a server's numbers begin

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradwire.compress import Layout, Ranks
-from gradwire.compress.state.narrow import BLOCK, Narrow
+from gradwire.compress.state.leaf import BLOCK, Narrow
 from gradwire.compress.state.tensors import Chunk, PerParameter
 from gradwire.kernels.temporary import SMALLEST, pool
 
