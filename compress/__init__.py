@@ -28,8 +28,7 @@ from .feedback.partition import Partition
 from .feedback.switch import Switch, warm_up_steps
 from .feedback.worker_momentum import WorkerMomentum
 from .protocol.compressor import Codec, Compressor, Traits, traits_of, with_traits
-from .protocol.layout import Layout
-from .protocol.ranks import Ranks
+from .protocol.layout import Layout, Ranks
 from .protocol.registry import register
 from .protocol.requests import (
     AllGather,

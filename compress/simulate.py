@@ -16,8 +16,7 @@ from ..kernels.dispatch import recorded_operations
 from ..kernels.temporary import counted_temporaries
 from .feedback.switch import Switch
 from .protocol.compressor import Compressor, children, own_traits, traits_of
-from .protocol.layout import Layout
-from .protocol.ranks import Ranks, Scope
+from .protocol.layout import Layout, Ranks, Scope
 from .protocol.requests import (
     AllGather,
     AllReduce,

@@ -14,8 +14,7 @@ from torch import Tensor
 from ... import kernels
 from ...kernels import Factors, Matrix, Residual
 from ..protocol.compressor import Traits
-from ..protocol.layout import Layout
-from ..protocol.ranks import Ranks
+from ..protocol.layout import Layout, Ranks
 from ..protocol.registry import register
 from ..protocol.requests import AllReduce, Program, together
 from ..state.tensors import Counter, PerParameter

@@ -19,8 +19,7 @@ from ..feedback.guard import Guarded
 from ..feedback.switch import Switch, released
 from ..feedback.worker_momentum import WorkerMomentum
 from ..protocol.compressor import Compressor, Traits, inside, traits_of
-from ..protocol.layout import Layout, working_dtype
-from ..protocol.ranks import Ranks
+from ..protocol.layout import Layout, Ranks, working_dtype
 from ..protocol.registry import register
 from ..protocol.requests import Program, all_reduce
 from ..simulate import simulate

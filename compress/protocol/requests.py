@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from .ranks import Scope
+from .layout import Scope
 
 T = TypeVar("T")
 Op: TypeAlias = Literal["mean", "sum"]

@@ -12,8 +12,7 @@ from ..algorithms.payload import ALIGNMENT
 from ..builder.build import Spec, compressor, parsed
 from ..composed.hierarchical import Hierarchical
 from ..protocol.compressor import Codec, own_traits
-from ..protocol.layout import working_dtype
-from ..protocol.ranks import Ranks
+from ..protocol.layout import Ranks, working_dtype
 from ..protocol.requests import Program, all_gather, all_to_all
 from .codec import codec_of, needed
 

@@ -21,8 +21,7 @@ from ..builder.build import Spec, compressor
 from ..builder.optimizers import Optimizers, tuned
 from ..composed.hierarchical import Hierarchical
 from ..protocol.compressor import Codec, own_traits
-from ..protocol.layout import Layout, working_dtype
-from ..protocol.ranks import Scope
+from ..protocol.layout import Layout, Scope, working_dtype
 from ..protocol.requests import Program, all_to_all
 from .codec import codec_of, needed
 from .hosts import codec_inside, host_sums, split_hosts, split_option

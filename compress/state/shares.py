@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from ..protocol.compressor import traits_of
-from ..protocol.layout import Layout
-from ..protocol.ranks import Ranks
+from ..protocol.layout import Layout, Ranks
 from .leaf import FlatLeaf
 from .tensors import PART
 

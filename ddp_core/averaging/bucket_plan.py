@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...compress import AllReduce, Compressor, Dense, Layout, Program, specification
-from ...compress.protocol.ranks import Scope
+from ...compress.protocol.layout import Scope
 from ...compress.protocol.requests import Op
 from ...compress.simulate import scopes_by_round
 from ..buckets.layout import layout_of

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...compress import AllGather, TwoShot
-from ...compress.protocol.ranks import Scope
+from ...compress.protocol.layout import Scope
 from ...compress.protocol.requests import Program
 from ...compress.shards.layout import ShardLayout
 from ...compress.shards.reduction import ShardState, ShardSum

@@ -15,7 +15,7 @@ from datetime import timedelta
 
 import torch
 
-from ...compress.protocol.ranks import Scope
+from ...compress.protocol.layout import Scope
 from ...kernels import pool
 from ..transport.collectives import agree
 from ..transport.processes import explained

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ...compress.protocol.compressor import Compressor, traits_of
-from ...compress.protocol.layout import Layout
-from ...compress.protocol.ranks import Ranks
+from ...compress.protocol.layout import Layout, Ranks
 from ...compress.state.shares import ranks_given
 from ...compress.state.tensors import FIRST, PART
 from ...compress.state.tree import Chunk, Entries, Leaves, leaves

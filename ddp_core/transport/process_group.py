@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ...compress.protocol.ranks import Ranks, Scope
+from ...compress.protocol.layout import Ranks, Scope
 from ...compress.protocol.requests import (
     AllGather,
     AllReduce,

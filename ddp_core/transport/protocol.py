@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress.protocol.ranks import Ranks, Scope
+from ...compress.protocol.layout import Ranks, Scope
 from ...compress.protocol.requests import Request
 
 MESSAGES = -1  # the channel of messages

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress.protocol.ranks import Scope
+from ...compress.protocol.layout import Scope
 from ...compress.protocol.requests import AllGather, AllReduce, AllToAll, ReduceScatter, Request
 from ...ddp_core import exchange
 from ...ddp_core.overlap.step_model import LinkCost

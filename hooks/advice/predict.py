@@ -11,7 +11,7 @@ from itertools import zip_longest
 from torch import Tensor
 
 from ...compress import Layout, Ranks, compressor
-from ...compress.protocol.ranks import Scope
+from ...compress.protocol.layout import Scope
 from ...compress.protocol.requests import AllGather
 from ...compress.simulate import STEADY, requests_of
 from ...compress.state.shares import ranks_seen

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress.protocol.ranks import Ranks
+from ...compress.protocol.layout import Ranks
 from ...compress.protocol.requests import AllGather, Request
 from ...ddp_core.averaging.same_kernels import agree_on_kernels
 from ...ddp_core.transport.collectives import agree, broadcast, exchange_bytes

@@ -8,7 +8,7 @@ import torch
 
 from gradwire import LocalSteps, kernels
 from gradwire.compress import compressor
-from gradwire.compress.protocol.ranks import Ranks
+from gradwire.compress.protocol.layout import Ranks
 from gradwire.compress.simulate import operations_of
 
 from ...ddp_core.averaging.test_same_kernels import kernels_of, native
