@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..compress import Compressor, Layout, Ranks, Spec, Traffic, compressor
-from ..compress.protocol.whole_number import whole_number
+from ..compress.builder.options import whole_number
 from ..compress.simulate import steady_traffic, work_memory
 from ..ddp_core import assigned, caps_in_bytes, layout_of
 from ..ddp_core.engine.task import in_flight

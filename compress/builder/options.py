@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Iterable
 from difflib import get_close_matches
+from numbers import Integral
 from typing import Any, Literal, Union, get_args, get_origin
 
 from ..protocol.registry import Registration
@@ -51,3 +52,14 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     """
     near = get_close_matches(name, list(names), 1)
     return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def whole_number(value: object, expected: str, *, least: int = 1, most: float = float("inf")) -> int:
+    """`value` as an int, also if it is NumPy's. Raises ValueError, saying what was `expected`, where it is none in range.
+
+    >>> whole_number(64, "every is a number of steps, at least 1")
+    64
+    """
+    if not isinstance(value, Integral) or not least <= int(value) <= most:
+        raise ValueError(f"{expected}; got {value!r}")
+    return int(value)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...compress import Optimizers, Spec, compressor, specification
-from ...compress.protocol.whole_number import whole_number
+from ...compress.builder.options import whole_number
 from ...ddp_core.buckets.checksum import checksum
 from ...ddp_core.engine.engine import DEFAULT_TIMEOUT
 from ...ddp_core.transport.protocol import Decorator

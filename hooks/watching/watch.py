@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from ...compress.protocol.whole_number import whole_number
+from ...compress.builder.options import whole_number
 from ...ddp_core import Observed
 from ...ddp_core.measure.stats import RECENT, metrics
 from .dense_step import dense_step_seconds
