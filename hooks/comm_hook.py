@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ..compress import Optimizers, Spec, compressor, specification
+from ..compress.builder.options import nearest_named
 from ..ddp_core import DEFAULT_TIMEOUT, Decorator, Handle, Scaler, refuse_inside
 from .handle_of import handle_with, remember
-from .keywords import nearest_named
 from .torch_ddp import compress_bucket, handle_for
 
 NOT_REGISTERED = (

@@ -17,6 +17,7 @@ from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 from ..compress import Optimizers, Spec, tuned
+from ..compress.builder.options import nearest_named
 from ..ddp_core import (
     DEFAULT_TIMEOUT,
     Decorator,
@@ -30,7 +31,6 @@ from ..ddp_core import (
 from ..ddp_core import DistributedDataParallel as OwnDDP
 from ..ddp_core.measure.step import Step
 from .handle_of import remember
-from .keywords import nearest_named
 from .torch_ddp_checks import Guard, NeverCalled
 
 if TYPE_CHECKING:

@@ -1,14 +1,19 @@
-"""The options of a compressor, from text to their types, and the messages for unknown ones and wrong values."""
+"""Options from text to their types, and the messages for unknown names and wrong values, of calls as well."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from numbers import Integral
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 from ..protocol.registry import Registration
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def option_value(method: Registration, key: str, value: Any) -> Any:
@@ -63,3 +68,18 @@ def whole_number(value: object, expected: str, *, least: int = 1, most: float = 
     if not isinstance(value, Integral) or not least <= int(value) <= most:
         raise ValueError(f"{expected}; got {value!r}")
     return int(value)
+
+
+def nearest_named(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: TypeError for an unknown keyword, naming the nearest."""
+    known = list(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in known:
+                hint = did_you_mean(name, known)
+                raise TypeError(f"{function.__name__} has no argument {name!r}{hint}; it has: {', '.join(known)}")
+        return function(*args, **kwargs)
+
+    return checked
