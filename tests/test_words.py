@@ -241,20 +241,21 @@ def test_a_page_is_in_plain_english(page):
 
 
 def of_study(node):
-    """The title of a study, and the captions and labels of its pictures."""
+    """The title, source and notes of a study, and the captions and labels of its pictures."""
     if isinstance(node, list):
         for each in node:
             yield from of_study(each)
     elif isinstance(node, dict):
         for key, each in node.items():
-            found = {"title": [each], "caption": [each], "labels": each.values() if key == "labels" else []}
+            found = {name: [each] for name in ("title", "source", "notes", "caption")}
+            found["labels"] = each.values() if key == "labels" else []
             yield from found.get(key) or of_study(each)
 
 
 @pytest.mark.parametrize(
     "study", sorted((ROOT / "experiments/configs/studies").glob("*.yaml")), ids=lambda file: file.stem
 )
-def test_the_texts_of_pictures_are_in_plain_english(study):
+def test_the_texts_of_a_study_are_in_plain_english(study):
     texts = list(of_study(yaml.safe_load(study.read_text("utf-8"))))
     assert len(texts) > 1
     assert [
