@@ -62,7 +62,7 @@ class PlanConfig:
     down: str | None = None
     """with --sites: bandwidth to a site; that of --up if not given"""
     round_trip_ms: float = 60.0
-    """with --sites: milliseconds of a round trip between two sites"""
+    """with --sites: milliseconds of a round trip between two sites; with --relay between a site and the relay"""
     relay: bool = False
     """with --sites: payloads go through gradwire rendezvous --relay"""
     step_seconds: float = 1.0

@@ -36,6 +36,7 @@ from ..workloads.data import Dataset, load_dataset
 from ..workloads.history import Steps
 from ..workloads.models import build_model
 from ..workloads.simulated import train_simulated
+from ..workloads.simulated_sites import train_simulated_sites
 from ..workloads.training import Report, train
 from ..workloads.turns import Training, in_turns
 from .config import CompareConfig
@@ -129,6 +130,8 @@ def _simulated(config: CompareConfig, dataset: Dataset) -> int:
 
     def trainer(spec: str, link: str | None, report: Report) -> Training:
         yield from ()  # no turns: its seconds are those of the processor
+        if config.local_every:
+            return train_simulated_sites(spec, config, dataset, config.nproc, report)
         return train_simulated(spec, config, dataset, config.nproc, report, _checkpoint(spec, config, dataset))
 
     _run_all(config, _empty_results(config, dataset, ONE_PROCESS, "gradwire", config.nproc), trainer, out)

@@ -19,7 +19,8 @@ class CompareConfig(TrainingConfig):
     """Train one model once with each compressor, and compare loss, speed and bytes."""
 
     simulated: bool = False
-    """train all ranks in turn in one process; this gives losses and bytes, but no times"""
+    """train all ranks in turn in one process; this gives losses and bytes, but no times. With local_every the ranks are
+    sites"""
     checkpoints: str | None = None
     """folder for a checkpoint of the running training, every 100 steps; the same command continues from it. For
     simulated ranks"""
@@ -55,8 +56,10 @@ class CompareConfig(TrainingConfig):
             raise ValueError(f"compressors names the same one twice: {', '.join(twice)}")
         for spec in self.compressors:
             check_payloads(spec) if self.parallel == "fsdp" else compressor(spec)
-        if self.local_every and (self.simulated or self.ddp != "gradwire"):
-            raise ValueError("local SGD trains the bare model, on ranks of its own: leave out ddp and simulated")
+        if self.local_every and self.ddp != "gradwire":
+            raise ValueError("local SGD trains the bare model: leave out ddp")
+        if self.local_every and self.checkpoints:
+            raise ValueError("checkpoints are of training without local SGD: leave out local_every or checkpoints")
         if self.parallel == "fsdp" and (self.simulated or self.order != BACKWARD or self.ddp != "gradwire"):
             raise ValueError(
                 "ddp, order and simulated are of DistributedDataParallel: leave them out with parallel fsdp"

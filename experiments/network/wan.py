@@ -1,7 +1,7 @@
 """The line of a site to the internet, in user space: rates up and down, delay, jitter, loss and one-way partitions.
 
 A site dials the proxy in place of the rendezvous, which relays. Bytes of all its connections share the line. What needs no
-root and no kernel module has limits: TCP itself sees a host without loss, and a lost packet is one that comes late.
+root and no kernel module has limits: TCP itself sees a host without loss or delay, and a lost packet is one that comes late.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 CHUNK = 16384  # bytes that travel together
 PACKET = 1460  # bytes, of which each may be lost
 LOOK = 0.02  # seconds between two looks at a direction that is cut
+QUEUE = 0.1  # seconds of bytes that wait in front of a line: without any, each late timer would make it slower
 
 
 @dataclass
@@ -76,6 +77,7 @@ class Wan:
         try:
             far_reader, far_writer = await asyncio.open_connection(*self._to)
             ends.append(far_writer)
+            await asyncio.sleep(self.up.delay + self.down.delay)  # of TCP's handshake, whose ends are near here
             await asyncio.gather(_pass(reader, far_writer, self.up), _pass(far_reader, writer, self.down))
         except (OSError, asyncio.CancelledError):
             pass
@@ -93,7 +95,7 @@ async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line
     try:
         while chunk := await reader.read(CHUNK):
             left, arrives = line.leaves(len(chunk), loop.time())
-            await asyncio.sleep(left - loop.time())
+            await asyncio.sleep(left - QUEUE - loop.time())
             waiting.put_nowait((arrives, chunk))
         waiting.put_nowait((loop.time() + line.delay, b""))
         await delivering

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 from torch import nn
 
@@ -45,9 +46,12 @@ class LocalTraining:
             transport=transport,
         )
 
-    def begin(self, model: nn.Module, optimizer: Optimizers) -> Callable[[], None]:
-        """Have the optimizers' steps counted; what to call at the end, for all ranks to have the same model."""
-        self._local = self._made(model, optimizer)
+    def begin(self, model: nn.Module, optimizer: Optimizers, at: Any = None) -> Callable[[], None]:
+        """Have the optimizers' steps counted; return the function to call at the end, which makes all models the same.
+
+        `at`: finds the sites, by default all ranks of the process group.
+        """
+        self._local = self._made(model, optimizer, at=at)
         return self._local.synchronize
 
     def of_steps(self, steps: int) -> Communication:

@@ -12,6 +12,7 @@ from ...compress import Compressor, Layout, Ranks
 from ...compress.protocol.requests import AllGather, AllReduce, Request
 from ...compress.simulate import STEADY, requests_of
 from .fragment import grouped
+from .relay import PART
 
 EVERY = (8, 16, 32, 64, 128, 256, 500)  # steps between two averages, of which the first that suffices is named
 FRAGMENTS = (4, 2, 1)
@@ -21,9 +22,9 @@ ROUND_TRIPS = 4  # before a round: a connection with the rendezvous, its proofs 
 
 @dataclass(frozen=True)
 class Wan:
-    """The network of each of some sites. `up`, `down`: bytes per second; `round_trip`: seconds between two sites.
+    """The network of each of some sites. `up`, `down`: bytes per second; `round_trip`: seconds to another site and back.
 
-    `relay`: payloads go through a rendezvous that relays, whose own network limits nothing.
+    `relay`: payloads go through a rendezvous that relays, whose own network limits nothing. `round_trip` is to it then.
     """
 
     sites: int
@@ -31,6 +32,23 @@ class Wan:
     down: float
     round_trip: float = 0.0
     relay: bool = False
+
+    @property
+    def delay(self) -> float:
+        """Seconds in which a byte reaches another site."""
+        return self.round_trip if self.relay else self.round_trip / 2
+
+    def seconds(self, up: float, down: float) -> float:
+        """Return the seconds of an exchange in which each site sends and receives so many bytes.
+
+        A relay passes a frame on once it has all of it: before the first one nothing comes down, and the last one of each
+        other site comes down when nothing goes up any more.
+        """
+        if not self.relay:
+            return max(up / self.up, down / self.down) + self.delay
+        frame = min(PART, down / (self.sites - 1))
+        last = frame * (self.sites - 1)
+        return max(up / self.up + last / self.down, frame / self.up + down / self.down) + self.delay
 
 
 @dataclass(frozen=True)
@@ -55,13 +73,12 @@ class SitesPlan:
 def round_plan(compressor: Compressor, layout: Layout, wan: Wan) -> RoundPlan:
     """Compute a round of one fragment, by a dry run.
 
-    Each exchange takes as long as its bytes need up or down, whichever is longer, and half a round trip. Arithmetic, and the
-    growth of a TCP connection's window, are not counted.
+    Arithmetic, and the growth of a TCP connection's window, are not counted.
     """
     place = replace(layout, device=torch.device("meta"), ranks=Ranks(wan.sites))
     phases = [phase for request in requests_of(compressor, place, STEADY) for phase in _phases(request, wan)]
-    seconds = sum(max(up / wan.up, down / wan.down) + wan.round_trip / 2 for up, down in phases)
-    waits = (ROUND_TRIPS + 0.5) * wan.round_trip  # and the reports of sites, which are small
+    seconds = sum(wan.seconds(*phase) for phase in phases)
+    waits = ROUND_TRIPS * wan.round_trip + wan.delay  # of the sites' reports, which are small
     up, down = (sum(each) for each in zip(*phases, strict=True))
     return RoundPlan(up, down, len(phases), seconds + waits)
 
@@ -99,7 +116,7 @@ def sites_plan(
     """
     plans = []
     for count in FRAGMENTS:
-        rounds = [round_plan(compressor, _layout(part), wan) for part in grouped(parameters, count).values()]
+        rounds = [round_plan(compressor, layout_of(part), wan) for part in grouped(parameters, count).values()]
         for every in EVERY:
             shares = [computing_share(every, len(rounds), step, each.seconds) for each in rounds]
             plans.append(SitesPlan(every, rounds, len(shares) / sum(1 / share for share in shares)))
@@ -109,7 +126,8 @@ def sites_plan(
     return min(enough, key=lambda each: (each.every, -len(each.rounds)))
 
 
-def _layout(parameters: Mapping[str, Tensor]) -> Layout:
+def layout_of(parameters: Mapping[str, Tensor]) -> Layout:
+    """Return the layout of a fragment with these parameters."""
     shapes = tuple(tuple(each.shape) for each in parameters.values())
     return Layout(tuple(parameters), shapes, torch.float32, torch.device("meta"))
 

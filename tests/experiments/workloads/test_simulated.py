@@ -16,6 +16,7 @@ from gradwire.experiments.workloads.checkpoint import Checkpoint
 from gradwire.experiments.workloads.data import DataConfig, load_dataset
 from gradwire.experiments.workloads.models import ModelConfig
 from gradwire.experiments.workloads.simulated import train_simulated
+from gradwire.experiments.workloads.simulated_sites import train_simulated_sites
 from gradwire.experiments.workloads.training import train
 from gradwire.experiments.workloads.turns import in_turns
 
@@ -33,6 +34,8 @@ CASES = {
     "muon": (2, {**GPT, **SCHEDULED, "optimizer": "muon", "eval_batches": 2, "compressors": ["powersgd:rank=2"]}),
     "methods": (2, {**MLP, **SCHEDULED, "compressors": SPECS}),
     "accumulation": (3, {**MLP, **ACCUMULATED, "compressors": ["int4"]}),
+    "sites": (2, {**MLP, **SCHEDULED, "steps": 14, "local_every": 8, "compressors": ["none", "int4", "powersgd:rank=2"]}),
+    "sites with buffers": (3, {**RESNET, "steps": 4, "local_every": 2, "eval_batches": 2, "compressors": ["int8"]}),
 }
 
 
@@ -51,7 +54,8 @@ def on_rank(rank, world_size, options):
 
 def both(ranks, world_size, options):
     real = ranks.run(on_rank, world_size, options)[0]
-    return zip(options["compressors"], real, trained(options, train_simulated, world_size), strict=True)
+    trainer = train_simulated_sites if "local_every" in options else train_simulated
+    return zip(options["compressors"], real, trained(options, trainer, world_size), strict=True)
 
 
 @pytest.mark.parametrize("case", CASES)

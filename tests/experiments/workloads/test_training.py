@@ -58,7 +58,7 @@ def test_local_steps_train_and_tell_what_they_send(trained):
     assert local["sent_bytes_per_step"] < every_step["sent_bytes_per_step"] / 3
 
 
-@pytest.mark.parametrize("other", ["--order=priority", "--simulated=true", "--ddp=torch"])
+@pytest.mark.parametrize("other", ["--order=priority", "--ddp=torch"])
 def test_local_steps_train_the_bare_model(other, capsys):
     assert main(["compare", *SHARED, "--local-every=8", other]) == 2
     assert "local SGD trains the bare model" in capsys.readouterr().err

@@ -9,13 +9,27 @@ from gradwire.experiments.network.wan import Direction
 from gradwire.experiments.network.wan import Wan as Line
 from gradwire.hooks.local_sgd.background import Background
 from gradwire.hooks.local_sgd.plan import SitesPlan, Wan, computing_share, recommended, round_plan, sites_plan
+from gradwire.hooks.local_sgd.relay import PART
 from gradwire.hooks.local_sgd.server import keep
 
 from .sites import Town, together
 from .test_local_steps import trained
 
 ELEMENTS, SITES, UP, DOWN, TRIP = 1 << 20, 4, 1e6, 4e6, 0.1
-WAITS = 4.5 * TRIP  # connecting, proving twice, asking; and the reports
+
+
+def waits(relay):
+    """Connecting, proving twice, asking; and the reports, half a round trip apart, or a whole one through a relay."""
+    return 4 * TRIP + delay(relay)
+
+
+def delay(relay):
+    return TRIP if relay else TRIP / 2
+
+
+def passed_on(payload, relay):
+    """The last frames of three others, which come down when nothing goes up any more."""
+    return 3 * min(PART, payload) / DOWN if relay else 0.0
 
 
 def planned(spec, *, relay, down=DOWN):
@@ -29,8 +43,9 @@ def test_an_uncompressed_round_sums_a_part_at_each_site_and_sends_it_to_the_othe
     rows, part = size * 3 / 4, size / 4
     found = planned("none", relay=relay)
     assert (found.up, found.down, found.exchanges) == (rows + part * (1 if relay else 3), rows + part * 3, 2)
-    gathered = max(part * (1 if relay else 3) / UP, part * 3 / DOWN)
-    assert found.seconds == pytest.approx(rows / UP + gathered + 2 * TRIP / 2 + WAITS)
+    gathered = max(part / UP + passed_on(part, relay), min(PART, part) / UP + part * 3 / DOWN) if relay else part * 3 / UP
+    added = passed_on(part, relay) + gathered + 2 * delay(relay) + waits(relay)
+    assert found.seconds == pytest.approx(rows / UP + added)
 
 
 @pytest.mark.parametrize("relay", [False, True])
@@ -39,7 +54,8 @@ def test_a_gathered_payload_leaves_a_site_once_through_a_relay_and_else_once_for
     payload = found.down / 3
     assert 0.01 * ELEMENTS * 5 < payload < 0.01 * ELEMENTS * 9  # a value and a place each
     assert found.up == pytest.approx(payload * (1 if relay else 3))
-    assert found.seconds == pytest.approx(max(found.up / UP, found.down / DOWN) + TRIP / 2 + WAITS)
+    sent = found.up / UP + passed_on(payload, relay)
+    assert found.seconds == pytest.approx(sent + delay(relay) + waits(relay))
 
 
 def test_the_slower_direction_decides():
@@ -82,7 +98,7 @@ def test_a_round_over_slow_lines_takes_no_less_than_planned():
     size, rate, down, trip = 20000, 62500.0, 250000.0, 0.04
     server, background = keep(relay=True), Background()
     lines = [
-        Line("127.0.0.1", server.port, Direction(rate, trip / 4, seed=place), Direction(down, trip / 4, jitter=0.001))
+        Line("127.0.0.1", server.port, Direction(rate, trip / 2, seed=place), Direction(down, trip / 2, jitter=0.001))
         for place in range(2)
     ]
     ports = [background.run(line.open(), 10) for line in lines]

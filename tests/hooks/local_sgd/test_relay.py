@@ -1,5 +1,6 @@
 """Sites that only dial out: the rendezvous passes their payloads on, each of which leaves its sender once."""
 
+import asyncio
 import json
 import struct
 from collections import Counter
@@ -14,7 +15,7 @@ from gradwire.hooks.local_sgd import rendezvous
 from gradwire.hooks.local_sgd.background import Background
 from gradwire.hooks.local_sgd.link import Link, dial
 from gradwire.hooks.local_sgd.records import BadRecord
-from gradwire.hooks.local_sgd.relay import _read_address
+from gradwire.hooks.local_sgd.relay import Star, _read_address
 from gradwire.hooks.local_sgd.secret import Secret
 from gradwire.hooks.local_sgd.server import keep
 
@@ -115,6 +116,25 @@ def test_an_all_gather_leaves_a_site_once_and_not_once_for_each_other(relay, pla
     for each in direct:
         each.join("alike")
     assert 3.0 < bytes_sent(together(count, lambda place: direct[place].meet()), "site") < 3.01
+
+
+def test_each_site_sends_to_another_one_first():
+    class Sent:
+        """Keeps the places that frames are for."""
+
+        def __init__(self):
+            self.places = []
+
+        async def send(self, frame):
+            self.places += _read_address(frame, 3)[0]
+
+    first = []
+    for rank in range(3):
+        link = Sent()
+        asyncio.run(Star(link, "abc", rank)._send(1, [b"to a", b"to b", b"to c"]))
+        assert {*link.places} == {0, 1, 2} - {rank}
+        first.append(link.places[0])
+    assert sorted(first) == [0, 1, 2]
 
 
 def test_a_round_tells_the_bytes_that_left_the_site(relay, places, monkeypatch):
