@@ -59,6 +59,8 @@ def attach_sharded(model: nn.Module, asked: Sharding, timeout: timedelta, transp
     weights, reduction = weight_gather(asked.gather or "none"), shard_sum(asked.reduce or "none", asked.optimizer)
     modules = modules_of(model)
     replicas = _handle_of_replicas(modules, asked, timeout, transport)
+    alone = modules[0].alone
+    of_shards = asked.of_shards and not (alone and replicas is not None)
     averager = ShardAverager(
         reduction,
         weights,
@@ -70,10 +72,10 @@ def attach_sharded(model: nn.Module, asked: Sharding, timeout: timedelta, transp
         asked.undo,
     )
     if replicas is not None:
-        take_replicas(modules, replicas, averager if asked.of_shards else None)
-    if asked.of_shards:
+        take_replicas(modules, replicas, averager if of_shards else None)
+    if of_shards and not alone:
         _take_shards(modules, averager, replicated=replicas is not None)
-    return ShardHandle(averager, replicas, modules, of_shards=asked.of_shards)
+    return ShardHandle(averager, replicas, modules, of_shards=of_shards)
 
 
 def _take_shards(modules: Sequence[ShardedModule], averager: ShardAverager, *, replicated: bool) -> None:
@@ -98,6 +100,6 @@ def _handle_of_replicas(
     group = modules[0].replica_group
     if group is None:
         raise ValueError("it has no replicas: fully_shard(model, mesh=...) with a mesh of two dimensions makes some")
-    if not asked.of_shards and any(module.divisor is not None for module in modules):
+    if not asked.of_shards and any(module.divisor is not None and not module.alone for module in modules):
         raise ValueError(DIVISOR)
     return Handle(tuned(asked.replicas, asked.optimizer), group, timeout, transport=transport, undo=asked.undo)

@@ -96,6 +96,11 @@ class ShardedModule:
         return getattr(self._before[-1], "replicate_process_group", None)
 
     @property
+    def alone(self) -> bool:
+        """True if no other rank shares its parameters: torch then calls nobody to gather or to reduce them."""
+        return self.whole or self.shard_group.size() == 1
+
+    @property
     def process_group(self) -> dist.ProcessGroup:
         """The ranks that share the parameters; of a module that is `whole` those that average its gradients."""
         group = self.replica_group if self.whole else self.shard_group

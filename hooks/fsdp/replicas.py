@@ -96,12 +96,12 @@ class ReplicaMean:
         were given a divisor that holds for sums over shards alone.
         """
         module = self._module
-        if module.divided_anew and not (module.sums or module.whole):
+        if module.divided_anew and not (module.sums or module.alone):
             raise ValueError(DIVISOR)
         self.name_shards()
         if sum(map(torch.numel, self._parameters)) != reduce_output.numel():
             raise RuntimeError(module.left_out)
-        if module.whole and module.divisor is not None:  # torch has divided by it, where a mean divides by the ranks
+        if module.alone and module.divisor is not None:  # torch has divided by it, where a mean divides by the ranks
             reduce_output.mul_(self._handle.averager.engines.group.size())
         self._arrivals.begin()
         average = self._handle.averager.average

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
 
 import gradwire
 
@@ -46,6 +47,33 @@ def test_it_trains_as_torchs_hybrid_sharding_does(ranks, arguments, tolerance):
         torch.testing.assert_close(ours, answers[0][1], rtol=0, atol=0)
         assert all(map(torch.isfinite, map(torch.sum, again.values())))
         assert (rounds or 0) >= (3 if "replicas" in arguments else 0)
+
+
+def alone(rank, world_size):
+    """{case: parameters by torch, and by ours}, on a mesh in which each rank has the model as a whole, as torchtitan's."""
+    answers = {}
+    for divisor in (None, 1.0):
+        for arguments in (REPLICAS, REPLICAS | SHARDS, SHARDS):
+            for ours in (False, True):
+                model = network(2, mesh_of(2, 1))
+                for module in filter(lambda each: divisor and isinstance(each, FSDPModule), model.modules()):
+                    module.set_gradient_divide_factor(divisor)
+                handle = gradwire.attach(model, **arguments) if ours else None
+                answers.setdefault(f"{arguments}, {divisor}", []).append(trained(model, rank))
+                if ours:
+                    assert arguments == SHARDS or handle.replicas.metrics()["steps"] == 4
+                    handle.state_dict()
+                    handle.close()
+    return answers
+
+
+REPLICAS, SHARDS = {"replicas": "none"}, {"gather": "int8", "reduce": "int8"}
+
+
+def test_where_no_rank_shares_its_parameters_torchs_divisor_is_that_of_sums_over_replicas(ranks):
+    for answers in ranks.run(alone, 2):
+        for case, (theirs, ours) in answers.items():
+            torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6, msg=case)
 
 
 def accumulated(rank, world_size):

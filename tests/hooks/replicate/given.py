@@ -32,7 +32,7 @@ def network(model=None, parts=("0", "2", ""), **options):
 
 def ddp_network(model=None, **options):
     """The same by torch's DDP, with buckets of about the same parameters."""
-    return DistributedDataParallel(bare() if model is None else model, bucket_cap_mb=0.001, **options)
+    return DistributedDataParallel(bare() if model is None else model, **{"bucket_cap_mb": 0.001, **options})
 
 
 def inputs(rank, step, rows=8):
