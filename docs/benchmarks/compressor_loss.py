@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 import gradwire
-from gradwire.compress import compressor, specification, tuned
+from gradwire.compress import Compressor, compressor, specification, tuned
 from gradwire.experiments.compare.config import CompareConfig
 from gradwire.experiments.workloads.data import DataConfig, Dataset, load_dataset
 from gradwire.experiments.workloads.evaluation import evaluation_of, held_out_sums
@@ -80,12 +80,12 @@ TASKS = {
 }
 
 
-def trained(spec: str, task: Task, seed: int, dataset: Dataset) -> dict[str, Any]:
-    """Train with one compressor; return the specification with its feedback, and the validation loss at the end."""
+def trained(spec: str | Compressor, task: Task, seed: int, dataset: Dataset) -> dict[str, Any]:
+    """Train with one compressor. Return it with its feedback, the bytes that a rank sent, and the validation loss."""
     config = task.config(seed)
     model = initial_model(config, dataset, CPU)
     optimizers = task.optimizers(model)
-    built = compressor(tuned(spec, optimizers))
+    built = compressor(tuned(spec, optimizers) if isinstance(spec, str) else spec)
     ranks = SimulatedRanks(model, built, RANKS, config.bucket_mb)
     schedules = [schedule_for(each, "cosine", task.warmup, task.steps) for each in optimizers]
     batches = [dataset.train_batches(task.batch_size, seed=seed, rank=rank, world_size=RANKS) for rank in range(RANKS)]
@@ -100,7 +100,7 @@ def trained(spec: str, task: Task, seed: int, dataset: Dataset) -> dict[str, Any
         for each in (*optimizers, *schedules):
             each.step()
     loss = evaluation_of(held_out_sums(model, dataset.evaluation_batches(task.batch_size, EVAL_BATCHES), CPU)).loss
-    return {"tuned": specification(built), "loss": round(loss, 6)}
+    return {"tuned": specification(built), "sent_bytes": ranks.total.sent_bytes, "loss": round(loss, 6)}
 
 
 def options() -> argparse.Namespace:

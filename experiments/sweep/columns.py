@@ -13,6 +13,7 @@ from ..results.statistics import smoothed, steps_to
 
 RUNS = "runs"  # the column that tells how many rows a mean is of
 SPREAD = ".spread"  # behind the name of a column: how far the numbers of a mean spread
+SOURCE = "data.source"  # the column of the data; rows of other data, such as packages of another day, are not compared
 
 
 def speedup(row: Row, other: Row, *, of: str) -> float | None:
@@ -103,7 +104,13 @@ def counterpart(row: Row, rows: Sequence[Row], dimensions: Sequence[str], agains
     if not against:
         return row
     wanted = {name: row.get(name) for name in dimensions} | dict(against)
-    return next((other for other in rows if all(other.get(name) == value for name, value in wanted.items())), None)
+    alike = (other for other in rows if all(other.get(name) == value for name, value in wanted.items()))
+    return next((other for other in alike if _same_data(row, other)), None)
+
+
+def _same_data(row: Row, other: Row) -> bool:
+    """Return True unless both rows name their data, and differently."""
+    return None in (sources := (row.get(SOURCE), other.get(SOURCE))) or sources[0] == sources[1]
 
 
 def _divided(numerator: float | None, denominator: float | None) -> float | None:

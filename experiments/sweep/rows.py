@@ -7,7 +7,7 @@ from typing import Any
 
 from ..network.lab.utilization import Utilization
 from ..results.rows import Row, flat
-from .columns import RUNS, SPREAD
+from .columns import RUNS, SOURCE, SPREAD
 
 USE = "netlab.utilization"  # a file of the point's, read into its rows
 USED_BY = "bench"  # the command whose points may have it
@@ -22,6 +22,7 @@ def _compare(document: Mapping[str, Any]) -> list[Row]:
         "model": document["model"]["name"],
         "data": document["data"]["name"],
         "world_size": document["world_size"],
+        SOURCE: document["data"]["source"],
     }
     runs = [{name: _short(value) for name, value in flat(run).items()} for run in document["runs"]]
     for run in runs:  # each has a network of its own where several were compared

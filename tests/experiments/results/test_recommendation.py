@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from gradwire.experiments.results.recommendation import NO_DIFFERENCE, recommendation
+from gradwire.experiments.results.recommendation import NO_DIFFERENCE, losses, recommendation
+from gradwire.hooks.advice.uncertainty import uncertainty
 
 from ..given import results_of, run_of, timed_run
 
@@ -36,6 +37,11 @@ def test_what_reaches_the_loss_first_is_recommended_with_both_times():
         "Use onebit. onebit takes 4.08 s to the loss, and uncompressed training 8.16 s: a speed-up of 2.00x. "
         "Validation loss stays within 3%. Network: slow."
     )
+
+
+def test_losses_are_shown_with_the_size_of_the_runs_and_their_uncertainty():
+    shown = losses(results_of(steady("none", 1.0), steady("int4", 1.0)))
+    assert shown == f"Losses: 1,000 parameters, 6 steps, one seed. {uncertainty()}"
 
 
 def falling(steps, by):

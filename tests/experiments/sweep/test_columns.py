@@ -54,6 +54,14 @@ def test_a_column_that_some_rows_lack_may_be_named():
         check_columns(config.named, "bench", [{"compressor": "none", "bucket_mb": None}])
 
 
+def test_rows_of_other_data_are_not_compared():
+    rows = [{"compressor": "none", "loss": 2.0, "data.source": "monday"}, {"compressor": "int4", "loss": 3.0}]
+    described = {"excess": {"kind": "ratio", "of": "loss", "against": {"compressor": "none"}}}
+    for source, excess in (("monday", 1.5), (None, 1.5), ("tuesday", None)):
+        rows[1]["data.source"] = source
+        assert derived(rows, described, ["compressor"])[1]["excess"] == excess
+
+
 def test_a_speedup_is_against_the_row_at_the_same_place():
     rows = [
         {"link": link, "compressor": name, "seconds": seconds}

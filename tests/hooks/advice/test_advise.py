@@ -23,6 +23,7 @@ from gradwire.hooks.advice.predict import Prediction
 from gradwire.hooks.advice.rank_group import RankGroup, cores_each
 from gradwire.hooks.advice.training import Training
 from gradwire.hooks.advice.trials import Trials
+from gradwire.hooks.advice.uncertainty import uncertainty
 
 from ...ranks import GROUP_TIMEOUT
 
@@ -117,6 +118,10 @@ def test_on_a_slow_link_the_recommended_line_compresses(advised):
 
 def test_a_warm_up_that_lowers_the_loss_is_mentioned(advised):
     assert "An uncompressed warm-up lowers the loss: add start_iter=N" in advised[0]["text"]
+
+
+def test_the_uncertainty_of_expected_losses_is_shown(advised):
+    assert uncertainty() in advised[0]["text"]
 
 
 def test_each_method_is_predicted_in_both_orders_the_fastest_first(advised):

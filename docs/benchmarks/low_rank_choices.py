@@ -1,0 +1,137 @@
+"""Validation losses of ways to spend the bytes of PowerSGD: ranks by phase and by parameter, and sparse codes.
+
+    python docs/benchmarks/low_rank_choices.py docs/results/loss/low-rank.json
+
+The task is the GPT of the study in docs/results/quality-long, on four simulated ranks, with a warm-up of 60 steps. All
+choices of ranks send as many bytes, to 8 per cent. Runs that the file has are skipped.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from compressor_loss import RANKS, Task, trained
+from torch import Tensor
+
+import gradwire
+from gradwire.compress import Compressor
+from gradwire.compress.algorithms.dense import Dense
+from gradwire.compress.algorithms.powersgd import PowerSGD
+from gradwire.compress.feedback.error_feedback import ErrorFeedback
+from gradwire.compress.feedback.partition import Partition
+from gradwire.compress.feedback.switch import Switch
+from gradwire.experiments.workloads.data import Dataset, load_dataset
+from gradwire.experiments.workloads.models import ModelConfig
+from gradwire.experiments.workloads.optimizers import schedule_for
+from gradwire.experiments.workloads.training import initial_model, loss_of
+
+TASK = Task(ModelConfig("gpt", layers=2, context=64), "adamw", 0.003, 30, 400)
+START, RANK = 60, 6  # steps without compression; the rank that all choices of a group have to beat
+MIDDLE = (START + TASK.steps) // 2
+SAMPLED = 8  # steps before START whose mean gradient shows the spectrum
+EDGES = ("tokens.*", "positions.*", "head.*")  # embeddings and the head
+BITS_OF_SPARSE = 14, 64  # of an element and its place, packed and as `topk` sends them
+
+
+def factors(rank: int) -> PowerSGD:
+    """Return PowerSGD in 4 bits."""
+    return PowerSGD(rank, payload="int4")
+
+
+def late(stages: Mapping[int, Compressor]) -> Compressor:
+    """Return stages behind the uncompressed warm-up, with error feedback around."""
+    return ErrorFeedback(Switch({0: Dense(), **stages}))
+
+
+def by_name(ranks: Mapping[str, int], otherwise: int) -> Compressor:
+    """Return PowerSGD with a rank by the pattern of a parameter's name."""
+    rules = tuple((pattern, factors(rank)) for pattern, rank in ranks.items())
+    return late({START: Partition(rules, factors(otherwise))})
+
+
+def mean_gradients(dataset: Dataset, seed: int) -> dict[str, Tensor]:
+    """Return the mean gradients of the last steps before `START`, of an uncompressed training with one rank."""
+    config = TASK.config(seed)
+    model = initial_model(config, dataset, torch.device("cpu"))
+    [optimizer] = TASK.optimizers(model)
+    schedule = schedule_for(optimizer, "cosine", TASK.warmup, TASK.steps)
+    batches = dataset.train_batches(TASK.batch_size * RANKS, seed=seed, rank=0, world_size=1)
+    found = {name: torch.zeros_like(each) for name, each in model.named_parameters()}
+    for step in range(START):
+        loss_of(model, *next(batches)).backward()
+        for name, parameter in model.named_parameters():
+            if step >= START - SAMPLED and parameter.grad is not None:
+                found[name] += parameter.grad / SAMPLED
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    return found
+
+
+def by_spectrum(gradients: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the rank of each matrix, so that all send what the same `RANK` would, and lose least of their gradients.
+
+    The next singular vectors go to the matrix that loses most of its squared norm per byte. Each has at least one.
+    """
+    matrices = {name: each for name, each in gradients.items() if each.dim() > 1}
+    shares = {name: torch.linalg.svdvals(each).square() / each.square().sum() for name, each in matrices.items()}
+    ranks = dict.fromkeys(matrices, 1)
+    left = (RANK - 1) * sum(sum(each.shape) for each in matrices.values())
+    while True:
+        gains = {
+            name: float(shares[name][rank]) / sum(matrices[name].shape)
+            for name, rank in ranks.items()
+            if sum(matrices[name].shape) <= left and 2 * (rank + 1) * sum(matrices[name].shape) < matrices[name].numel()
+        }
+        if not gains:
+            return ranks
+        chosen = max(gains, key=lambda name: gains[name])
+        ranks[chosen] += 1
+        left -= sum(matrices[chosen].shape)
+
+
+def choices(dataset: Dataset, seed: int) -> dict[str, str | Compressor]:
+    """Return all compressors by name."""
+    low, high = RANK // 2, RANK + RANK // 2
+    wider = BITS_OF_SPARSE[1] / BITS_OF_SPARSE[0]
+    packed = [f"topk:ratio={share * wider:.4g},feedback=0.9" for share in (0.01, 0.0025)]
+    return {
+        "none": "none",
+        f"rank {RANK}": late({START: factors(RANK)}),
+        f"rank {high}, then {low}": late({START: factors(high), MIDDLE: factors(low)}),
+        f"rank {low}, then {high}": late({START: factors(low), MIDDLE: factors(high)}),
+        "rank 10 for embeddings and head, else 5": by_name(dict.fromkeys(EDGES, 10), 5),
+        "rank 2 for embeddings and head, else 7": by_name(dict.fromkeys(EDGES, 2), 7),
+        "ranks by spectrum": by_name(by_spectrum(mean_gradients(dataset, seed)), 1),
+        "powersgd:rank=8,payload=int8,start_iter=60": "powersgd:rank=8,payload=int8,start_iter=60",
+        **{each: each for each in packed},
+    }
+
+
+def main() -> None:
+    """Run all that the file lacks."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path, help="of the results, which grows by a run at a time")
+    parser.add_argument("--seeds", type=int, default=3)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    about = {"torch": torch.__version__, "gradwire": gradwire.__version__, "runs": []}
+    known = json.loads(asked.file.read_text()) if asked.file.exists() else about
+    dataset = load_dataset(TASK.data, TASK.model)
+    for seed in range(asked.seeds):
+        for name, built in choices(dataset, seed).items():
+            run = {"choice": name, "seed": seed}
+            if any(each.items() >= run.items() for each in known["runs"]):
+                continue
+            began = time.monotonic()
+            found = trained(built, TASK, seed, dataset)
+            known["runs"].append({**run, "sent_bytes": found["sent_bytes"], "loss": found["loss"]})
+            print(known["runs"][-1], f"{time.monotonic() - began:.0f} s", flush=True)
+            asked.file.write_text(json.dumps(known, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""docs/benchmarks/ef21_bits.py, muloco_sites.py and low_rank_choices.py, on small inputs."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from gradwire.compress import Layout, Ranks, Simulation, compressor
+from gradwire.compress.simulate import dry_run
+from gradwire.experiments.workloads.data import DataConfig, load_dataset
+from gradwire.experiments.workloads.models import ModelConfig
+from gradwire.experiments.workloads.training import initial_model
+
+ROOT = Path(__file__).parents[1]
+CPU = torch.device("cpu")
+TINY = ModelConfig("gpt", width=8, layers=1, heads=1, context=8)
+ELEMENTS, STEPS = 40, 4
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """A function from a script's name to its module."""
+    monkeypatch.syspath_prepend(ROOT / "docs" / "benchmarks")
+    return importlib.import_module
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "scale"),
+    [("EF14-SGD", "topk:k=10", 1), ("EF14-SGD with momentum", "topk:k=10,momentum=0.9", 0.1)],
+)
+def test_ef14_and_its_bits_are_those_of_topk(script, name, spec, scale):
+    bits = script("ef21_bits")
+    layout = Layout(("weight",), ((ELEMENTS,),), torch.float32, CPU, Ranks(bits.RANKS))
+    ranks, simulation = bits.Ranks(name, 1, ELEMENTS), Simulation(compressor(spec), layout)
+    for gradients in torch.randn(STEPS, bits.RANKS, ELEMENTS):
+        average = simulation.step(list(gradients))[0]
+        torch.testing.assert_close(ranks.average(gradients[None])[0], scale * average)
+    assert 8 * simulation.traffic.payload_bytes == bits.KEPT * bits.BITS
+
+
+def test_ef21_that_sends_all_elements_averages_gradients(script, monkeypatch):
+    bits = script("ef21_bits")
+    monkeypatch.setattr(bits, "KEPT", ELEMENTS)
+    ranks = bits.Ranks("EF21-SGD", 1, ELEMENTS)
+    for gradients in torch.randn(STEPS, bits.RANKS, ELEMENTS):
+        torch.testing.assert_close(ranks.average(gradients[None])[0], gradients.mean(0))
+
+
+def test_the_gradients_of_logistic_regression_are_autograd_s(script):
+    bits = script("ef21_bits")
+    labels = torch.nn.functional.one_hot(torch.randint(4, (bits.RANKS, 3)), 4).float()
+    problem = bits.Problem(torch.randn(bits.RANKS, 3, 6), labels)
+    x = torch.randn(1, 6, 4, requires_grad=True)
+    log_probabilities = torch.einsum("nbf,fc->nbc", problem.samples, x[0]).log_softmax(-1)
+    loss = -(problem.labels * log_probabilities).sum(-1).mean() + bits.LAMBDA * (x**2 / (1 + x**2)).sum()
+    loss.backward()
+    found = problem.gradients(x.detach(), problem.all_samples()).mean(1)
+    torch.testing.assert_close(found, x.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.fixture
+def sites(script, monkeypatch):
+    """The script of local SGD with a tiny model, and its data."""
+    found = script("muloco_sites")
+    for name, value in {"MODEL": TINY, "SEQUENCES": 2, "STEPS": 2, "EVERY": 2, "WARMUP": 1}.items():
+        monkeypatch.setattr(found, name, value)
+    return found, load_dataset(DataConfig("text", ROOT / "compress"), TINY)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_plain_averages_of_one_site_are_training_in_one_place(sites, optimizer):
+    script, data = sites
+    alone = script.trained(script.Run(optimizer), data)
+    averaged = script.trained(script.Run(optimizer, 1, outer="average"), data)
+    for one, other in zip(alone.parameters(), averaged.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(("bits", "tolerance"), [(32, 1e-6), (8, 1e-3)])
+def test_plain_averages_of_two_sites_are_the_means_of_their_models(sites, bits, tolerance):
+    script, data = sites
+    apart = script.sites_of(script.Run("adamw", 2), data)
+    for site in apart:
+        site.step()
+        site.step()
+    mean = sum(site.flat() for site in apart) / 2
+    averaged = script.trained(script.Run("adamw", 2, bits, "average"), data)
+    flat = torch.nn.utils.parameters_to_vector(averaged.parameters())
+    torch.testing.assert_close(flat, mean, rtol=0, atol=tolerance)
+
+
+def sent_bytes(script, built):
+    model = initial_model(script.TASK.config(0), load_dataset(DataConfig("text", ROOT / "compress"), TINY), CPU)
+    named = dict(model.named_parameters())
+    shapes = tuple(tuple(each.shape) for each in named.values())
+    return dry_run(built, Layout(tuple(named), shapes, torch.float32, CPU, Ranks(4))).sent_bytes
+
+
+def test_choices_of_ranks_send_as_many_bytes(script):
+    choices = script("low_rank_choices")
+    gradients = {"wide": torch.randn(128, 256), "narrow": torch.randn(128, 1) @ torch.randn(1, 256)}
+    ranks = choices.by_spectrum(gradients)
+    assert ranks == {"wide": 2 * choices.RANK - 1, "narrow": 1}
+    wanted = sent_bytes(choices, choices.late({choices.START: choices.factors(choices.RANK)}))
+    for edges, otherwise in ((10, 5), (2, 7)):
+        built = choices.by_name(dict.fromkeys(choices.EDGES, edges), otherwise)
+        assert sent_bytes(choices, built) == pytest.approx(wanted, rel=0.08)
