@@ -16,7 +16,7 @@ from .reducer.output_nodes import watched
 from .reducer.stray_gradients import Strays
 from .torch_compat.arguments import refuse_inside, refuse_parts, trained_now
 from .transport.collectives import ask, exchange
-from .transport.host_segment import obstacle
+from .transport.host_memory import obstacle
 from .transport.launchers import adopt_launcher, init_process_group
 from .transport.paced import Link, Paced
 from .transport.process_group import ProcessGroup, over
