@@ -20,7 +20,6 @@ from ...compress.protocol.requests import Op
 from ...compress.simulate import operations_of
 from ...compress.state.gauge import EVERY
 from ..buckets.assignment import Allocate
-from ..buckets.checksum import checksum
 from ..buckets.layout import as_real, layout_of
 from ..buckets.slices import Sendable
 from ..buckets.sparse import SPARSE_ROUNDS, SparseBucket
@@ -29,6 +28,7 @@ from ..engine.task import Task
 from ..measure.stats import Measured, Stats, Totals
 from ..measure.step import BucketStats, Step
 from ..memory.model_memory import ModelMemory, Snapshot
+from ..transport.collectives import checksum
 from ..transport.protocol import Decorator, Pending
 from .bucket_plan import (
     AllPending,
