@@ -19,9 +19,9 @@ from .buckets.layout import plain_names
 from .engine.engine import DEFAULT_TIMEOUT
 from .measure.stats import Stats, metrics
 from .memory import checkpoint
+from .memory.checkpoint import merged
 from .memory.loss_scale import LossScale, Scaler
 from .memory.model_memory import Snapshot
-from .memory.resize import merged
 from .transport.collectives import gathered, scattered
 from .transport.processes import await_all
 from .transport.protocol import Decorator
