@@ -41,9 +41,8 @@ from .bucket_plan import (
     segments_of,
     setup,
 )
-from .compiling import compile_kernels
 from .engines import Engines
-from .same_kernels import agree_on_kernels
+from .kernels import agree_on_kernels, compile_kernels
 from .step_checks import DiscardedGradientCheck, DivergenceCheck
 from .step_lock import StepLock
 
