@@ -16,8 +16,7 @@ from torch.distributed.utils import _to_kwargs
 
 from ..compress import Optimizers, Spec, tuned
 from ..compress import compressor as compressor_of
-from .averaging.averager import CompressedAverager
-from .averaging.interface import Averager
+from .averaging.averager import Averager, CompressedAverager
 from .averaging.user_hook import HookAverager
 from .buckets.assignment import BucketAssignment, allocate_own
 from .engine.engine import DEFAULT_TIMEOUT

@@ -1,4 +1,4 @@
-"""Averages buckets by a compressor's programs: what our reducer calls, and torch's hook."""
+"""The interface of all that averages buckets, and our averager, by a compressor's programs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -48,6 +48,27 @@ from .step_lock import StepLock
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+
+
+class Averager(Protocol):
+    """Averages the buckets of each step over ranks. All ranks make the same calls in the same order."""
+
+    @property
+    def scale(self) -> float:
+        """The factor of gradients on their way into a bucket of the next step."""
+
+    @property
+    def zero_unused_gradients(self) -> bool:
+        """True if stale gradients, of parameters unused on every rank, must be excluded: they would be carried over."""
+
+    def begin_step(self, step: Step) -> None:
+        """Begin a synchronized step, before its first bucket."""
+
+    def average(self, bucket: Sendable) -> Pending:
+        """Start to average a bucket, after those before it; waiting for what it returns gives the average."""
+
+    def end_step(self) -> None:
+        """End the step: all of its averages have been handed out."""
 
 
 class CompressedAverager:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 
-from ..averaging.interface import Averager
+from ..averaging.averager import Averager
 from ..buckets.assignment import BucketAssignment
 from ..buckets.grad_bucket import GradBucket, undifferentiated
 from ..buckets.slices import Sendable

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed.algorithms.join import JoinHook
 
-from ..averaging.interface import Averager
+from ..averaging.averager import Averager
 from ..measure.step import Step
 from ..reducer.backward_progress import Backward
 from ..reducer.module_buffers import agreed_rank
