@@ -22,10 +22,9 @@ from ..measure.step import Step
 from ..measure.timeline import Timeline
 from ..transport.protocol import Transport
 from . import messages
-from .autograd import arriving, gradient_node
+from .autograd import ParameterHooks, arriving, gradient_node
 from .backward_progress import Backward, Rules
 from .other_wrappers import Bypass, living, shared
-from .parameter_hooks import ParameterHooks
 from .unused_parameters import Usage
 
 COMPILED = "torch._dynamo.compiled_autograd"  # what runs a backward without Python, where it is in use

@@ -10,8 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from . import messages
-from .autograd import gradient_node, outside_transforms
-from .parameter_hooks import weak_call
+from .autograd import gradient_node, outside_transforms, weak_call
 
 INTERVAL = 64  # synchronized forwards between two looks
 

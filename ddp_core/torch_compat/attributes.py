@@ -18,8 +18,8 @@ from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 from ..buckets.slices import Sendable
 from ..measure.timeline import Timeline
+from ..reducer.autograd import weak_call
 from ..reducer.module_buffers import BufferSync
-from ..reducer.parameter_hooks import weak_call
 from .arguments import Arguments, states
 from .logger import Logger
 from .torch_reducer import TorchReducer
