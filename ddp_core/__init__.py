@@ -10,9 +10,8 @@ from .measure.step import BucketStats
 from .measure.timeline import trace
 from .memory.loss_scale import LossScale, Scaler
 from .module import DistributedDataParallel
-from .reducer.autograd import gradient_node, keep_from_compiler
+from .reducer.autograd import gradient_node, keep_from_compiler, watched
 from .reducer.messages import removed
-from .reducer.output_nodes import watched
 from .reducer.stray_gradients import Strays
 from .torch_compat.arguments import refuse_inside, refuse_parts, trained_now
 from .transport.collectives import ask, exchange

@@ -23,11 +23,10 @@ from .engine.engine import DEFAULT_TIMEOUT
 from .handle import Handle
 from .measure.timeline import StepTimes
 from .memory.loss_scale import Scaler
-from .reducer.autograd import outside_transforms, transformed, weak_call
+from .reducer.autograd import outside_transforms, transformed, watched, weak_call
 from .reducer.bucket_order import BucketOrder
 from .reducer.forks import ForkGuard
 from .reducer.module_buffers import BufferSync
-from .reducer.output_nodes import watched
 from .reducer.same_model import described, verify
 from .reducer.stray_gradients import Strays
 from .torch_compat.arguments import Arguments, localize, refuse_around, refuse_inside, states, trained, trained_now
