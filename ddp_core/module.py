@@ -26,8 +26,7 @@ from .memory.loss_scale import Scaler
 from .reducer.autograd import outside_transforms, transformed, watched, weak_call
 from .reducer.bucket_order import BucketOrder
 from .reducer.forks import ForkGuard
-from .reducer.module_buffers import BufferSync
-from .reducer.same_model import described, verify
+from .reducer.same_model import BufferSync, described, verify
 from .reducer.stray_gradients import Strays
 from .torch_compat.arguments import Arguments, localize, refuse_around, refuse_inside, states, trained, trained_now
 from .torch_compat.attributes import TorchAttributes

@@ -19,7 +19,7 @@ from torch.nn.parallel.distributed import _BufferCommHookLocation
 from ..buckets.slices import Sendable
 from ..measure.timeline import Timeline
 from ..reducer.autograd import weak_call
-from ..reducer.module_buffers import BufferSync
+from ..reducer.same_model import BufferSync
 from .arguments import Arguments, states
 from .logger import Logger
 from .torch_reducer import TorchReducer

@@ -13,8 +13,8 @@ from torch.distributed.algorithms.join import JoinHook
 from ..averaging.averager import Averager
 from ..measure.step import Step
 from ..reducer.backward_progress import Backward
-from ..reducer.module_buffers import agreed_rank
 from ..reducer.reducer import Reducer
+from ..reducer.same_model import agreed_rank
 from .logger import Logger
 
 
