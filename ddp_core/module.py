@@ -30,8 +30,7 @@ from .reducer.same_model import BufferSync, described, verify
 from .reducer.stray_gradients import Strays
 from .torch_compat.arguments import Arguments, localize, refuse_around, refuse_inside, states, trained, trained_now
 from .torch_compat.attributes import TorchAttributes
-from .torch_compat.logger import Logger
-from .torch_compat.torch_reducer import ShadowSteps, TorchReducer
+from .torch_compat.reducer_and_logger import Logger, ShadowSteps, TorchReducer
 from .transport.collectives import largest
 from .transport.protocol import Decorator
 

@@ -21,8 +21,7 @@ from ..measure.timeline import Timeline
 from ..reducer.autograd import weak_call
 from ..reducer.same_model import BufferSync
 from .arguments import Arguments, states
-from .logger import Logger
-from .torch_reducer import TorchReducer
+from .reducer_and_logger import Logger, TorchReducer
 
 BUILT_IN_HOOKS = {
     dist.BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook,
