@@ -1,7 +1,7 @@
 """WHEN and HOW it goes: reducer, buckets, what compressors remember, engine, transports, our DistributedDataParallel."""
 
 from .buckets.assignment import assigned, caps_in_bytes
-from .buckets.layout import layout_of, plain
+from .buckets.grad_bucket import layout_of, plain
 from .engine.engine import DEFAULT_TIMEOUT, Engine
 from .engine.task import FuturePending
 from .handle import Handle, Observed

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..compress import Compressor, Optimizers, Spec, compressor, specification, tuned
 from .averaging.averager import CompressedAverager
-from .buckets.layout import plain_names
+from .buckets.grad_bucket import plain_names
 from .engine.engine import DEFAULT_TIMEOUT
 from .measure.stats import Stats, metrics
 from .memory import checkpoint

@@ -20,7 +20,7 @@ from ...compress.protocol.requests import Op
 from ...compress.simulate import operations_of
 from ...compress.state.gauge import EVERY
 from ..buckets.assignment import Allocate
-from ..buckets.layout import as_real, layout_of
+from ..buckets.grad_bucket import as_real, layout_of
 from ..buckets.slices import Sendable
 from ..buckets.sparse import SPARSE_ROUNDS, SparseBucket
 from ..engine.engine import FORKED, Engine

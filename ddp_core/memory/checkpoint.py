@@ -17,7 +17,7 @@ from ...compress.state import tree as states
 from ...compress.state.shares import ranks_given
 from ...compress.state.tensors import FIRST, PART
 from ...compress.state.tree import Entries, summed
-from ..buckets.layout import axis_order, grad_dtype, layout_of, plain_names
+from ..buckets.grad_bucket import axis_order, grad_dtype, layout_of, plain_names
 from .bucket_memory import CARRIED_OVER, BucketMemory
 from .model_memory import CARRIED_OVER
 
