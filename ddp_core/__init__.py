@@ -1,7 +1,7 @@
 """WHEN and HOW it goes: reducer, buckets, what compressors remember, engine, transports, our DistributedDataParallel."""
 
 from .buckets.assignment import assigned, caps_in_bytes
-from .buckets.layout import layout_of, plain
+from .buckets.grad_bucket import layout_of, plain
 from .engine.engine import DEFAULT_TIMEOUT, Engine
 from .engine.task import FuturePending
 from .handle import Handle, Observed
@@ -10,13 +10,12 @@ from .measure.step import BucketStats
 from .measure.timeline import trace
 from .memory.loss_scale import LossScale, Scaler
 from .module import DistributedDataParallel
-from .reducer.autograd import gradient_node, keep_from_compiler
+from .reducer.autograd import gradient_node, keep_from_compiler, watched
 from .reducer.messages import removed
-from .reducer.output_nodes import watched
 from .reducer.stray_gradients import Strays
 from .torch_compat.arguments import refuse_inside, refuse_parts, trained_now
 from .transport.collectives import ask, exchange
-from .transport.host_segment import obstacle
+from .transport.host_memory import obstacle
 from .transport.launchers import adopt_launcher, init_process_group
 from .transport.paced import Link, Paced
 from .transport.process_group import ProcessGroup, over

@@ -15,13 +15,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..compress import Compressor, Optimizers, Spec, compressor, specification, tuned
 from .averaging.averager import CompressedAverager
-from .buckets.layout import plain_names
+from .buckets.grad_bucket import plain_names
 from .engine.engine import DEFAULT_TIMEOUT
 from .measure.stats import Stats, metrics
 from .memory import checkpoint
+from .memory.checkpoint import merged
 from .memory.loss_scale import LossScale, Scaler
 from .memory.model_memory import Snapshot
-from .memory.resize import merged
 from .transport.collectives import gathered, scattered
 from .transport.processes import await_all
 from .transport.protocol import Decorator

@@ -16,26 +16,21 @@ from torch.distributed.utils import _to_kwargs
 
 from ..compress import Optimizers, Spec, tuned
 from ..compress import compressor as compressor_of
-from .averaging.averager import CompressedAverager
-from .averaging.interface import Averager
+from .averaging.averager import Averager, CompressedAverager
 from .averaging.user_hook import HookAverager
 from .buckets.assignment import BucketAssignment, allocate_own
 from .engine.engine import DEFAULT_TIMEOUT
 from .handle import Handle
 from .measure.timeline import StepTimes
 from .memory.loss_scale import Scaler
-from .reducer.autograd import outside_transforms, transformed
+from .reducer.autograd import outside_transforms, transformed, watched, weak_call
 from .reducer.bucket_order import BucketOrder
 from .reducer.forks import ForkGuard
-from .reducer.module_buffers import BufferSync
-from .reducer.output_nodes import watched
-from .reducer.parameter_hooks import weak_call
-from .reducer.same_model import described, verify
+from .reducer.same_model import BufferSync, described, verify
 from .reducer.stray_gradients import Strays
 from .torch_compat.arguments import Arguments, localize, refuse_around, refuse_inside, states, trained, trained_now
 from .torch_compat.attributes import TorchAttributes
-from .torch_compat.logger import Logger
-from .torch_compat.torch_reducer import ShadowSteps, TorchReducer
+from .torch_compat.reducer_and_logger import Logger, ShadowSteps, TorchReducer
 from .transport.collectives import largest
 from .transport.protocol import Decorator
 

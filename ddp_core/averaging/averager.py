@@ -1,4 +1,4 @@
-"""Averages buckets by a compressor's programs: what our reducer calls, and torch's hook."""
+"""The interface of all that averages buckets, and our averager, by a compressor's programs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,8 +20,7 @@ from ...compress.protocol.requests import Op
 from ...compress.simulate import operations_of
 from ...compress.state.gauge import EVERY
 from ..buckets.assignment import Allocate
-from ..buckets.checksum import checksum
-from ..buckets.layout import as_real, layout_of
+from ..buckets.grad_bucket import as_real, layout_of
 from ..buckets.slices import Sendable
 from ..buckets.sparse import SPARSE_ROUNDS, SparseBucket
 from ..engine.engine import FORKED, Engine
@@ -29,6 +28,7 @@ from ..engine.task import Task
 from ..measure.stats import Measured, Stats, Totals
 from ..measure.step import BucketStats, Step
 from ..memory.model_memory import ModelMemory, Snapshot
+from ..transport.collectives import checksum
 from ..transport.protocol import Decorator, Pending
 from .bucket_plan import (
     AllPending,
@@ -41,14 +41,34 @@ from .bucket_plan import (
     segments_of,
     setup,
 )
-from .compiling import compile_kernels
 from .engines import Engines
-from .same_kernels import agree_on_kernels
+from .kernels import agree_on_kernels, compile_kernels
 from .step_checks import DiscardedGradientCheck, DivergenceCheck
 from .step_lock import StepLock
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+
+
+class Averager(Protocol):
+    """Averages the buckets of each step over ranks. All ranks make the same calls in the same order."""
+
+    @property
+    def scale(self) -> float:
+        """The factor of gradients on their way into a bucket of the next step."""
+
+    @property
+    def zero_unused_gradients(self) -> bool:
+        """True if stale gradients, of parameters unused on every rank, must be excluded: they would be carried over."""
+
+    def begin_step(self, step: Step) -> None:
+        """Begin a synchronized step, before its first bucket."""
+
+    def average(self, bucket: Sendable) -> Pending:
+        """Start to average a bucket, after those before it; waiting for what it returns gives the average."""
+
+    def end_step(self) -> None:
+        """End the step: all of its averages have been handed out."""
 
 
 class CompressedAverager:

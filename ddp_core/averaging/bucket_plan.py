@@ -17,7 +17,7 @@ from ...compress import AllReduce, Compressor, Dense, Layout, Program, specifica
 from ...compress.protocol.layout import Scope
 from ...compress.protocol.requests import Op
 from ...compress.simulate import scopes_by_round
-from ..buckets.layout import layout_of
+from ..buckets.grad_bucket import layout_of
 from ..buckets.slices import BucketSlice, Sendable
 from ..engine.engine import Engine
 from ..engine.task import FuturePending

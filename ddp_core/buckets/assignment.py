@@ -9,8 +9,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from .grad_bucket import GradBucket
-from .layout import grad_bytes, grad_dtype
+from .grad_bucket import GradBucket, grad_bytes, grad_dtype
 from .slices import MUCH, CutBucket, Sendable
 from .sparse import SparseBucket
 

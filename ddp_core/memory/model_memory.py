@@ -16,7 +16,7 @@ from ...compress.protocol.requests import Program
 from ...compress.state.shares import ranks_given
 from ...compress.state.tree import Entries, Leaves
 from ...kernels import all_finite
-from ..buckets.layout import as_real
+from ..buckets.grad_bucket import as_real
 from ..buckets.sparse import sparse_mean
 from .bucket_memory import CARRIED_OVER, BucketMemory, DeviceFlag
 from .sliced_memory import SlicedMemory, may_be_cut

@@ -28,10 +28,9 @@ from torch.autograd.graph import increment_version
 from ..averaging.averager import CompressedAverager
 from ..buckets.assignment import allocate_own
 from ..buckets.sparse import SparseBucket
-from ..reducer.autograd import compiles, scripted
+from ..reducer.autograd import compiles, scripted, weak_call
 from ..reducer.backward_progress import Backward
 from ..reducer.bucket_order import BucketOrder
-from ..reducer.parameter_hooks import weak_call
 from ..reducer.reducer import Reducer
 from . import messages
 from .early_reads import EarlyReadWarning

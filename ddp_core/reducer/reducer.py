@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 
-from ..averaging.interface import Averager
+from ..averaging.averager import Averager
 from ..buckets.assignment import BucketAssignment
 from ..buckets.grad_bucket import GradBucket, undifferentiated
 from ..buckets.slices import Sendable
@@ -22,11 +22,9 @@ from ..measure.step import Step
 from ..measure.timeline import Timeline
 from ..transport.protocol import Transport
 from . import messages
-from .autograd import arriving, gradient_node
-from .backward_progress import Backward, Rules
-from .other_wrappers import Bypass, living, shared
-from .parameter_hooks import ParameterHooks
-from .unused_parameters import Usage
+from .autograd import ParameterHooks, arriving, gradient_node
+from .backward_progress import Backward, Rules, Usage
+from .stray_gradients import Bypass, living, shared
 
 COMPILED = "torch._dynamo.compiled_autograd"  # what runs a backward without Python, where it is in use
 

@@ -1,19 +1,23 @@
-"""Notices parameters that train and are not averaged, since they were added, replaced or converted after the wrap."""
+"""Gradients that are not averaged: of parameters that changed after the wrap, and of training that goes around the wrapper."""
 
 from __future__ import annotations
 
+import gc
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+from weakref import WeakSet
 
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from . import messages
-from .autograd import gradient_node, outside_transforms
-from .parameter_hooks import weak_call
+from .autograd import gradient_node, outside_transforms, weak_call
 
 INTERVAL = 64  # synchronized forwards between two looks
+TIMES = 2  # updates of a parameter by gradients that nobody averages, until that is no accident
+living: WeakSet[Any] = WeakSet()  # the reducers of this process
 
 
 class Strays:
@@ -78,3 +82,33 @@ class Strays:
             self._warned.update(added)
             self.found = {name: each for name, each in self.found.items() if name in self._names}
             warnings.warn(messages.added(added, self._remedy), stacklevel=2)
+
+
+class Bypass:
+    """Before the first forward of a wrapper: whether the model is trained without it."""
+
+    def __init__(self) -> None:
+        self._index: int | None = None  # of the parameter that got the first gradient
+        self._version = self._updates = 0
+
+    def trains(self, index: int, parameter: Tensor) -> bool:
+        """Note a gradient of a parameter. Return True once it has come again after `TIMES` updates."""
+        if self._index is None:
+            self._index, self._version = index, parameter._version
+        if index != self._index or parameter._version == self._version:
+            return False
+        self._version = parameter._version
+        self._updates += 1
+        return self._updates == TIMES
+
+
+def shared(parameter: Tensor, mine: object) -> bool:
+    """Return True if another wrapper averages the parameter, too. It looks at all objects: ask once."""
+    if any(_among(parameter, each.parameters) for each in living if each is not mine):
+        return True
+    torch_s = (each for each in gc.get_objects() if type(each) is TorchDDP)  # torch keeps no list of them
+    return any(_among(parameter, getattr(each, "_module_parameters", ())) for each in torch_s)
+
+
+def _among(parameter: Tensor, others: Iterable[Tensor]) -> bool:
+    return any(each is parameter for each in others)

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from ...compress.builder.options import did_you_mean
 from ..buckets.assignment import caps_in_bytes
-from ..buckets.layout import plain_names
+from ..buckets.grad_bucket import plain_names
 from ..reducer.reducer import Rules
 
 REFUSED = {  # argument: the way out

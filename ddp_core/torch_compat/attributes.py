@@ -18,11 +18,10 @@ from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 from ..buckets.slices import Sendable
 from ..measure.timeline import Timeline
-from ..reducer.module_buffers import BufferSync
-from ..reducer.parameter_hooks import weak_call
+from ..reducer.autograd import weak_call
+from ..reducer.same_model import BufferSync
 from .arguments import Arguments, states
-from .logger import Logger
-from .torch_reducer import TorchReducer
+from .reducer_and_logger import Logger, TorchReducer
 
 BUILT_IN_HOOKS = {
     dist.BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook,

@@ -5,6 +5,7 @@ They are messages of a transport: see `Transport.message`.
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from .protocol import Transport
 
 MESSAGE_BYTES = 250 * 1024 * 1024  # of one broadcast of many tensors
 MEASUREMENTS = "their measurements"
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 
 
 @contextmanager
@@ -128,3 +130,17 @@ def _messages(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 def largest(value: int, transport: Transport) -> int:
     """Return the largest of all ranks' values."""
     return int(ask(AllReduce(torch.tensor([value]), "max"), transport, what="whether they have inputs left"))
+
+
+def checksum(tensors: Sequence[Tensor]) -> str:
+    """A digest of the tensors' bits, the same whatever the order in which a device adds them up."""
+    if not tensors:
+        return "nothing"
+    sums = [_bits(tensor.detach()).sum(dtype=torch.int64) for tensor in tensors]
+    return hashlib.sha256(str(torch.stack(sums).tolist()).encode()).hexdigest()[:12]
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """The numbers, flat, as integers of their size."""
+    real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    return real.reshape(-1).contiguous().view(INTEGERS[real.element_size()])

@@ -15,7 +15,7 @@ from ...compress.shards.layout import ShardLayout
 from ...compress.state.tree import Entries
 from ...ddp_core.memory.bucket_memory import CARRIED_OVER
 from ...ddp_core.memory.checkpoint import ADVICE, LEFT_OUT
-from ...ddp_core.memory.resize import merged as merged_replicas
+from ...ddp_core.memory.checkpoint import merged as merged_replicas
 
 logger = logging.getLogger(__name__)
 FORMAT = 3

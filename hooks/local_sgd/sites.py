@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...compress.protocol.layout import Ranks
 from ...compress.protocol.requests import AllGather, Request
-from ...ddp_core.averaging.same_kernels import agree_on_kernels
+from ...ddp_core.averaging.kernels import agree_on_kernels
 from ...ddp_core.transport.collectives import agree, broadcast, exchange_bytes
 from ...ddp_core.transport.private_group import new_name, private_group
 from ...ddp_core.transport.process_group import over, started

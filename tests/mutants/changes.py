@@ -53,7 +53,7 @@ MUTANTS = [
     ),
     Mutant(
         "another number of ranks owes the sum of residuals, not their mean",
-        "ddp_core/memory/resize.py",
+        "ddp_core/memory/checkpoint.py",
         "mean = {name: held[name] / len(ordered) for name in held}",
         "mean = dict(held)",
         "tests/hooks/test_other_ranks.py",

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from .hosts import has_neighbours, hosts_of
 from .rails import Rails, rails
-from .staggered import Staggered
-from .wire import Wire
+from .wire import Staggered, Wire
 
 GLOO = "gloo"
 PINNED = "GRADWIRE_COLLECTIVES"  # a way for all, in the environment of all ranks: no races, the same bits in every run

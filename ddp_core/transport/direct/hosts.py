@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from ..host_memory import mapped, memory_file, obstacle
 from ..host_places import host_name
-from ..host_segment import mapped, memory_file, obstacle
 from ..processes import CHECK_SECONDS, Processes, extension, machine
 from .wire import Wire
 

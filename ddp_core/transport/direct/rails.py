@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from .hosts import HostBarrier, header_bytes, shared_memory
-from .staggered import Staggered
-from .wire import Chunk, Scratch, Wire, run, split
+from .wire import Chunk, Scratch, Staggered, Wire, run, split
 
 MOST_BYTES = 2**26  # of a host's shared memory
 ALONE = 2, 4, 2**20  # of a host without others: chunks under way, parts of the memory, bytes of a row's chunk

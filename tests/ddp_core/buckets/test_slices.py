@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradwire.compress import Ranks
-from gradwire.ddp_core.buckets.layout import layout_of
+from gradwire.ddp_core.buckets.grad_bucket import layout_of
 from gradwire.ddp_core.buckets.slices import CutBucket
 
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from gradwire.compress import Ranks, compressor
-from gradwire.ddp_core.memory.checkpoint import sealed
-from gradwire.ddp_core.memory.resize import merged
+from gradwire.ddp_core.memory.checkpoint import merged, sealed
 
 METHOD = compressor("topk:ratio=0.5")
 NAMES = {torch.zeros(2, 3): "w", torch.zeros(4): "b"}

@@ -8,7 +8,7 @@ from torch import nn
 
 import gradwire
 from gradwire.ddp_core.measure.timeline import BucketTimes, StepTimes
-from gradwire.ddp_core.torch_compat.logger import ALWAYS_SAMPLED, timed
+from gradwire.ddp_core.torch_compat.reducer_and_logger import ALWAYS_SAMPLED, timed
 
 DURATIONS = ("forward_compute_time", "backward_compute_time", "backward_comm_time")
 
