@@ -1,8 +1,8 @@
 """The documentation: its Python runs, its commands are accepted, and what it shows is what is printed.
 
 A page's ```python blocks run as one script. A ```text block right behind one shows all that the block prints. Commands
-stand behind "$ " in ```console blocks, below a `gradwire plan` what it prints; or alone in blocks of no language. In the
-headings of error-messages.md, "…" stands for a value in the program's message.
+stand behind "$ " in ```console blocks, or alone in blocks of no language (tests/test_page_commands.py runs some of them). In
+the headings of error-messages.md, "…" stands for a value in the program's message.
 """
 
 import ast
@@ -85,22 +85,18 @@ def script(page):
 
 
 def commands():
-    """(the command's words, what is shown below it), of fenced blocks and of `gradwire ...` in the text."""
+    """The words of each command, of fenced blocks and of `gradwire ...` in the text."""
     for page, text in PAGES.items():
         for block in blocks(page):
             if block.language == "console":
                 for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
-                    line, _, output = part.replace("\\\n", "").partition("\n")
-                    yield shlex.split(line), output
-            elif not block.language:
-                yield from ((shlex.split(line), "") for line in block.text.splitlines())
-        yield from ((span.split(), "") for span in re.findall(r"`(gradwire [^`]+)`", FENCE.sub("", text)))
+                    yield shlex.split(part.replace("\\\n", "").partition("\n")[0])
+            elif block.language in ("", "sh"):
+                yield from map(shlex.split, block.text.replace("\\\n", "").splitlines())
+        yield from (span.split() for span in re.findall(r"`(gradwire [^`]+)`", FENCE.sub("", text)))
 
 
-GRADWIRE = [(words[words.index("gradwire") + 1 :], shown) for words, shown in commands() if "gradwire" in words]
-PLANS = [(words, shown) for words, shown in GRADWIRE if words[0] == "plan" and shown]
-
-
+GRADWIRE = [words[words.index("gradwire") + 1 :] for words in commands() if "gradwire" in words]
 ELSEWHERE = ["README.md", "docs/two-hosts.md"]  # in test_first_minutes.py
 WITH_PYTHON = [page for page in PAGES if any(python_blocks(page)) and page not in ELSEWHERE]
 
@@ -143,26 +139,14 @@ def refusal(arguments):
     return ""
 
 
-@pytest.mark.parametrize("name", sorted({words[0] for words, _ in GRADWIRE}))
+@pytest.mark.parametrize("name", sorted({words[0] for words in GRADWIRE}))
 def test_commands_in_the_documentation_are_accepted(name, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "data").mkdir()
-    shown = sorted({tuple(words) for words, _ in GRADWIRE if words[0] == name})
+    shown = sorted({tuple(words) for words in GRADWIRE if words[0] == name})
     if backends_in_python.args[0]:  # a torch that is too old for the backend
         shown = [words for words in shown if "gradwire" not in words]
     assert {words: told for words in shown if (told := refusal(words))} == {}
-
-
-@pytest.mark.parametrize(("arguments", "shown"), PLANS, ids=[" ".join(words) for words, _ in PLANS])
-def test_a_plan_in_the_documentation_is_what_the_command_prints(arguments, shown, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
-    assert main(arguments) == 0
-    assert figures(capsys.readouterr().out) == figures(shown)
-
-
-def figures(text):
-    """The words and numbers of a table, without its frame."""
-    return re.findall(r"[\w.,:=+%-]+", text)
 
 
 def messages():

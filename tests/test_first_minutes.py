@@ -1,5 +1,6 @@
 """What a newcomer runs first: README's script and the complete training script, started as their pages say."""
 
+import json
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ from gradwire.experiments.cli import main
 from .forked import Script
 from .test_docs import FENCE, PAGES, script
 
+ROOT = Path(__file__).parents[1]
 WITH_TORCHRUN = ("ddp", "fsdp", "overlap", "concepts", "thrown-away-gradients")
 LIMIT = 280  # seconds that a command may take
 LONGEST, MEDIAN, WORDS = 30, 15, 900  # of README's sentences, and of all its prose
@@ -221,7 +223,7 @@ def test_no_page_makes_a_group_of_one_by_hand():
 
 
 def test_the_status_is_in_the_readmes_first_screen():
-    first = "\n".join(Path(__file__).parents[1].joinpath("README.md").read_text("utf-8").splitlines()[:12])
+    first = "\n".join(PAGES["README.md"].splitlines()[:12])
     assert "alpha" in first
     assert "never ran on several GPUs" in first
 
@@ -231,3 +233,15 @@ def test_the_figure_of_local_sgd_stands_beside_the_call_that_gave_it():
     assert 'every=32, compressor="int4", outer="average"' in section
     assert "9 s" in section
     assert "9 seconds" not in PAGES["README.md"]
+
+
+def test_the_readmes_first_chart_shows_1_and_10_gigabits_and_says_that_they_are_emulated():
+    first = PAGES["README.md"].split("\n## ")[0]
+    ((words, picture),) = re.findall(r"!\[([^]]*)\]\(([^)]*)\)", first)
+    assert "1 and 10 Gbit/s" in words
+    assert "emulated" in words
+    study = json.loads((ROOT / picture).with_name("study.json").read_text("utf-8"))
+    (figure,) = [each for each in study["config"]["figures"] if each["name"] == Path(picture).stem]
+    assert figure["where"]["netlab.rate"] == ["1gbit", "10gbit"]
+    assert "emulated" in figure["title"]
+    assert f"]({picture.removeprefix('docs/')})" in PAGES["docs/index.md"]

@@ -119,5 +119,9 @@ def _drawn(outcome: Outcome, out: Path) -> Outcome:
     from .picture import draw  # here, since matplotlib is optional
 
     shown = [(figure, figure.shown(outcome.rows)) for figure in outcome.config.drawn]
-    pictures = {draw(figure, rows, outcome.heading(rows), out).name: figure.caption for figure, rows in shown if rows}
+    pictures = {
+        draw(figure, rows, outcome.heading(rows, figure.title), out).name: figure.caption
+        for figure, rows in shown
+        if rows
+    }
     return dataclasses.replace(outcome, pictures=pictures)

@@ -21,7 +21,7 @@ class Figure:
     `x`, `y`: columns; several `y` are drawn on top of each other in bars. Columns of lists are curves. `series`: columns
     that tell lines or groups of bars apart, or name points. `where`: only rows with these values, or one of a list of them.
     `log`: axes that are logarithmic. `bounds`: {label: column} of reference curves, the same for all series. `smooth`:
-    curves as moving averages.
+    curves as moving averages. `title`: in place of the study's title and labels; it must name the emulated parts.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Figure:
     labels: Mapping[str, str] = field(default_factory=dict)
     bounds: Mapping[str, str] = field(default_factory=dict)
     caption: str = ""
+    title: str = ""
     smooth: bool = False
 
     def __post_init__(self) -> None:

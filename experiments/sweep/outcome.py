@@ -74,9 +74,10 @@ class Outcome:
             "environment": dict(ordered[-1].environment) if ordered else {},
         }
 
-    def heading(self, rows: Sequence[Row]) -> str:
-        """Above a picture of these rows: the title, and what was emulated or set."""
-        return "\n".join(filter(None, [self.config.title, "; ".join(labels_of(rows)), _warning(self.config.short)]))
+    def heading(self, rows: Sequence[Row], title: str = "") -> str:
+        """Return the text above a picture of these rows: its title, or that of the study with what was emulated or set."""
+        words = [title] if title else [self.config.title, "; ".join(labels_of(rows))]
+        return "\n".join(filter(None, [*words, _warning(self.config.short)]))
 
     def write(self, folder: Path) -> None:
         """Write `study.json` and `README.md`."""

@@ -10,6 +10,7 @@ def test_above_a_picture_is_what_was_emulated_in_the_rows_that_it_shows():
     assert figure.shown([*rows, {"link": "slow", "steps": None}]) == rows[:1]
     assert outcome.heading(rows) == "Links\nslow links; fast links"
     assert outcome.heading(figure.shown(rows)) == "Links\nslow links"
+    assert outcome.heading(rows, "Emulated links") == "Emulated links"
 
 
 def test_the_page_tells_when_and_with_what_the_points_ran_whoever_draws_it():

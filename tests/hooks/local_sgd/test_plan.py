@@ -43,7 +43,9 @@ def test_an_uncompressed_round_sums_a_part_at_each_site_and_sends_it_to_the_othe
     rows, part = size * 3 / 4, size / 4
     found = planned("none", relay=relay)
     assert (found.up, found.down, found.exchanges) == (rows + part * (1 if relay else 3), rows + part * 3, 2)
-    gathered = max(part / UP + passed_on(part, relay), min(PART, part) / UP + part * 3 / DOWN) if relay else part * 3 / UP
+    gathered = (
+        max(part / UP + passed_on(part, relay), min(PART, part) / UP + part * 3 / DOWN) if relay else part * 3 / UP
+    )
     added = passed_on(part, relay) + gathered + 2 * delay(relay) + waits(relay)
     assert found.seconds == pytest.approx(rows / UP + added)
 
