@@ -1,4 +1,4 @@
-"""Checkpoints: the format of a saved state, its checks before it is taken, the states of all ranks, and those of other ranks."""
+"""Checkpoints: the format of a saved state and its checks, the states of all ranks, and those for other numbers of ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from ...compress.state.tensors import FIRST, PART
 from ...compress.state.tree import Entries, summed
 from ..buckets.grad_bucket import axis_order, grad_dtype, layout_of, plain_names
 from .bucket_memory import CARRIED_OVER, BucketMemory
-from .model_memory import CARRIED_OVER
 
 logger = logging.getLogger(__name__)
 FORMAT = 4  # the default options of compressors belong to it: tests/ddp_core/memory/test_checkpoint.py lists them
