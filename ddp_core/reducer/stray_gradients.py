@@ -1,4 +1,4 @@
-"""Gradients that are not averaged: of parameters that changed after the wrap, and of training that goes around the wrapper."""
+"""Gradients that are not averaged: of parameters that changed after the wrap, and of training around the wrapper."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from gradwire import kernels
 from gradwire.compress import Ranks, compressor
 from gradwire.compress.simulate import operations_of
 from gradwire.ddp_core import over
-from gradwire.ddp_core.averaging import same_kernels
+from gradwire.ddp_core.averaging import kernels as averaging_kernels
 from gradwire.kernels import dispatch
 
 AVAILABLE = {backend.name: backend for backend in kernels.backends()}
@@ -113,9 +113,9 @@ def test_what_needs_no_kernels_trains_on_different_backends(ranks):
 
 def of_other_versions(rank, world_size):
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
-        patch.setattr(same_kernels, "_versions", lambda device: {"torch": f"2.{8 + rank}", "triton": "3.5"})
+        patch.setattr(averaging_kernels, "_versions", lambda device: {"torch": f"2.{8 + rank}", "triton": "3.5"})
         warnings.simplefilter("always")
-        same_kernels.agree_on_kernels({"sign_pack"}, over(dist.group.WORLD), torch.device("cpu"))
+        averaging_kernels.agree_on_kernels({"sign_pack"}, over(dist.group.WORLD), torch.device("cpu"))
     return [str(each.message) for each in caught]
 
 

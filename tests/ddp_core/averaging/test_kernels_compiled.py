@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gradwire.compress import Layout, compressor
-from gradwire.ddp_core.averaging import compiling
+from gradwire.ddp_core.averaging import kernels
 
 LAYOUT = Layout(("weight",), ((4, 4),), torch.float32, torch.device("cuda", 0))
 
@@ -17,35 +17,33 @@ LAYOUT = Layout(("weight",), ((4, 4),), torch.float32, torch.device("cuda", 0))
 def steps(monkeypatch):
     """The steps that are rehearsed."""
     seen = []
-    monkeypatch.setattr(compiling, "_compiled", set())
-    monkeypatch.setattr(compiling, "rehearse", lambda compressor, layout, step, method=None: seen.append(step))
-    monkeypatch.setattr(compiling, "all_finite", lambda tensor: None)
+    monkeypatch.setattr(kernels, "_compiled", set())
+    monkeypatch.setattr(kernels, "rehearse", lambda compressor, layout, step, method=None: seen.append(step))
+    monkeypatch.setattr(kernels, "all_finite", lambda tensor: None)
     stand_in = SimpleNamespace(zeros=lambda *_, **__: None, autocast=lambda *_, **__: nullcontext())
-    monkeypatch.setattr(compiling, "torch", stand_in)
+    monkeypatch.setattr(kernels, "torch", stand_in)
     return seen
 
 
 def test_every_stage_is_run_once_for_each_device_and_dtype(steps):
     built = compressor("powersgd:rank=2,start_iter=5")
     for layout in (LAYOUT, dataclasses.replace(LAYOUT, names=("other",)), LAYOUT):
-        compiling.compile_kernels(built, layout)
+        kernels.compile_kernels(built, layout)
     assert sorted(steps) == [0, 0, 1, 1, 5, 5, 6, 6]  # as it is, and as a large one
-    compiling.compile_kernels(built, dataclasses.replace(LAYOUT, dtype=torch.bfloat16))
-    compiling.compile_kernels(built, dataclasses.replace(LAYOUT, device=torch.device("cuda", 1)))
+    kernels.compile_kernels(built, dataclasses.replace(LAYOUT, dtype=torch.bfloat16))
+    kernels.compile_kernels(built, dataclasses.replace(LAYOUT, device=torch.device("cuda", 1)))
     assert len(steps) == 24
 
 
 def test_large_parameters_have_few_rows_and_small_buckets_are_tried_as_large_ones(steps, monkeypatch):
     shapes = []
-    monkeypatch.setattr(
-        compiling, "rehearse", lambda compressor, layout, step, method=None: shapes.append(layout.shapes)
-    )
+    monkeypatch.setattr(kernels, "rehearse", lambda compressor, layout, step, method=None: shapes.append(layout.shapes))
     large = dataclasses.replace(LAYOUT, names=("embedding", "bias", "scalar"), shapes=((1 << 20, 2048), (32,), ()))
-    compiling.compile_kernels(compressor("topk"), large)
-    compiling.compile_kernels(compressor("bf16"), LAYOUT)
+    kernels.compile_kernels(compressor("topk"), large)
+    kernels.compile_kernels(compressor("bf16"), LAYOUT)
     assert shapes[::2] == [((1024, 2048), (32,), ()), ((4, 4),), ((1 << 18, 4),)]
 
 
 def test_nothing_is_run_where_nothing_is_compiled(steps):
-    compiling.compile_kernels(compressor("topk"), dataclasses.replace(LAYOUT, device=torch.device("cpu")))
+    kernels.compile_kernels(compressor("topk"), dataclasses.replace(LAYOUT, device=torch.device("cpu")))
     assert steps == []

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 import gradwire
 from gradwire.ddp_core import obstacle
-from gradwire.ddp_core.transport import host_places, host_segment
+from gradwire.ddp_core.transport import host_memory, host_places
 
 from ...faulty import Throughout
 from ...hooks.given import Given, average, gradients
@@ -44,7 +44,7 @@ def plainly(rank, world_size):
     with_memory, shared = averages(rank, "hosts:ranks=2+none", gradient_as_bucket_view=True)
     with pytest.MonkeyPatch.context() as patch:
         if rank == world_size - 1:
-            patch.setenv(host_segment.SWITCH, "0")
+            patch.setenv(host_memory.SWITCH, "0")
         without, used = averages(rank, "hosts:ranks=2+none")
     assert (shared, used) == (True, False)
     return with_memory, without

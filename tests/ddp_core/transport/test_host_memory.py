@@ -13,7 +13,7 @@ from torch.distributed.algorithms.join import Join
 
 import gradwire
 from gradwire.ddp_core import Link, Paced, obstacle
-from gradwire.ddp_core.transport import host_segment
+from gradwire.ddp_core.transport import host_memory
 
 from ..nets import ALWAYS, Batch, Net, descend, loss_of
 
@@ -39,7 +39,7 @@ def with_and_without(rank, world_size, options):
     with_memory, shared = trained(rank, **options)
     with pytest.MonkeyPatch.context() as patch:
         if rank == world_size - 1:
-            patch.setenv(host_segment.SWITCH, "0")
+            patch.setenv(host_memory.SWITCH, "0")
         without, used = trained(rank, **options)
     return shared, used, all(map(torch.equal, with_memory, without))
 
@@ -60,10 +60,10 @@ def test_training_has_the_same_bits_with_shared_memory_as_where_one_rank_does_no
 
 
 def test_only_the_owner_opens_shared_memory_and_nobody_changes_its_size():
-    file, address = host_segment.memory_file(8192)
+    file, address = host_memory.memory_file(8192)
     try:
         assert os.fstat(file).st_mode & 0o777 == 0o600
-        memory = host_segment.mapped(address.split(), 8192)
+        memory = host_memory.mapped(address.split(), 8192)
         for size in (0, 4096, 1 << 20):
             with pytest.raises(PermissionError):
                 os.ftruncate(file, size)
@@ -103,11 +103,11 @@ def refused(rank, world_size, how):
 
 
 def is_elsewhere(patch):
-    patch.setattr(host_segment, "machine", lambda: "another")
+    patch.setattr(host_memory, "machine", lambda: "another")
 
 
 def is_not_built(patch):
-    patch.setattr(host_segment, "extension", lambda: import_module("gradwire.no_such_extension"))
+    patch.setattr(host_memory, "extension", lambda: import_module("gradwire.no_such_extension"))
 
 
 def fails(*_):
@@ -115,23 +115,23 @@ def fails(*_):
 
 
 def has_no_memory(patch):
-    patch.setattr(host_segment.os, "posix_fallocate", fails)
+    patch.setattr(host_memory.os, "posix_fallocate", fails)
 
 
 def may_not_look(patch):
-    patch.setattr(host_segment.os, "open", fails)
+    patch.setattr(host_memory.os, "open", fails)
 
 
 def finds_another_file(patch):
-    patch.setattr(host_segment.os, "pread", lambda *_: b"something else  ")
+    patch.setattr(host_memory.os, "pread", lambda *_: b"something else  ")
 
 
 def cannot_watch(patch):
-    patch.setattr(host_segment, "Processes", fails)
+    patch.setattr(host_memory, "Processes", fails)
 
 
 def has_other_buckets(patch):
-    patch.setattr(host_segment, "PAGE", 2 * host_segment.PAGE)
+    patch.setattr(host_memory, "PAGE", 2 * host_memory.PAGE)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def with_moved_gradients(rank, world_size, move):
     gradients = []
     for shared in ("1", "0"):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(host_segment.SWITCH, shared)
+            patch.setenv(host_memory.SWITCH, shared)
             model = gradwire.DistributedDataParallel(Net(ALWAYS[:3]), gradient_as_bucket_view=True)
         for step in range(4):
             loss_of(model(Batch.drawn(rank, step))).backward()
@@ -212,7 +212,7 @@ def several_ways(rank, world_size):
     found, shared = [], []
     for switch in ("1", "0"):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(host_segment.SWITCH, switch)
+            patch.setenv(host_memory.SWITCH, switch)
             models = [gradwire.DistributedDataParallel(Net(ALWAYS[:3]))]
             if rank < 2:
                 models.append(gradwire.DistributedDataParallel(Net(ALWAYS[:2]), process_group=pair))
