@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ...compress.shards.layout import ShardLayout
-from ...compress.shards.reduction import Finite, ShardState, ShardSum
-from ...compress.shards.residual import ShardResidual
+from ...compress.shards.reduction import Finite, ShardResidual, ShardState, ShardSum
 from ...compress.state.tree import Entries, Leaves
 from .bucket_memory import DeviceFlag
 from .out_of_memory import META, allocated
