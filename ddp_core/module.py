@@ -174,7 +174,7 @@ class DistributedDataParallel(TorchAttributes):
         self._take_devices()
         if self.arguments.init_sync:
             verify(described(self._parameters_by_name(), self._setup_now[0]), self._messages)
-        self.reducer.detach()
+        self.reducer.hooks.detach()
         for handle in {self.compression, *(each for each in self._hook or () if isinstance(each, Handle))}:
             handle.bind(self.module, changed=True)
         self._fill_buckets(together=True)
@@ -359,7 +359,7 @@ class DistributedDataParallel(TorchAttributes):
             return  # this rank is not a member
         saved = self.compression.state_dict()
         self._setup = self._setup_now
-        self.reducer.detach()
+        self.reducer.hooks.detach()
         self.arguments = dataclasses.replace(self.arguments, process_group=new_process_group, device_mesh=None)
         self._connect(self.arguments.groups())
         self.compression.load_state_dict({**saved, **self._place()})

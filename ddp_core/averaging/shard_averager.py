@@ -22,8 +22,7 @@ from ...compress.simulate import operations_of
 from ..engine.task import Task
 from ..measure.stats import Measured, Stats, Totals
 from ..measure.step import BucketStats, Record, Step
-from ..memory.shard_memory import ShardMemory
-from ..memory.weight_memory import Key, WeightMemory
+from ..memory.shard_memory import Key, ShardMemory, WeightMemory
 from ..transport.protocol import Decorator, Pending
 from .averager import CompressedAverager
 from .bucket_plan import labelled

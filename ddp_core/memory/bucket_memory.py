@@ -178,10 +178,6 @@ class BucketMemory:
             entries.setdefault(name, {})[CARRIED_OVER] = numbers.clone()
         return entries
 
-    def averaged(self) -> Entries:
-        """Return what is made of this rank's gradients and not held back, by parameter name and field."""
-        return self.leaves.averaged()
-
     def load(self, entries: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Take saved numbers; those that lost their place are carried to the next average."""
         self.carry_over(self.leaves.load(entries))

@@ -310,7 +310,7 @@ def _mean_momenta(buckets: Sequence[Sequence[BucketMemory]]) -> Entries:
     """The mean over ranks of what is made of their gradients and is not held back."""
     total: Entries = {}
     for bucket in (bucket for mine in buckets for bucket in mine):
-        for name, fields in bucket.averaged().items():
+        for name, fields in bucket.leaves.averaged().items():
             total[name] = summed([total.get(name, {}), fields])
     return {name: {field: sums[field] / len(buckets) for field in sums} for name, sums in total.items()}
 

@@ -38,8 +38,7 @@ from .measured_step import noted
 from .partial_step import PartialStep
 from .pending_parameter import PendingParameter, clear
 from .pending_update import PendingUpdate, clear_now
-from .slice_order import SliceOrder
-from .slice_size import slice_bytes
+from .slice_order import SliceOrder, slice_bytes
 
 
 @dataclass(frozen=True)

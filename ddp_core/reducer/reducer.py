@@ -82,13 +82,9 @@ class Reducer:
         """Return the names of parameters."""
         return [self.names[index] for index in indices]
 
-    def detach(self) -> None:
-        """Average no more: take the hooks off the parameters."""
-        self.hooks.detach()
-
     def _failure(self, text: str) -> RuntimeError:
         """Return the error to raise. This reducer averages no more; another one may."""
-        self.detach()
+        self.hooks.detach()
         return RuntimeError(text)
 
     def _warn(self, reason: str, text: str) -> None:

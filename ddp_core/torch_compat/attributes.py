@@ -220,7 +220,7 @@ class TorchAttributes(TorchDDP):
         self.logger.sample_rate = sample_rate
 
     def _remove_autograd_hooks(self) -> None:
-        self.reducer.detach()
+        self.reducer.hooks.detach()
 
     def _check_reducer_finalized(self) -> None:
         self.reducer.require_finished()

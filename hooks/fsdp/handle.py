@@ -13,9 +13,8 @@ from ...ddp_core import Handle, Observed, Scaler
 from ...ddp_core.averaging.averager import CompressedAverager
 from ...ddp_core.averaging.shard_averager import ShardAverager
 from ...ddp_core.memory.model_memory import Snapshot
-from ...ddp_core.memory.shard_memory import ShardSnapshot
-from ...ddp_core.memory.weight_memory import Key
-from ...ddp_core.memory.weight_memory import saved as weights_in_use
+from ...ddp_core.memory.shard_memory import Key, ShardSnapshot
+from ...ddp_core.memory.shard_memory import saved as weights_in_use
 from .modules import ShardedModule
 from .state import FORMAT, among_replicas, checked, merged, owed_by_replicas, own
 

@@ -5,8 +5,7 @@ import torch
 
 from gradwire.compress import Ranks, simulate
 from gradwire.compress.shards.layout import ShardLayout
-from gradwire.compress.shards.reduction import shard_sum
-from gradwire.compress.shards.residual import ShardResidual
+from gradwire.compress.shards.reduction import ShardResidual, shard_sum
 from gradwire.compress.shards.weights import HeldWeights, OwnRows, weight_gather
 from gradwire.compress.simulate import traffic
 from gradwire.compress.state.tree import Leaves, save

@@ -49,7 +49,7 @@ def launched_by_two_threads():
     for thread in threads:
         thread.join()
     gradients = [parameter.grad is not None for parameter in parameters]
-    reducer.detach()
+    reducer.hooks.detach()
     return sent, reducer.finished, len(reducer.assignment.buckets), all(gradients)
 
 
