@@ -176,8 +176,11 @@ def start_sum(values: Tensor, group: dist.ProcessGroup) -> dist.Work:
 
 
 def start_all_gather(out: Tensor, mine: Tensor, group: dist.ProcessGroup, *, async_op: bool) -> dist.Work | None:
-    """Fill `out` with all ranks' tensors, one behind the other; `mine`, this rank's, may be its place in it."""
-    return dist.all_gather_into_tensor(out, mine, group=group, async_op=async_op)
+    """Fill `out` with all ranks' tensors, one behind the other; `mine`, this rank's, may be its place in it.
+
+    They travel as bytes, since Gloo does not know float8.
+    """
+    return dist.all_gather_into_tensor(out.view(torch.uint8), mine.view(torch.uint8), group=group, async_op=async_op)
 
 
 def start_scatter(rows: Tensor, output: Tensor, group: dist.ProcessGroup) -> dist.Work | None:

@@ -11,8 +11,10 @@ exact weights, as a checkpoint has them.
 
 import argparse
 import json
+import os
 import statistics
 import sysconfig
+from itertools import product
 from math import cos, pi
 from pathlib import Path
 
@@ -114,8 +116,45 @@ def trained(spec: str, seed: int, text: Text, args: argparse.Namespace) -> float
     return validation_loss(model, text.validation)
 
 
+class Losses:
+    """The losses of a file by compressor and seed, all with the same settings; several processes may fill it."""
+
+    def __init__(self, path: Path | None, settings: dict[str, object]) -> None:
+        self.path, self.settings = path, settings
+        self.read: dict[str, dict[str, float]] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read what the file has now. Exits if it is of other settings."""
+        if self.path is None or not self.path.exists():
+            return
+        found = json.loads(self.path.read_text())
+        if found.get("settings") != self.settings:
+            raise SystemExit(
+                f"{self.path} has losses with {found.get('settings')}, here are {self.settings}: give another file"
+            )
+        self.read = found["losses"]
+
+    def add(self, spec: str, seed: int, loss: float) -> None:
+        """Write one more loss to the file."""
+        self.refresh()
+        self.read.setdefault(spec, {})[str(seed)] = loss
+        if self.path is not None:
+            unfinished = self.path.with_suffix(f".{os.getpid()}")
+            unfinished.write_text(json.dumps({"settings": self.settings, "losses": self.read}, indent=1) + "\n")
+            unfinished.replace(self.path)
+
+    def row(self, spec: str, first: str, seeds: list[int]) -> str:
+        """Return a row of a table: the losses of a compressor, and the excess over the first one's of the same seeds."""
+        pairs = [(self.read[spec][str(seed)], self.read[first][str(seed)]) for seed in seeds]
+        excess = [100 * (mine / base - 1) for mine, base in pairs]
+        shown = ", ".join(f"{mine:.4f}" for mine, _ in pairs)
+        spread = statistics.stdev(excess) if len(excess) > 1 else 0.0
+        return f"| `{spec}` | {shown} | {statistics.fmean(excess):+.2f} % ± {spread:.2f} |"
+
+
 def main() -> None:
-    """Print each compressor's losses, and the excess over the first one's by seed."""
+    """Train what the file lacks, and print each compressor's losses and the excess over the first one's by seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("compressors", nargs="+", metavar="WEIGHTS/GRADIENTS")
     parser.add_argument("--ranks", type=int, default=4)
@@ -123,23 +162,22 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--validation", type=int, default=2000, help="windows")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="the file of losses; trainings that it has are skipped")
     args = parser.parse_args()
+    torch.set_num_threads(1)  # losses do not depend on the number of cores
     text = text_of([Path(sysconfig.get_paths()["stdlib"])], 8_000_000, SIZES["tiny"][3], torch.device("cpu"))
     text = Text(text.train, text.validation[: args.validation], text.about)
-    losses: dict[str, list[float]] = {}
+    names = ("ranks", "per_host", "steps", "batch", "lr", "validation")
+    settings = {name: getattr(args, name) for name in names} | text.about
+    losses = Losses(args.json, settings)
+    for seed, spec in product(args.seeds, args.compressors):
+        losses.refresh()
+        if str(seed) not in losses.read.get(spec, {}):
+            losses.add(spec, seed, trained(spec, seed, text, args))
     for spec in args.compressors:
-        losses[spec] = [trained(spec, seed, text, args) for seed in range(args.seeds)]
-        first = losses[args.compressors[0]]
-        excess = [100 * (mine / base - 1) for mine, base in zip(losses[spec], first, strict=True)]
-        shown = " ".join(f"{loss:.4f}" for loss in losses[spec])
-        spread = statistics.stdev(excess) if len(excess) > 1 else 0.0
-        print(f"{spec:32} {shown}  {statistics.fmean(excess):+.2f} % +- {spread:.2f}", flush=True)
-        if args.json:
-            told = {"arguments": {**vars(args), "json": None}, "text": text.about, "losses": losses}
-            args.json.write_text(json.dumps(told, indent=1) + "\n")
+        print(losses.row(spec, args.compressors[0], args.seeds))
 
 
 if __name__ == "__main__":
