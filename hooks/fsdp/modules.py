@@ -17,6 +17,7 @@ from ...compress import Layout, Ranks
 from ...compress.shards.layout import ShardLayout
 from ...compress.shards.weights import WeightKind
 from ...ddp_core import plain
+from ...kernels import temporary
 
 SINCE = "2.9"  # the torch whose FSDP2 takes communication of others
 
@@ -50,10 +51,10 @@ class OneBuffer:
         self._result: Tensor | None = None
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return new memory for what is reduced, and then the same tensor for the result."""
+        """Return memory for what is reduced, of gradients that are gone where it can, and the same tensor for the result."""
         result, self._result = self._result, None
         if result is None or result.shape != torch.Size(size) or result.dtype != dtype:
-            self._result = result = torch.empty(*size, dtype=dtype, device=device)
+            self._result = result = temporary(*size, dtype=dtype, device=device)
         return result
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:

@@ -1,4 +1,7 @@
-"""A module's gradients are collected, averaged and handed out in one buffer."""
+"""A module's gradients are collected, averaged and handed out in one buffer, of the memory of gradients that are gone."""
+
+import torch
+from torch import nn
 
 import gradwire
 
@@ -35,3 +38,20 @@ def test_gradients_lie_where_torch_collected_them_without_a_copy(ranks):
         assert given[::2] == given[1::2]
         assert all(any(first <= place < end for first, end in given[-6:]) for place in found)
         assert afterwards == ["DefaultReduceScatter"] * 3
+
+
+def places_of_steps(rank, world_size):
+    """The places of large gradients after each of three steps, each of which lets those of the one before go."""
+    model, seen = network(nn.Sequential(*(nn.Linear(600, 600) for _ in range(3))), ("0", "1", "2", "")), []
+    handle = gradwire.attach(model, "int8")
+    for _ in range(3):
+        model.zero_grad()
+        model(torch.ones(2, 600)).square().mean().backward()
+        seen.append({local(each.weight.grad).data_ptr() for each in model})
+    handle.close()
+    return seen
+
+
+def test_large_gradients_lie_where_those_of_the_step_before_lay(ranks):
+    for first, *others in ranks.run(places_of_steps, 2):
+        assert others == [first] * 2
