@@ -1,6 +1,7 @@
 """docs/benchmarks/ef21_bits.py, muloco_sites.py and low_rank_choices.py, on small inputs."""
 
 import importlib
+import json
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from gradwire.experiments.workloads.models import ModelConfig
 from gradwire.experiments.workloads.training import initial_model
 
 ROOT = Path(__file__).parents[1]
+PAPERS = ROOT / "docs" / "results" / "papers"
+PAGE = (PAPERS / "README.md").read_text("utf-8")
 CPU = torch.device("cpu")
 TINY = ModelConfig("gpt", width=8, layers=1, heads=1, context=8)
 ELEMENTS, STEPS = 40, 4
@@ -106,3 +109,9 @@ def test_choices_of_ranks_send_as_many_bytes(script):
     for edges, otherwise in ((10, 5), (2, 7)):
         built = choices.by_name(dict.fromkeys(choices.EDGES, edges), otherwise)
         assert sent_bytes(choices, built) == pytest.approx(wanted, rel=0.08)
+
+
+def test_the_table_of_ef21_on_the_page_is_that_of_its_file(script):
+    bits = script("ef21_bits")
+    for line in bits.table(json.loads((PAPERS / "ef21-bits.json").read_text())["rows"]).splitlines():
+        assert f"{line}\n" in PAGE

@@ -23,6 +23,15 @@ RATES = tuple(2.0**power for power in range(-5, 2))  # learning rates, all at on
 BATCHES = (1, 0)  # samples per rank and step; 0: all that a rank has
 LAST = 10  # the norm at the end is the mean over the last tenth of the steps
 LOOK = 50  # steps between two norms
+HEADS = (
+    "samples per rank",
+    "name in the paper",
+    "gradwire",
+    "bits per rank",
+    "learning rate",
+    "norm, 1/4 of the bits",
+    "norm, all bits",
+)
 COMPRESSORS = {
     "uncompressed SGD": "`none`",
     "EF14-SGD": "`topk:k=10`",
@@ -132,10 +141,7 @@ def row(name: str, batch: int, seeds: range, problem: Problem) -> dict:
 
 def table(rows: list[dict]) -> str:
     """Return the page's table."""
-    lines = [
-        "| batch per rank | name in the paper | gradwire | bits per rank | lr | norm, 1/4 of the bits | norm, all |"
-    ]
-    lines.append("|---" * 7 + "|")
+    lines = [f"| {' | '.join(HEADS)} |", "|---" * len(HEADS) + "|"]
     for each in rows:
         cells = [str(each["batch"] or "all"), each["name"], COMPRESSORS[each["name"]], f"{each['bits'] / 1e6:,.1f} M"]
         cells += [f"{each['lr']:g}", f"{each['quarter']:.4f}", f"{each['end']:.4f}"]

@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,11 @@ class Known:
     def __init__(self, file: Path) -> None:
         about = {"torch": torch.__version__, "gradwire": gradwire.__version__, "runs": []}
         self.file, self.kept = file, json.loads(file.read_text()) if file.exists() else about
-        self.dataset = load_dataset(DataConfig(), MODEL)
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        """Return the data, read at the first training."""
+        return load_dataset(DataConfig(), MODEL)
 
     def loss(self, run: Run) -> float:
         """Return the loss of a run, from the file or by training."""
