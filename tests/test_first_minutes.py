@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gradwire.experiments.cli import main
+from gradwire.hooks.advice.decisions import CANDIDATES, SGD
 
 from .forked import Script
 from .test_docs import FENCE, PAGES, script
@@ -245,3 +246,7 @@ def test_the_readmes_first_chart_shows_1_and_10_gigabits_and_says_that_they_are_
     assert figure["where"]["netlab.rate"] == ["1gbit", "10gbit"]
     assert "emulated" in figure["title"]
     assert f"]({picture.removeprefix('docs/')})" in PAGES["docs/index.md"]
+    losses = {each.spec: f"{100 * each.losses[SGD]:.0f} %" for each in CANDIDATES}
+    told = f"PowerSGD of rank 4 raises the validation loss by {losses['powersgd:rank=4']}, and `bf16` keeps it"
+    assert told in " ".join(first.split())
+    assert losses["bf16"] == "0 %"
