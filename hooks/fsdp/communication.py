@@ -22,7 +22,10 @@ from .arrivals import Arrivals
 from .modules import ShardedModule
 
 logger = logging.getLogger(__name__)
-UNCOMPRESSED = "weights of a sharded module (%s, ...) travel uncompressed: they have 8 bits already, or are no numbers"
+UNCOMPRESSED = (
+    "weights of a sharded module (%s, ...) travel uncompressed: they, or others of their group, have 8 bits already, or "
+    "are no numbers"
+)
 DIVIDES = (
     "set_force_sum_reduction_for_comms(False) does not go with gradwire, which sums gradients itself: leave that call "
     "out"
