@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, product, zip_longest
@@ -11,9 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from ..kernels.dispatch import recorded_operations
-from ..kernels.temporary import counted_temporaries
 from .feedback.switch import Switch
 from .protocol.compressor import Compressor, children, own_traits, traits_of
 from .protocol.layout import Layout, Ranks, Scope
@@ -208,11 +210,42 @@ def steady_traffic(compressor: Compressor, layouts: Sequence[Layout]) -> Traffic
 class WorkMemory:
     """Bytes that a bucket takes in a step beside gradients and state.
 
-    `waiting`: while it waits for a reply, with that. `most`: while it computes between two of them.
+    `waiting`: while it waits for a reply, with that. `most`: at any time, while it computes as well. `computing`: at most
+    before the first request, and after each reply.
     """
 
     waiting: int = 0
     most: int = 0
+    computing: tuple[int, ...] = ()
+
+
+class TensorCount(TorchDispatchMode):
+    """Bytes of the tensors that operations make inside a `with`, each memory once: now, and at most so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, and count what it makes."""
+        self._note((args, kwargs), new=False)
+        result = func(*args, **(kwargs or {}))
+        self._note(result, new=True)
+        return result
+
+    def _note(self, given: Any, *, new: bool) -> None:
+        for storage in (each.untyped_storage() for each in tree_leaves(given) if isinstance(each, Tensor)):
+            if storage._cdata not in self._known:
+                self._known.add(storage._cdata)
+                nbytes = storage.nbytes() if new else 0
+                self.now += nbytes
+                self.most = max(self.most, self.now)
+                weakref.finalize(storage, self._drop, storage._cdata, nbytes).atexit = False
+
+    def _drop(self, key: int, nbytes: int) -> None:
+        self._known.discard(key)
+        self.now -= nbytes
 
 
 def work_memory(compressor: Compressor, layout: Layout) -> WorkMemory:
@@ -222,22 +255,26 @@ def work_memory(compressor: Compressor, layout: Layout) -> WorkMemory:
     """
     ranks = placed_on_hosts(compressor, layout.ranks)
     layout = dataclasses.replace(layout, ranks=ranks, device=torch.device("meta"))
-    waiting = most = 0
-    for step in (STEADY, STEADY + 1):
-        with counted_temporaries() as count:
-            grad = _zeros(layout)
-            program = _begun(compressor, layout, grad, step)
-            request, _ = next_request(program, None)
-            most = max(most, count.most)
-            while request is not None:
-                payload = 0 if request.tensor is grad else max(count.now, request.tensor.nbytes)
-                reply = torch.empty_like(alike(request, ranks))
-                replied = 0 if isinstance(request, AllReduce | Broadcast) else reply.nbytes
-                waiting, count.most = max(waiting, payload + replied), count.now
-                del request  # its payload goes as soon as the program lets it go
-                request, _ = next_request(program, reply)
-                most = max(most, count.most + replied)
-    return WorkMemory(waiting, max(waiting, most))
+    found = [memory_of(_begun(compressor, layout, _zeros(layout), step), ranks) for step in (STEADY, STEADY + 1)]
+    computing = zip_longest(*(each.computing for each in found), fillvalue=0)
+    return WorkMemory(max(each.waiting for each in found), max(each.most for each in found), tuple(map(max, computing)))
+
+
+def memory_of(program: Program[Any], ranks: Ranks) -> WorkMemory:
+    """Return the memory of the tensors that a program on the meta device makes, where all ranks do as this one."""
+    waiting, computing = 0, list[int]()
+    with TensorCount() as count:
+        request, _ = next_request(program, None)
+        while request is not None:
+            computing.append(count.most)
+            answer = alike(request, ranks)
+            reply = answer if isinstance(request, AllReduce | Broadcast) else torch.empty_like(answer)
+            del answer
+            waiting, count.most = max(waiting, count.now), count.now
+            del request  # its payload goes as soon as the program lets it go
+            request, _ = next_request(program, reply)
+    computing.append(count.most)
+    return WorkMemory(waiting, max(waiting, *computing), tuple(computing))
 
 
 def alike(request: Request, ranks: Ranks) -> Tensor:

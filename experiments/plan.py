@@ -25,8 +25,8 @@ from .workloads.training import loss_of
 
 BUSES = {"pcie3x16": "126gbit", "pcie4x16": "252gbit", "pcie5x16": "504gbit"}  # 16 lanes of 8, 16, 32 GT/s, 128b/130b
 OF_DDP, OF_FSDP = ("none", "bf16", "powersgd:rank=4", "topk", "onebit"), ("none", "bf16", "int8/int4", "int4")
-NOT_OF_SHARDS = ("work_bytes", "bytes_per_parameter")  # nobody has computed the work memory of FSDP2
 FOR_SITES = ["none", "bf16", "int8", "int4", "int2"]
+MEMORY = ("state", "work", "per parameter")
 MATRIX, MOST_PARAMETERS = 4096, 1e13
 RUN_AT_MOST = 2**26  # parameters: one backward of a larger model is traced on the meta device, at no cost
 
@@ -121,7 +121,7 @@ def plan_command(config: PlanConfig) -> int:
     plans = [_planned(model, order, spec, config) for spec in config.specs]
     elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
     if config.json:
-        rows = [_row(config, each) | _on_bus(config, each) for each in plans]
+        rows = [_row(each) | _on_bus(config, each) for each in plans]
         document = {
             "model": config.model.name,
             "parameters": elements,
@@ -155,24 +155,24 @@ def _plan_sites(config: PlanConfig) -> int:
     specs = FOR_SITES if config.compressors == PlanConfig().compressors else config.compressors
     plans = [sites_plan(compressor(spec), parameters, wan, config.step_seconds, config.computing) for spec in specs]
     best = recommended(plans)
-    rows = [_sites_row(spec, each) for spec, each in zip(specs, plans, strict=True)]
+    elements = sum(each.numel() for each in parameters.values())
+    rows = [_sites_row(spec, each, elements) for spec, each in zip(specs, plans, strict=True)]
     if config.json:
         print(json.dumps({"sites": config.sites, "rows": rows, "recommended": rows[best]}, indent=2))
         return 0
     name = config.model.name if not config.parameters else "a model"
-    elements = sum(each.numel() for each in parameters.values())
     title = (
         f"{name}: {elements:,} parameters at {config.sites} sites, {config.step_seconds:g} s per step, {_lines(config)}"
     )
     table = Table(title=title)
-    for heading in ("compressor", "every", "fragments", "sent", "received", "round", "computing"):
+    for heading in ("compressor", "every", "fragments", "sent", "received", "round", "computing", *MEMORY):
         table.add_column(heading, justify="left" if heading == "compressor" else "right")
     for row in rows:
         sent, received = (decimal(round(float(row[key]))) for key in ("sent_bytes", "received_bytes"))
         counts = str(row["every"]), str(row["fragments"])
-        table.add_row(
-            str(row["compressor"]), *counts, sent, received, _seconds(float(row["seconds"])), f"{row['computing']:.1%}"
-        )
+        speed = _seconds(float(row["seconds"])), f"{row['computing']:.1%}"
+        memory = _memory(row["state_bytes"], row["work_bytes"], elements)
+        table.add_row(str(row["compressor"]), *counts, sent, received, *speed, *memory)
     console = Console()
     console.print(table)
     chosen = rows[best]
@@ -185,8 +185,8 @@ def _plan_sites(config: PlanConfig) -> int:
     return 0
 
 
-def _sites_row(spec: str, each: SitesPlan) -> dict[str, Any]:
-    """The means over the fragments' rounds."""
+def _sites_row(spec: str, each: SitesPlan, elements: int) -> dict[str, Any]:
+    """The means over the fragments' rounds, and the memory of a site."""
     count = len(each.rounds)
     return {
         "compressor": spec,
@@ -196,6 +196,9 @@ def _sites_row(spec: str, each: SitesPlan) -> dict[str, Any]:
         "received_bytes": sum(part.down for part in each.rounds) / count,
         "seconds": sum(part.seconds for part in each.rounds) / count,
         "computing": each.computing,
+        "state_bytes": each.state_bytes,
+        "work_bytes": each.work_bytes,
+        "bytes_per_parameter": (each.state_bytes + each.work_bytes) / elements,
     }
 
 
@@ -239,8 +242,8 @@ def _spread(whole: Plan, config: PlanConfig) -> Plan:
     )
 
 
-def _row(config: PlanConfig, each: Plan) -> dict[str, object]:
-    row = {
+def _row(each: Plan) -> dict[str, object]:
+    return {
         "compressor": each.compressor,
         "payload_bytes_per_step": each.payload_bytes_per_step,
         "sent_bytes_per_step": each.sent_bytes_per_step,
@@ -249,7 +252,10 @@ def _row(config: PlanConfig, each: Plan) -> dict[str, object]:
         "work_bytes": each.work_bytes,
         "bytes_per_parameter": each.bytes_per_parameter,
     }
-    return {key: value for key, value in row.items() if config.parallel == "ddp" or key not in NOT_OF_SHARDS}
+
+
+def _memory(state: int, work: int, parameters: int) -> tuple[str, str, str]:
+    return decimal(state), decimal(work), f"{(state + work) / parameters:.2f} bytes"
 
 
 def _on_bus(config: PlanConfig, each: Plan) -> dict[str, float]:
@@ -263,20 +269,13 @@ def _table(config: PlanConfig, elements: int, plans: list[Plan]) -> Table:
     local = f" of {config.local_every} local ones" if config.local_every else ""
     table = Table(title=f"{config.model.name}: {elements:,} parameters on {config.workers} ranks, a step{local}")
     table.add_column("compressor")
-    memory: tuple[str, ...] = (
-        () if config.local_every else ("state", "work", "per parameter")
-    )  # local SGD has state of its own
-    memory = memory[:1] if config.parallel == "fsdp" else memory
+    memory = () if config.local_every else MEMORY  # local SGD has state of its own
     on_bus = () if config.bus is None else ("on the bus",)
     for heading in ("payload of a rank", "sent by a rank", "ratio", *on_bus, *memory):
         table.add_column(heading, justify="right")
     for each in plans:
         payload, sent = decimal(each.payload_bytes_per_step), decimal(round(each.sent_bytes_per_step))
-        kept = (
-            [decimal(each.state_bytes), decimal(each.work_bytes), f"{each.bytes_per_parameter:.2f} bytes"]
-            if memory
-            else []
-        )[: len(memory)]
+        kept = () if config.local_every else _memory(each.state_bytes, each.work_bytes, each.parameters)
         seconds = [f"{1000 * value:.4g} ms" for value in _on_bus(config, each).values()]
         table.add_row(each.compressor, payload, sent, f"{each.compression_ratio:.2f}", *seconds, *kept)
     return table

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import torch
 from torch import Tensor, nn
@@ -113,13 +114,17 @@ def state_bytes(built: Compressor, layouts: Sequence[Layout]) -> int:
 
 
 def work_bytes(built: Compressor, layouts: Sequence[Layout]) -> int:
-    """Return the most bytes beside gradients and state: of buckets that wait for replies, and of one that is computed."""
+    """Return the most bytes beside gradients and state: of buckets that wait for replies, some of which are computed.
+
+    Each round has a thread of its own, so that as many buckets are computed as are on their way.
+    """
     most, gradients = 0, [layout.numel * layout.dtype.itemsize for layout in layouts]
     each = [work_memory(built, layout) for layout in layouts]
     for first in range(len(layouts)):
         together = each[first : first + in_flight(gradients[first:])]
-        computed = max(bucket.most - bucket.waiting for bucket in together)
-        most = max(most, sum(bucket.waiting for bucket in together) + computed)
+        beyond = [[peak - bucket.waiting for peak in bucket.computing] for bucket in together]
+        rounds = sorted((max(0, *of_round) for of_round in zip_longest(*beyond, fillvalue=0)), reverse=True)
+        most = max(most, sum(bucket.waiting for bucket in together) + sum(rounds[: len(together)]))
     return most
 
 

@@ -11,8 +11,6 @@ import math
 import mmap
 import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from queue import SimpleQueue
 
 import torch
@@ -74,41 +72,10 @@ class Pool:
 
 
 pool = Pool()
-_counts: list[TemporaryCount] = []
-
-
-class TemporaryCount:
-    """Bytes of temporary tensors on the meta device: now, and at most so far."""
-
-    def __init__(self) -> None:
-        self.now = self.most = 0
-
-    def add(self, tensor: Tensor) -> None:
-        """Count a tensor until its memory goes."""
-        self.now += tensor.nbytes
-        self.most = max(self.most, self.now)
-        weakref.finalize(tensor.untyped_storage(), self._drop, tensor.nbytes).atexit = False
-
-    def _drop(self, nbytes: int) -> None:
-        self.now -= nbytes
-
-
-@contextmanager
-def counted_temporaries() -> Iterator[TemporaryCount]:
-    """Count the temporary tensors of a dry run, on the meta device, inside a `with`."""
-    count = TemporaryCount()
-    _counts.append(count)
-    try:
-        yield count
-    finally:
-        _counts.remove(count)
 
 
 def temporary(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return a tensor of any numbers for a part of a step, as `torch.empty` does. On a CPU a large one is from the pool."""
     if device.type == "cpu" and math.prod(shape) * dtype.itemsize >= SMALLEST:
         return pool.tensor(shape, dtype)
-    tensor = torch.empty(shape, dtype=dtype, device=device)
-    for count in _counts if tensor.is_meta else ():
-        count.add(tensor)
-    return tensor
+    return torch.empty(shape, dtype=dtype, device=device)

@@ -255,7 +255,9 @@ def after_first(program: Program[Any], act: Callable[[], None]) -> Program[Any]:
         request, result = next_request(program, None)
         act()
         while request is not None:
-            request, result = next_request(program, (yield request))
+            reply = [(yield request)]
+            del request  # payload and reply go as soon as the program lets them go
+            request, result = next_request(program, reply.pop())
     finally:
         program.close()
     return result

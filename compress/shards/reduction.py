@@ -159,7 +159,9 @@ class ShardSum:
         told = None if state.residual is None else state.finite.look(grad)
         scope: Scope = "all"
         if self.per_host > 1:
-            grad, told = yield from host_sums(grad, state.layout.whole.ranks, self.inside, told)
+            given = [grad]
+            del grad  # its memory is free while payloads travel
+            grad, told = yield from host_sums(given.pop(), state.layout.whole.ranks, self.inside, told)
             scale, scope = scale / self.per_host, "across"
         if state.residual is not None and not self.feedback:
             grad = grad.to(working_dtype(grad.dtype)).add_(state.residual.wide())  # of a codec before this one

@@ -19,6 +19,7 @@ from ...compress import AllReduce, Compressor, Layout, Program, warm_up
 from ...compress.protocol.requests import Op
 from ...compress.simulate import operations_of
 from ...compress.state.gauge import EVERY
+from ...kernels import pool
 from ..buckets.assignment import Allocate
 from ..buckets.grad_bucket import as_real, layout_of
 from ..buckets.slices import Sendable
@@ -236,6 +237,8 @@ class CompressedAverager:
         if isinstance(bucket, SparseBucket):
             engine.prepare(SPARSE_ROUNDS)
             return plan
+        if index == 0:  # new buckets need other blocks: the first ones of torch's DDP are one, of the whole model
+            pool.release()
         if index == 0 and self.memory.remembers:
             self._discarded.watch(parameters)
         flat = as_real(buffer)

@@ -37,10 +37,12 @@ from torch.distributed.fsdp import fully_shard
 
 import gradwire
 from gradwire.experiments.workloads.memory import peak_memory, reset_peak_memory
+from gradwire.hooks.fsdp.plan import plan_sharded
+from gradwire.hooks.local_sgd.plan import SitesPlan, Wan, round_plans
 
 RANKS, LAYERS = 2, 16
 STEPS = 3  # DDP rebuilds its buckets in the second one
-EVERY = 8  # steps of a round of LocalSteps
+EVERY, FRAGMENTS = 8, 4  # steps between two averages of a parameter by LocalSteps, and its parts
 MEASURED = 8
 CPU = torch.device("cpu")
 SPECS = ["none", "bf16", "powersgd:rank=4", "topk", "onebit", "int8", "int4", "int2", "int4:residual_bits=8"]
@@ -62,7 +64,7 @@ def wrapped(case: str, model: nn.Module) -> nn.Module:
         return sharded(model, spec)
     if how == "local":
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        model.local = gradwire.LocalSteps(model, optimizer, every=EVERY, compressor=spec)
+        model.local = gradwire.LocalSteps(model, optimizer, every=EVERY, fragments=FRAGMENTS, compressor=spec)
         model.count_step = optimizer.step
         return model
     if how == "own":
@@ -167,14 +169,20 @@ def per_parameter(case: str, width: int) -> dict[str, float]:
 
 
 def planned(case: str, width: int) -> dict[str, float]:
-    """What `gradwire.plan` says of a case, beyond what torch's DDP takes; nothing of other ways to train."""
+    """What `gradwire plan` computes for a case, beyond what training without gradwire takes; nothing for other cases."""
     how, spec = case.split(":", 1)
-    if how not in ("own", "views"):
+    weights = {str(layer): torch.empty(width, width, device="meta") for layer in range(LAYERS)}
+    elements = LAYERS * width**2
+    if how in ("own", "views"):
+        plan = gradwire.plan(nn.ParameterDict(weights), spec, world_size=RANKS)
+    elif how == "fsdp" and spec != "none":
+        plan = plan_sharded([{name: each} for name, each in weights.items()], *spec.split("/"), world_size=RANKS)
+    elif how == "local":
+        plan = SitesPlan(EVERY, round_plans(gradwire.compressor(spec), weights, Wan(RANKS, 1.0, 1.0), FRAGMENTS), 1.0)
+    else:
         return {}
-    with torch.device("meta"):
-        model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(LAYERS)))
-    plan = gradwire.plan(model, spec, world_size=RANKS)
-    return {"plan live": round(plan.state_bytes / plan.parameters, 2), "plan peak": round(plan.bytes_per_parameter, 2)}
+    state, peak = plan.state_bytes / elements, (plan.state_bytes + plan.work_bytes) / elements
+    return {"plan live": round(state, 2), "plan peak": round(peak, 2)}
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from ...compress import compressor, warm_up_steps
 from ...ddp_core import Decorator, DistributedDataParallel, Handle, exchange, over
 from ...hooks.fsdp import ShardHandle
+from ...hooks.fsdp.plan import plan_sharded
 from ...hooks.plan import plan, ratio
 from ...hooks.torch_ddp import attach
 from ..network.ranks_config import RanksConfig
@@ -35,7 +36,7 @@ from .memory import peak_memory, reset_peak_memory
 from .models import ModelConfig, build_model
 from .optimizers import OptimizerName, optimizers_for, schedule_for
 from .order import BACKWARD, Order, drain, ordered
-from .sharding import copy_whole, sharded, torchs_traffic, without_sync
+from .sharding import TORCH, copy_whole, parts, payloads, sharded, torchs_traffic, without_sync
 from .turns import Training
 
 LONGEST_TURN = 5  # steps: short enough that a change of the machine's speed hits the turns of all trainings
@@ -280,9 +281,11 @@ def _result(
 
 
 def planned_bytes(model: nn.Module, spec: str, config: TrainingConfig, ranks: int) -> int | None:
-    """Memory of the compressor at peak, by a dry run; None for shards and local SGD, which have other memory."""
-    if config.parallel == "fsdp" or config.local_every:
+    """Memory of the compressor at peak, by a dry run; None for local SGD, which has other memory, and torch's own shards."""
+    if config.local_every or spec == TORCH:
         return None
+    if config.parallel == "fsdp":
+        return plan_sharded(parts(model), *payloads(spec), world_size=ranks).peak_bytes
     return plan(model, spec, world_size=ranks, bucket_mb=config.bucket_mb).peak_bytes
 
 

@@ -1,4 +1,4 @@
-"""The traffic of an FSDP2 model with gradwire, before anything is trained."""
+"""The traffic and memory of an FSDP2 model with gradwire, before anything is trained."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from ...compress.protocol.requests import next_request
 from ...compress.shards.layout import ShardLayout
 from ...compress.shards.reduction import ShardSum, shard_sum
 from ...compress.shards.weights import HeldWeights, OwnRows, WeightGather, weight_gather
-from ...compress.simulate import alike, traffic
+from ...compress.simulate import alike, memory_of, traffic
 from ...compress.state.shares import placed_on_hosts
 from ..plan import Plan
+from .arrivals import IN_FLIGHT
 
 META = torch.device("meta")
 
@@ -32,8 +33,8 @@ def plan_sharded(parts: Sequence[Mapping[str, Tensor]], gather: Spec, reduce: Sp
         world_size: the number of ranks.
 
     Returns:
-        The traffic of one rank, and the memory of residuals and of weights in use. `compression_ratio` is against "none"
-        for both.
+        The traffic and memory of one rank. `compression_ratio` is against "none" for both, `work_bytes` is beyond the
+        memory of torch's own communication.
 
     Raises:
         ValueError: a compressor is refused.
@@ -48,16 +49,15 @@ def plan_sharded(parts: Sequence[Mapping[str, Tensor]], gather: Spec, reduce: Sp
         for ways in ((weights, reduction), (WeightGather(), ShardSum()))
     )
     sent = (now.sent_bytes, before.sent_bytes) if world_size > 1 else (now.payload_bytes, before.payload_bytes)
-    elements = sum(each.numel() for part in parts for each in part.values())
-    state = sum(_state_bytes(layout, weights, reduction) for layout in layouts)
     return Plan(
         f"{gather}/{reduce}",
-        elements,
+        sum(each.numel() for part in parts for each in part.values()),
         world_size,
         now.payload_bytes,
         now.sent_bytes,
         sent[1] / sent[0] if sent[0] else 1.0,
-        state,
+        sum(_state_bytes(layout, weights, reduction) for layout in layouts),
+        _work_bytes(layouts, weights, reduction),
     )
 
 
@@ -68,24 +68,36 @@ def _layout_of(part: Mapping[str, Tensor], ranks: Ranks) -> ShardLayout:
 
 def _step(layout: ShardLayout, gathers: int, weights: WeightGather, reduction: ShardSum) -> Traffic:
     """The traffic of a module: so many gathers, one where differences travel, and a reduction."""
-    row = torch.empty(layout.row, device=META)
-    ranks = layout.whole.ranks
-    if weights.codec is None and weights.per_host == 1:
-        one = traffic(AllGather(row), ranks)
+    ranks, program = layout.whole.ranks, _gather(layout, weights)
+    if program is None:
+        one = traffic(AllGather(torch.empty(layout.row, device=META)), ranks)
     else:
-        held = (
-            HeldWeights(OwnRows.empty(layout), row.expand(ranks.world_size, -1).clone())
-            if weights.differences
-            else None
-        )
-        out = torch.empty(layout.numel, device=META)
-        one = _driven(weights.gather(row, out, held), replace(ranks, per_host=weights.per_host))
-    grad = torch.empty(layout.numel, device=META)
-    reduced = _driven(
-        reduction.reduce(grad, reduction.init(layout), torch.empty_like(row)),
-        replace(ranks, per_host=reduction.per_host),
-    )
+        one = _driven(program, replace(ranks, per_host=weights.per_host))
+    reduced = _driven(_reduce(layout, reduction), replace(ranks, per_host=reduction.per_host))
     return sum([one] * (1 if weights.differences else gathers), reduced)
+
+
+def _gather(layout: ShardLayout, weights: WeightGather) -> Program[Tensor] | None:
+    """Return the program of a module's gather; None where torch gathers it."""
+    if weights.codec is None and weights.per_host == 1:
+        return None
+    row = torch.empty(layout.row, device=META)
+    rows = row.expand(layout.whole.ranks.world_size, -1).clone() if weights.differences else None
+    held = None if rows is None else HeldWeights(_own_rows(layout), rows)
+    return weights.gather(row, torch.empty(layout.numel, device=META), held)
+
+
+def _own_rows(layout: ShardLayout) -> OwnRows:
+    """Return rows as they are after a step, with room for those of the next one."""
+    own = OwnRows.empty(layout)
+    own.update()
+    own.keep()
+    return own
+
+
+def _reduce(layout: ShardLayout, reduction: ShardSum) -> Program[Tensor]:
+    grad, out = torch.empty(layout.numel, device=META), torch.empty(layout.row, device=META)
+    return reduction.reduce(grad, reduction.init(layout), out)
 
 
 def _driven(program: Program[Any], ranks: Ranks) -> Traffic:
@@ -99,7 +111,30 @@ def _driven(program: Program[Any], ranks: Ranks) -> Traffic:
 
 def _state_bytes(layout: ShardLayout, weights: WeightGather, reduction: ShardSum) -> int:
     residual = reduction.init(layout).residual
-    held = (
-        4 * (layout.numel + 2 * layout.row) if weights.differences else 0
-    )  # of all ranks; its own ones for checkpoints
+    own = 2 * _own_rows(layout).flat.nbytes  # for checkpoints, before and after a step
+    held = 4 * layout.numel + own if weights.differences else 0
     return held + (0 if residual is None else residual.flat.nbytes)
+
+
+def _work_bytes(layouts: Sequence[ShardLayout], weights: WeightGather, reduction: ShardSum) -> int:
+    """Return the most bytes beyond those of torch's communication and of state.
+
+    While a module computes, gradients of `IN_FLIGHT` others are on their way, and the next weights are gathered. Then its
+    own gradients are on their way as well, and one module's are encoded or decoded, but its weights are gone. Gradients that
+    travel as they are keep their memory; torch itself keeps that of one module.
+    """
+    ranks = layouts[0].whole.ranks
+    backward = [*layouts[-2::-1], layouts[-1]]
+    sums = [memory_of(_reduce(each, reduction), replace(ranks, per_host=reduction.per_host)) for each in backward]
+    sent = reduction.codec is None and reduction.per_host == 1
+    sizes = [4 * each.numel for each in backward]
+    waiting = [each.waiting + sent * size for each, size in zip(sums, sizes, strict=True)]
+    most = 0
+    for last in range(len(sums)):
+        others = sum(waiting[max(0, last - IN_FLIGHT) : last])
+        computed = max(each.most - each.waiting for each in sums[max(0, last - IN_FLIGHT) : last + 1])
+        most = max(most, others, others + sums[last].waiting + computed - sizes[last])
+    programs = filter(None, (_gather(each, weights) for each in layouts))
+    gathers = [memory_of(each, replace(ranks, per_host=weights.per_host)) for each in programs]
+    beside = 0 if weights.differences else max((each.waiting for each in gathers), default=0)
+    return max(most + beside, *(each.most for each in gathers), 0)

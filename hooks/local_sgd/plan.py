@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ...compress import Compressor, Layout, Ranks
 from ...compress.protocol.requests import AllGather, AllReduce, Request
-from ...compress.simulate import STEADY, requests_of
+from ...compress.simulate import STEADY, requests_of, work_memory
+from ...compress.state.tree import Leaves
 from .fragment import grouped
 from .relay import PART
 
@@ -53,12 +54,17 @@ class Wan:
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """A round of one fragment. `up`, `down`: bytes of a site; `exchanges`: one behind the other; `seconds`: of all."""
+    """A round of one fragment. `up`, `down`: bytes of a site; `exchanges`: one behind the other; `seconds`: of all.
+
+    `state_bytes`: CPU memory that stays between rounds; `work_bytes`: the most that the round takes in addition.
+    """
 
     up: float
     down: float
     exchanges: int
     seconds: float
+    state_bytes: int
+    work_bytes: int
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,16 @@ class SitesPlan:
     every: int
     rounds: Sequence[RoundPlan]
     computing: float
+
+    @property
+    def state_bytes(self) -> int:
+        """CPU memory that a site keeps between rounds: anchor, outer momentum and residuals."""
+        return sum(each.state_bytes for each in self.rounds)
+
+    @property
+    def work_bytes(self) -> int:
+        """The most CPU memory that a round takes in addition. A site that joins takes another 8 bytes per parameter."""
+        return max(each.work_bytes for each in self.rounds)
 
 
 def round_plan(compressor: Compressor, layout: Layout, wan: Wan) -> RoundPlan:
@@ -80,7 +96,17 @@ def round_plan(compressor: Compressor, layout: Layout, wan: Wan) -> RoundPlan:
     seconds = sum(wan.seconds(*phase) for phase in phases)
     waits = ROUND_TRIPS * wan.round_trip + wan.delay  # of the sites' reports, which are small
     up, down = (sum(each) for each in zip(*phases, strict=True))
-    return RoundPlan(up, down, len(phases), seconds + waits)
+    return RoundPlan(up, down, len(phases), seconds + waits, *_memory(compressor, place))
+
+
+def _memory(compressor: Compressor, place: Layout) -> tuple[int, int]:
+    """Return the bytes that a fragment keeps between rounds, and those that its round takes in addition.
+
+    A round begins with a copy of the parameters, their difference from the anchor and its part in the average. Until it ends
+    there are the residuals from before it, too.
+    """
+    flat, kept = place.numel * place.dtype.itemsize, Leaves(compressor.init(place)).nbytes
+    return 2 * flat + kept, 3 * flat + kept + work_memory(compressor, place).most
 
 
 def _phases(request: Request, wan: Wan) -> Iterable[tuple[float, float]]:
@@ -116,7 +142,7 @@ def sites_plan(
     """
     plans = []
     for count in FRAGMENTS:
-        rounds = [round_plan(compressor, layout_of(part), wan) for part in grouped(parameters, count).values()]
+        rounds = round_plans(compressor, parameters, wan, count)
         for every in EVERY:
             shares = [computing_share(every, len(rounds), step, each.seconds) for each in rounds]
             plans.append(SitesPlan(every, rounds, len(shares) / sum(1 / share for share in shares)))
@@ -124,6 +150,11 @@ def sites_plan(
     if not enough:
         return max(plans, key=lambda each: each.computing)
     return min(enough, key=lambda each: (each.every, -len(each.rounds)))
+
+
+def round_plans(compressor: Compressor, parameters: Mapping[str, Tensor], wan: Wan, count: int) -> list[RoundPlan]:
+    """Compute the rounds of all fragments, of which there are at most `count`."""
+    return [round_plan(compressor, layout_of(part), wan) for part in grouped(parameters, count).values()]
 
 
 def layout_of(parameters: Mapping[str, Tensor]) -> Layout:

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...kernels import all_finite
 from .fragment import Fragment
 from .joining import flags
 from .outliers import factors, shares
 from .standing import Claim
 
 DIGEST = 1 << 62  # digests and identities are below it, so that they fit a tensor's numbers
+PART = 1 << 20  # elements
 BITS = struct.Struct("<d"), struct.Struct("<q")
 
 
@@ -48,8 +50,8 @@ class Report:
         unfrozen: Mapping[str, Tensor],
     ) -> Report:
         """Return this site's."""
-        norm = 0.0 if difference is None else float(torch.linalg.vector_norm(difference, dtype=torch.float64))
-        able = difference is not None and bool(difference.isfinite().all())
+        norm = 0.0 if difference is None else _norm(difference)
+        able = difference is not None and bool(all_finite(difference))
         drawn = secrets.randbelow(DIGEST)
         return cls(claim.round, able, claim.training, drawn, norm, weight, lineage, flags(fragments, unfrozen))
 
@@ -87,6 +89,11 @@ def shares_of(reports: Sequence[Report], counted: Sequence[bool], outliers: str)
     weighed = dict(zip(kept, shares([reports[place].weight for place in kept]), strict=True))
     places = range(len(reports))
     return [weighed.get(place, 0.0) for place in places], [clipped.get(place, 1.0) for place in places]
+
+
+def _norm(numbers: Tensor) -> float:
+    """Return the norm in 64 bits, part by part: torch would copy all numbers in 64 bits."""
+    return math.hypot(*(float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in numbers.split(PART)))
 
 
 def _whole(number: float) -> int:

@@ -311,7 +311,7 @@ class Rounds:
         assert average is not None
         fragment, memory = self.fragments[self.turn], self.memories[self.turn]
         count = fragment.layout.numel
-        finite = bool(average[:count].isfinite().all())
+        finite = memory.finite()
         memory.end_step(keep=finite, carrying=False)
         memory.leaves.drop_room()  # rounds are rare: one fragment alone has a second copy, during its round
         self.round += 1

@@ -16,7 +16,9 @@ from gradwire.compress import (
     compressor,
     compressors,
 )
+from gradwire.compress.protocol.registry import registered
 from gradwire.compress.state import tree as states
+from gradwire.compress.state.tree import Leaves
 
 SHAPES = {
     "one element": ((1,),),
@@ -170,6 +172,22 @@ def assert_conserves(spec, within, steps):
         given = sum(gradient.double() for gradient in gradients) / within.ranks.world_size + before
         kept = outputs[0].double() + mean_held_back(simulation, within)
         assert (given - kept).abs().max() <= tolerance(spec, within.dtype) * max(1.0, given.abs().max())
+
+
+OF_RESIDUALS = [name for name, each in registered.items() if "residual_bits" in each.shared and name[:8] != "shouting"]
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("name", OF_RESIDUALS)
+def test_every_compressor_with_a_residual_conserves_gradients_with_few_bits_of_it(name, bits):
+    within, sizes = layout(SHAPES["one huge, many tiny"], torch.float32, 2), []
+    for width in (bits, 32):
+        ladder = f"ladder=none/int8:residual_bits={width}," * (name == "adaptive")  # each method has servers of its own
+        spec = f"{name}:{ladder}feedback=1,residual_bits={width}"
+        assert_conserves(spec, within, steps=2)
+        leaves = Leaves(compressor(spec).init(within))
+        sizes.append(sum(leaf.flat.nbytes for leaf in leaves.residuals))
+    assert 0 < sizes[0] <= 1.04 * bits / 32 * sizes[1]
 
 
 @pytest.mark.parametrize("spec", TELESCOPING)

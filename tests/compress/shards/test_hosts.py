@@ -1,5 +1,7 @@
 """Shards in two levels in the simulator: hosts sum first, and weights travel once to each other host."""
 
+import weakref
+
 import pytest
 import torch
 
@@ -188,3 +190,15 @@ def test_rows_of_a_layout_are_spread_and_kept():
 def test_what_two_levels_do_not_take_is_refused(make, spec, words):
     with pytest.raises(ValueError, match=words):
         make(spec)
+
+
+@pytest.mark.parametrize("spec", ["int4", "hosts+int4", "hosts:inside=int8+int4"])
+def test_the_memory_of_gradients_is_free_while_payloads_travel(spec):
+    layout = layouts(4)[0]
+    reduction, grad = shard_sum(spec).placed(2 if "hosts" in spec else 1, 4), torch.ones(layout.numel)
+    there, state = weakref.ref(grad), reduction.init(layout)
+    program = reduction.reduce(grad, state, torch.empty(layout.row))
+    del grad
+    request = next(program)
+    assert request.tensor.numel()
+    assert there() is None
