@@ -109,9 +109,7 @@ class Site:
         self.schedules: list[Any] = [
             schedule_for(each, config.schedule, config.warmup, steps) for each in self.optimizers
         ]
-        self.batches = dataset.train_batches(
-            config.batch_size, seed=config.seed, rank=place, world_size=exchange.sites
-        )
+        self.batches = dataset.train_batches(config.batch_size, seed=config.seed, rank=place, world_size=exchange.sites)
         self.local = LocalTraining(spec, config.local_every, config.local_outer, timeout, None)
         self._at = SimulatedSites(exchange, place, timeout)
 
@@ -132,9 +130,7 @@ class Site:
         return loss.item()
 
 
-def train_simulated_sites(
-    spec: str, config: TrainingConfig, dataset: Dataset, count: int, report: Report
-) -> RunResult:
+def train_simulated_sites(spec: str, config: TrainingConfig, dataset: Dataset, count: int, report: Report) -> RunResult:
     """Return the result of `train` by local SGD on `count` ranks, by this process alone: losses and bytes are theirs.
 
     Seconds are CPU seconds of one site: its share of a step, rounds included. Raises RuntimeError where sites end with
@@ -168,9 +164,7 @@ def _together(functions: Sequence[Callable[[], T]]) -> list[T]:
         return [future.result() for future in [pool.submit(each) for each in functions]]
 
 
-def _result(
-    spec: str, config: TrainingConfig, dataset: Dataset, site: Site, count: int, history: History
-) -> RunResult:
+def _result(spec: str, config: TrainingConfig, dataset: Dataset, site: Site, count: int, history: History) -> RunResult:
     sent = site.local.of_steps(config.optimizer_steps)
     elements = sum(p.numel() for p in site.model.parameters() if p.requires_grad)
     batches = dataset.evaluation_batches(config.batch_size, config.eval_batches)

@@ -34,7 +34,10 @@ CASES = {
     "muon": (2, {**GPT, **SCHEDULED, "optimizer": "muon", "eval_batches": 2, "compressors": ["powersgd:rank=2"]}),
     "methods": (2, {**MLP, **SCHEDULED, "compressors": SPECS}),
     "accumulation": (3, {**MLP, **ACCUMULATED, "compressors": ["int4"]}),
-    "sites": (2, {**MLP, **SCHEDULED, "steps": 14, "local_every": 8, "compressors": ["none", "int4", "powersgd:rank=2"]}),
+    "sites": (
+        2,
+        {**MLP, **SCHEDULED, "steps": 14, "local_every": 8, "compressors": ["none", "int4", "powersgd:rank=2"]},
+    ),
     "sites with buffers": (3, {**RESNET, "steps": 4, "local_every": 2, "eval_batches": 2, "compressors": ["int8"]}),
 }
 
