@@ -39,17 +39,32 @@ class Wan:
         """Seconds in which a byte reaches another site."""
         return self.round_trip if self.relay else self.round_trip / 2
 
-    def seconds(self, up: float, down: float) -> float:
-        """Return the seconds of an exchange in which each site sends and receives so many bytes.
+    def seconds(self, phase: Phase) -> float:
+        """Return the seconds of an exchange.
 
-        A relay passes a frame on once it has all of it: before the first one nothing comes down, and the last one of each
-        other site comes down when nothing goes up any more.
+        A relay passes a frame on once it has all of it: before the first one nothing comes down, and the last one comes
+        down when nothing goes up any more.
         """
         if not self.relay:
-            return max(up / self.up, down / self.down) + self.delay
-        frame = min(PART, down / (self.sites - 1))
-        last = frame * (self.sites - 1)
-        return max(up / self.up + last / self.down, frame / self.up + down / self.down) + self.delay
+            return max(phase.up / self.up, phase.down / self.down) + self.delay
+        first, last = min(PART, phase.payload), (phase.payload - 1) % PART + 1
+        before = PART if phase.payload > PART else 0.0  # the frame before the last may still come down, too
+        ends = (
+            phase.up / self.up + phase.together * last / self.down,
+            (phase.up - last) / self.up + phase.together * (before + last) / self.down,
+            first / self.up + phase.down / self.down,
+        )
+        return max(ends) + self.delay
+
+
+@dataclass(frozen=True)
+class Phase:
+    """An exchange. `up`, `down`: bytes of a site; `payload`: of one message; `together`: messages that reach it at once."""
+
+    up: float
+    down: float
+    payload: float
+    together: int
 
 
 @dataclass(frozen=True)
@@ -93,9 +108,9 @@ def round_plan(compressor: Compressor, layout: Layout, wan: Wan) -> RoundPlan:
     """
     place = replace(layout, device=torch.device("meta"), ranks=Ranks(wan.sites))
     phases = [phase for request in requests_of(compressor, place, STEADY) for phase in _phases(request, wan)]
-    seconds = sum(wan.seconds(*phase) for phase in phases)
+    seconds = sum(map(wan.seconds, phases))
     waits = ROUND_TRIPS * wan.round_trip + wan.delay  # of the sites' reports, which are small
-    up, down = (sum(each) for each in zip(*phases, strict=True))
+    up, down = sum(each.up for each in phases), sum(each.down for each in phases)
     return RoundPlan(up, down, len(phases), seconds + waits, *_memory(compressor, place))
 
 
@@ -109,17 +124,22 @@ def _memory(compressor: Compressor, place: Layout) -> tuple[int, int]:
     return 2 * flat + kept, 3 * flat + kept + work_memory(compressor, place).most
 
 
-def _phases(request: Request, wan: Wan) -> Iterable[tuple[float, float]]:
-    """Yield the bytes up and down of each exchange that a request needs between sites."""
-    others, size = wan.sites - 1, float(request.tensor.nbytes)
+def _phases(request: Request, wan: Wan) -> Iterable[Phase]:
+    """Yield each exchange that a request needs between sites."""
+    size = float(request.tensor.nbytes)
     if isinstance(request, AllGather):
-        yield size * (1 if wan.relay else others), size * others
+        yield _gathered(size, wan)
         return
-    rows = size * others / wan.sites
-    yield rows, rows
+    row = size / wan.sites
+    yield Phase(row * (wan.sites - 1), row * (wan.sites - 1), row, 1)  # each site sends to another one first
     if isinstance(request, AllReduce):  # each site has summed a part, which the others get
-        part = size / wan.sites
-        yield part * (1 if wan.relay else others), part * others
+        yield _gathered(row, wan)
+
+
+def _gathered(size: float, wan: Wan) -> Phase:
+    """Return the exchange in which each site sends a payload to all others."""
+    others = wan.sites - 1
+    return Phase(size * (1 if wan.relay else others), size * others, size, others)
 
 
 def computing_share(every: int, fragments: int, step: float, seconds: float, *, overlap: bool = True) -> float:

@@ -1,23 +1,35 @@
-"""Trials of sites that come late, are stopped, or return when all is over: they take the others' model, or raise."""
+"""Trials of sites that come late, are stopped, cut off or killed, whose clock jumps, or that return when all is over.
 
+They take the others' model, or raise; the others end with one model.
+"""
+
+import contextlib
+import ctypes
 import os
+import signal
 import subprocess
+import threading
 import time
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from random import Random
+from unittest.mock import patch
 
 import torch
 
 from gradwire import LocalSteps
+from gradwire.experiments.network.wan import Direction, Wan
+from gradwire.hooks.local_sgd.background import Background
 
 from ..hooks.local_sgd.sites import BUSY, Town
 from ..ranks import LostRank, RankFailure
 from . import local
 from .local import Site
 
-MISHAPS = ("new", "stop", "return", "after")
+SUDDEN = ("kill", "hold", "jump", "cut up", "cut down")  # at the beginning of a step
+MISHAPS = ("new", "stop", "return", "after", *SUDDEN)
+HOUR, FAST = 3600.0, 1e9  # seconds; bytes per second
 ENDED = ("missed its end", "only 1 of 2 sites came")
 PATIENCE = 100  # seconds for which a site awaits an event
 
@@ -28,12 +40,17 @@ class Trial:
 
     new: comes when the others have had a round; stop: is stopped for longer than the others wait for it; return: is stopped
     until the others have ended; after: comes when they have. `moment`: seconds after its start at which it is stopped.
+    kill; hold: its GIL is held; jump: its clocks jump by an hour; cut up, cut down: nothing passes on its line to the
+    rendezvous in one direction. These come after round `round`, and last for `share` of a round's limit: the others wait
+    for a third.
     """
 
     training: local.Trial
     mishap: str
     moment: float
     relay: bool
+    round: int
+    share: float
 
     @property
     def world_size(self):
@@ -44,7 +61,8 @@ def drawn(seed):
     """The trial of a seed."""
     source = Random(f"sites {seed}")
     training = replace(local.drawn(source.randint(0, 10**6)), world_size=3, meets=True, mishap=None, resumes=None)
-    return Trial(training, source.choice(MISHAPS), round(source.uniform(0.0, 0.6), 3), source.random() < 0.5)
+    mishap, moment, relay = source.choice(MISHAPS), round(source.uniform(0.0, 0.6), 3), source.random() < 0.5
+    return Trial(training, mishap, moment, relay, source.randint(1, 3), source.choice((0.1, 0.4, 0.7)))
 
 
 def train(rank, world_size, trial, address, folder, limit):
@@ -54,19 +72,81 @@ def train(rank, world_size, trial, address, folder, limit):
         await_file(events / ("begun" if trial.mishap == "new" else "ended"))
         (events / "woken").touch()  # before it joins, for which the others have to come to a meeting
     site = Site(trial.training, rank)
-    comes_at_start = trial.mishap in ("stop", "return")
+    comes_at_start = trial.mishap not in ("new", "after")
     place = {"limit": timedelta(seconds=limit), "prefix": f"{trial.training.seed} {os.path.basename(folder)}"}
     if last and trial.mishap == "after":
         place["start"] = timedelta(seconds=1)
-    at = Town.at(address, world_size if comes_at_start else world_size - 1, f"site {rank}", **place)
-    steps = LocalSteps(site.network, site.optimizer, at=at, **trial.training.options)
-    helper = befall(trial, events, limit) if last else None
-    longest = until(trial, site, steps, events, last)
-    steps.finish()
-    torch.save((site.numbers, longest), events / str(rank))
-    (events / "ended").touch()
-    if helper is not None:
-        helper.wait(PATIENCE)
+    with contextlib.ExitStack() as stack:
+        line = stack.enter_context(line_to(address)) if last and trial.mishap.startswith("cut") else None
+        near = address if line is None else line.address
+        at = Town.at(near, world_size if comes_at_start else world_size - 1, f"site {rank}", **place)
+        steps = LocalSteps(site.network, site.optimizer, at=at, **trial.training.options)
+        helper = befall(trial, events, limit) if last else None
+        strike = Strike(trial, events, limit, line, stack) if last and trial.mishap in SUDDEN else None
+        longest = until(trial, site, steps, events, last, strike)
+        steps.finish()
+        torch.save((site.numbers, longest), events / str(rank))
+        (events / "ended").touch()
+        if helper is not None:
+            helper.wait(PATIENCE)
+
+
+@contextlib.contextmanager
+def line_to(address):
+    """A line to the rendezvous that can be cut."""
+    host, port = address.split(":")
+    background, line = Background(), Wan(host, int(port), Direction(FAST), Direction(FAST))
+    line.address = f"{host}:{background.run(line.open(), PATIENCE)}"
+    yield line
+    background.close()
+
+
+@dataclass
+class Strike:
+    """What befalls this site suddenly, once."""
+
+    trial: Trial
+    events: Path
+    limit: float
+    line: Wan | None
+    stack: contextlib.ExitStack
+    done: bool = False
+
+    def at(self, number):
+        """Strike if so many rounds are over."""
+        if self.done or number < self.trial.round:
+            return
+        self.done, seconds = True, self.trial.share * self.limit
+        match self.trial.mishap:
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "hold":
+                ctypes.PyDLL(None).poll(None, 0, int(1000 * seconds))  # PyDLL keeps the GIL
+                self.over()
+            case "jump":
+                for clock, jump in (("monotonic", HOUR), ("time", -HOUR)):
+                    self.stack.enter_context(patch.object(time, clock, jumped(getattr(time, clock), jump)))
+                self.over()
+            case "cut up" | "cut down":
+                direction = self.line.up if self.trial.mishap == "cut up" else self.line.down
+                direction.cut = True
+                timer = threading.Timer(seconds, self.heal, [direction])
+                timer.start()
+                self.stack.callback(timer.cancel)
+
+    def heal(self, direction):
+        """Bytes pass again."""
+        direction.cut = False
+        self.over()
+
+    def over(self):
+        """Let the others go on to the end."""
+        (self.events / "woken").touch()
+
+
+def jumped(clock, seconds):
+    """A clock that is off by so many seconds."""
+    return lambda: clock() + seconds
 
 
 def befall(trial, events, limit):
@@ -89,14 +169,16 @@ def await_file(path):
         time.sleep(0.01)
 
 
-def until(trial, site, steps, events, last):
+def until(trial, site, steps, events, last, strike):
     """Train until sites have had so many rounds, which all count alike; the seconds of the longest step."""
     longest, rounds = 0.0, max(6, trial.training.steps // steps.spacing)
     while steps.round < rounds:
         if steps.round >= 1:
             (events / "begun").touch()
-        if not last and trial.mishap in ("new", "stop") and steps.round >= rounds - 3:
+        if not last and trial.mishap not in ("return", "after", "kill") and steps.round >= rounds - 3:
             await_file(events / "woken")  # or all is over before it is back
+        if strike is not None:
+            strike.at(steps.round)
         began = time.monotonic()
         time.sleep(0.02)
         site.descend(steps.steps)
@@ -108,9 +190,11 @@ def broken(trial, answers, folder, limit):
     """Sentences on what does not hold: of the answers of ranks, and of what they have left."""
     *others, last = range(trial.world_size)
     left = {rank: torch.load(path) for rank in (*others, last) if (path := Path(folder, str(rank))).exists()}
-    found = [f"site {rank} {answer.fate}" for rank, answer in enumerate(answers) if isinstance(answer, LostRank)]
+    lost = [rank for rank, answer in enumerate(answers) if isinstance(answer, LostRank)]
+    killed = trial.mishap == "kill" and last in lost
+    found = [f"site {rank} {answers[rank].fate}" for rank in lost if not (killed and rank == last)]
     found += [f"site {rank} did not come to the end: {told(answers[rank])}" for rank in others if rank not in left]
-    if last not in left and not any(words in told(answers[last]) for words in ENDED):
+    if last not in left and not killed and not any(words in told(answers[last]) for words in ENDED):
         found.append(f"site {last} neither ends nor says that the others have ended: {told(answers[last])}")
     if last in left and trial.mishap == "after":
         found.append(f"site {last} trained alone when the others had ended")
