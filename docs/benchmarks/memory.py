@@ -2,7 +2,7 @@
 
     python memory.py torch:none own:none own:int4 views:int4 attach:int4 --json memory.json
     python memory.py local:none local:int4 --width 2048 --json memory.json
-    MALLOC_MMAP_THRESHOLD_=262144 python memory.py fsdp:none fsdp:int8/int8 fsdp:int8/int4 --json memory-fsdp.json
+    python memory.py fsdp:none fsdp:int8/int8 fsdp:int8/int4 --json memory-fsdp.json
 
 A case is HOW:COMPRESSOR. HOW is torch (torch's DDP with gradient_as_bucket_view=True; COMPRESSOR is none or its hook bf16),
 own (gradwire's DDP, likewise), views (attach to torch's, likewise), attach (attach, without), fsdp (torch's fully_shard, a
@@ -11,10 +11,11 @@ every 8 steps). Each case runs in two fresh processes over Gloo, without shared 
 WIDTH x WIDTH in float32. Under fsdp each rank keeps half of the parameters and gradients.
 
 With --json, the file's cases of an earlier call on the same model stay, but for those that are measured anew: so the cases
-can be measured in pieces. MALLOC_MMAP_THRESHOLD_=262144 has glibc give freed tensors back, without holes in its heap.
+can be measured in pieces. MALLOC_MMAP_THRESHOLD_ has glibc give freed tensors back, without holes in its heap; it is 262144
+unless the environment has another one.
 
 `live` counts the tensors between two steps: exact, the same in every run. `peak` is the most resident memory within steady
-steps; it varies by about a byte. Both are the mean over ranks. `beyond torch` is the peak minus that of torch:none (of
+steps. Both are the mean over ranks. `beyond torch` is the peak minus that of torch:none (of
 fsdp:none for FSDP2), and `plan` what gradwire.plan says of both.
 """
 
@@ -193,6 +194,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for the results")
     given = parser.parse_args()
     os.environ["GRADWIRE_SHARED_MEMORY"] = "0"
+    os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", "262144")
     of = {"ranks": RANKS, "parameters": LAYERS * given.width**2, "torch": torch.__version__}
     found = earlier(given.json, of)
     for case in given.cases:

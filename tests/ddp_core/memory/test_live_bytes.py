@@ -1,6 +1,7 @@
 """The memory that compression keeps between steps: exact, by all tensors that there are."""
 
 import gc
+import sys
 import threading
 import time
 import weakref
@@ -19,6 +20,7 @@ from gradwire.ddp_core.engine.task import Task
 from gradwire.hooks.fsdp.plan import plan_sharded
 from gradwire.hooks.local_sgd.plan import SitesPlan, Wan, round_plans
 from gradwire.hooks.local_sgd.rounds import Rounds
+from gradwire.kernels import pool
 
 WIDTH, LAYERS, RANKS = 256, 4, 2
 SMALL, MANY = (
@@ -201,6 +203,26 @@ def test_a_step_takes_at_peak_what_is_planned(ranks, spec, ours):
     planned = max(plan.peak_bytes, plan.state_bytes + uncopied) / plan.parameters
     for found in ranks.run(peak_of_buckets, RANKS, spec, ours):
         assert found == pytest.approx(planned, rel=0.1, abs=A_LAYER)
+
+
+def pooled(rank, world_size):
+    """Bytes of the pool at most, with one bucket on its way at a time, once torch has built its buckets anew."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules["gradwire.kernels.temporary"], "SMALLEST", 1)
+        patch.setattr(sys.modules["gradwire.ddp_core.engine.task"], "FEWEST", 1)
+        patch.setattr(sys.modules["gradwire.ddp_core.engine.task"], "MOST_BYTES", 0)
+        model = TorchDDP(square(WIDTH), gradient_as_bucket_view=True, bucket_cap_mb=0.1)
+        handle = gradwire.attach(model, "int8")
+        for _ in range(4):
+            model(torch.ones(2, WIDTH)).square().mean().backward()
+        most = pool._most
+    handle.close()
+    return most
+
+
+def test_the_pool_keeps_nothing_of_the_single_bucket_that_torch_begins_with(ranks):
+    whole = gradwire.plan(square(WIDTH), "int8", world_size=RANKS).work_bytes  # in one bucket
+    assert all(0 < most < 0.6 * whole for most in ranks.run(pooled, RANKS))
 
 
 def peak_of_shards(rank, world_size, gather, reduce, width):
