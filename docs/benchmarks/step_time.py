@@ -8,8 +8,9 @@ A case is WHAT@MEGABYTES, the latter the size of the buckets. WHAT is a gradwire
 gradwire:SPECIFICATION, with gradwire's own DDP; torch:none, torch:fp16, torch:bf16, torch:powersgd (rank 1; on Gloo it
 needs one bucket); fsdp:torch and fsdp:WEIGHTS/GRADIENTS, torch's FSDP2 with its own communication and with gradwire's, a
 module a block and no buckets (fsdp:int8/int4@0); replicate:SPECIFICATION, torch's replicate with gradwire's hook
-(replicate:torch without), a module a block; overlap:SPECIFICATION, gradwire's own DDP with gradwire.overlap; or
-alone:none, with no DDP at all, and no communication. compiled+WHAT compiles the model by torch.compile. The model is a
+(replicate:torch without), a module a block; overlap:SPECIFICATION, gradwire's own DDP with gradwire.overlap;
+graph:SPECIFICATION, rounds in the compiled graph (see round_in_graph.py); or alone:none, with no DDP at all, and no
+communication. compiled+WHAT compiles the model by torch.compile. The model is a
 transformer of 19.2 M parameters; with --model tiny 600 layers of 272; with --model matrices 75 of 128 x 128.
 
 Where memory comes to lie is worth a few percent of a step, and stays as long as the models do. To tell smaller differences,
@@ -150,13 +151,17 @@ class Case:
         elif kind in ("gradwire", "overlap"):
             self.model = gradwire.DistributedDataParallel(self.build(), compressor=hook, **settings)
             self.closing = closing(self.model.compression)
+        elif kind == "graph":
+            from round_in_graph import InGraph  # which older versions of gradwire cannot serve
+
+            self.model = InGraph(self.build(), hook)
         elif kind == "alone":
             self.model = self.build()
         else:
             self.model = DistributedDataParallel(self.build(), **settings)
         if hook in TORCH_HOOKS and kind == "torch":
             self.model.register_comm_hook(*TORCH_HOOKS[hook]())
-        elif kind not in ("torch", "gradwire", "overlap", "fsdp", "replicate", "alone"):
+        elif kind not in ("torch", "gradwire", "overlap", "fsdp", "replicate", "graph", "alone"):
             self.closing = closing(gradwire.attach(self.model, what))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
         if kind == "overlap":

@@ -201,10 +201,10 @@ def test_a_divisor_counts_whenever_it_is_set(ranks, arguments, replicas, toleran
 
 
 def refused_divisor(rank, world_size):
-    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("replicate", "shard"))
     model = network(world_size, mesh=mesh)
     handle = gradwire.attach(model, replicas="none")
-    model.set_gradient_divide_factor(7.0)
+    divided(model)
     with pytest.raises(ValueError, match="reduce='none', too"):
         model(torch.ones(4, 7)).sum().backward()
     handle.close()
