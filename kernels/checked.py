@@ -84,15 +84,19 @@ class Checked(Generic[P, R]):
         if kwargs and len(given) < self.count:
             given = self._by_position(args, kwargs)
         structure: list[Any] = []
-        tensors: list[Tensor] = []
+        places: list[int] = []
         for each in given:
-            if isinstance(each, Tensor):
-                tensors.append(each)
-                structure.append((each.dtype, each.shape, each.stride(), each.device))
-            elif isinstance(each, Residual):
+            kind = type(each)
+            if each is None or kind is int:  # most that are no tensors are told apart at once
+                structure.append(each)
+            elif kind is Residual:
+                structure.append(Residual)
                 for part in each:
-                    tensors.append(part)
-                    structure.append((part.dtype, part.shape, part.stride(), part.device))
+                    structure += part.dtype, part.shape, part.stride(), part.device
+                    places.append(part.data_ptr())
+            elif kind is Tensor or isinstance(each, Tensor):
+                structure += each.dtype, each.shape, each.stride(), each.device
+                places.append(each.data_ptr())
             else:
                 structure.append(each)
         key = tuple(structure)
@@ -101,7 +105,6 @@ class Checked(Generic[P, R]):
             pairs = self._judge(key, given)
         if pairs is None:
             return self.other(_device(args))[1](*args, **kwargs)
-        places = [*map(Tensor.data_ptr, tensors)]
         for first, first_bytes, second, second_bytes, may_be_same in pairs:
             start, other = places[first], places[second]
             if start < other + second_bytes and other < start + first_bytes and not (may_be_same and start == other):

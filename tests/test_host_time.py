@@ -22,11 +22,12 @@ pytestmark = [
 ]
 # Calls of functions, of Python and of C, for a bucket of 8 tensors; launches of Triton's kernels.
 MOST = {
-    "gradwire:none": (140, 0),
-    "gradwire:int8": (640, 5),
-    "gradwire:topk:ratio=0.01": (570, 14),
-    "gradwire:powersgd:rank=4": (700, 8),
-    "gradwire:onebit": (1010, 16),
+    "gradwire:none": (135, 0),
+    "gradwire:bf16": (245, 0),
+    "gradwire:int8": (550, 5),
+    "gradwire:topk:ratio=0.01": (530, 14),
+    "gradwire:powersgd:rank=4": (610, 8),
+    "gradwire:onebit": (900, 16),
 }
 
 

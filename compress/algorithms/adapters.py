@@ -128,23 +128,23 @@ class TwoShot:
         payload = temporary(state.world_size, size + bits, dtype=torch.uint8, device=grad.device).zero_()
         if rows is not None:
             rows.packed(rows.used(grad, residual, state.world_size), state.world_size, out=payload[:, size:])
-        self.codec.encode(grad, residual, payload[:, :size], state.length, *first)
+        self.codec.encode(grad, residual, _first(payload, size), state.length, *first)
         votes = yield from all_to_all(payload)
         del payload
         start, end = state.served
         served = temporary(end - start, dtype=working_dtype(grad.dtype), device=grad.device)
-        self.codec.decode(votes[:, :size].unsqueeze(1), served, state.length)
+        self.codec.decode(_first(votes, size).unsqueeze(1), served, state.length)
         payload = temporary(1, size + bits, dtype=torch.uint8, device=grad.device).zero_()
         if rows is not None:
             any_of(votes[:, size:], out=payload[0, size:])
         held = None if residual is None or state.server_residual is None else state.server_residual.open()
-        self.codec.encode(served, held, payload[:, :size], state.length, *second)
+        self.codec.encode(served, held, _first(payload, size), state.length, *second)
         del votes, served
         if held is not None and state.server_residual is not None:
             state.server_residual.close(held)
         averages = (yield from all_gather(payload)).view(1, state.world_size, size + bits)
         del payload
-        _decode(self.codec, averages[..., :size], grad, state.length, residual)
+        _decode(self.codec, _first(averages, size), grad, state.length, residual)
         if rows is not None:
             used = rows.unpacked(averages[..., size:])
             rows.clear(used, grad)
@@ -155,6 +155,11 @@ class TwoShot:
                 rows.clear(used, held.after, start)
                 state.server_residual.close(held)
         return grad
+
+
+def _first(rows: Tensor, size: int) -> Tensor:
+    """The first bytes of each row; the rows themselves, which spares a view, where there are no others."""
+    return rows if rows.shape[-1] == size else rows[..., :size]
 
 
 def _decode(codec: Any, rows: Tensor, grad: Tensor, length: int, residual: Residual | None) -> None:

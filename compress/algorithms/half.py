@@ -150,6 +150,7 @@ class Cast:
         if not wide.is_floating_point() or wide.element_size() <= 2:
             return None
         narrow = kernels.temporary(*wide.shape, dtype=self.dtype, device=wide.device)
+        changed: dict[str, Any] = {"tensor": narrow}
         if isinstance(request, AllReduce | ReduceScatter):
             members = len(layout.ranks.members(request.scope))
             share = 1 / members if request.op == "mean" else 1.0
@@ -158,10 +159,10 @@ class Cast:
                 exact = request.exact if isinstance(request, AllReduce) else ()
                 self._saturate(wide, largest_summand(self.dtype, members) / share, exact)
             kernels.cast_scaled(wide, narrow, share)
-            request = dataclasses.replace(request, op="sum") if request.op == "mean" else request
+            changed["op"] = "sum" if request.op == "mean" else request.op
         else:
             kernels.cast_scaled(wide, narrow, 1.0)
-        return dataclasses.replace(request, tensor=narrow)
+        return dataclasses.replace(request, **changed)
 
     def _widen(self, answer: Tensor, request: Request) -> Tensor:
         """The reply to `request`, in place where it is an all-reduce, as a process group gives it."""

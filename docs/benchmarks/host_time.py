@@ -1,18 +1,25 @@
 """The host's time for a bucket, with a GPU that does nothing: torch's DDP and its hooks, and gradwire's.
 
     python host_time.py --json result.json
+    python host_time.py gradwire:int8 --profile 10
 
 A bucket has 8 small tensors. A case's time is that of a step beyond a step without any DDP, in the same turn, by the number
 of buckets, of this thread's processor alone. On a real GPU gpu_step.py measures the same; there launches and collectives
 take the host a few microseconds each as well.
+
+A profile has the share of each Python function that a step without DDP does not call, with what that calls of C. Short
+functions look longer there than they are.
 """
 
 import argparse
+import cProfile
 import json
+import pstats
 import statistics
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import step_time
 import torch
@@ -26,6 +33,7 @@ MEGABYTES = LAYERS * (WIDTH * WIDTH + WIDTH) * 4 / 2**20
 CASES = ("none", "bf16", "int8", "int4", "topk:ratio=0.01", "powersgd:rank=4", "onebit")
 TORCH = ("torch:none", "torch:bf16", "torch:powersgd")
 WARM = 8  # steps: buckets are built anew, torch's PowerSGD begins
+PROFILED = 50  # steps
 
 
 def layers() -> nn.Module:
@@ -60,8 +68,25 @@ class Case(step_time.Case):
         self.optimizer.zero_grad()
         return count
 
+    def own_seconds(self, inputs: Tensor) -> dict[str, float]:
+        """Seconds of each Python function in some steps, with what it calls of C, by file and name."""
+        functions = cProfile.Profile(time.thread_time, builtins=False)
+        functions.enable()
+        for _ in range(PROFILED):
+            self.run(inputs)
+        functions.disable()
+        found = pstats.Stats(functions).stats.items()  # type: ignore[attr-defined]
+        return {f"{Path(file).stem}.{name}": own for (file, _, name), (_, _, own, _, _) in found}
 
-def measured(names: list[str], turns: int) -> list[dict[str, float | str]]:
+
+def shares(case: Case, bare: Case, inputs: Tensor) -> dict[str, float]:
+    """The share of each function that a step without DDP does not call, the largest first."""
+    without, found = bare.own_seconds(inputs), case.own_seconds(inputs)
+    found = {name: seconds for name, seconds in found.items() if name not in without}
+    return {name: found[name] / sum(found.values()) for name in sorted(found, key=lambda name: -found[name])}
+
+
+def measured(names: list[str], turns: int, *, profiled: bool = False) -> list[dict[str, Any]]:
     """A row for each case: microseconds, calls and launches for each bucket beyond no DDP."""
     inputs, cases = torch.ones(1, WIDTH), [Case(f"{name}@{MEGABYTES}", layers, None) for name in ("alone:none", *names)]
     times: list[list[float]] = [[] for _ in cases]
@@ -73,12 +98,14 @@ def measured(names: list[str], turns: int) -> list[dict[str, float | str]]:
         for case, mine in zip(cases, times, strict=True):
             mine.append(case.run(inputs))
     rows = [row(case, mine, times[0], inputs, cases[0]) for case, mine in zip(cases, times, strict=True)]
+    for case, each in zip(cases[1:], rows[1:], strict=True):
+        each["profile"] = shares(case, cases[0], inputs) if profiled else {}
     for case in cases:
         case.end_round()
     return rows[1:]
 
 
-def row(case: Case, mine: list[float], alone: list[float], inputs: Tensor, bare: Case) -> dict[str, float | str]:
+def row(case: Case, mine: list[float], alone: list[float], inputs: Tensor, bare: Case) -> dict[str, Any]:
     """The figures of a case. `least_us`: of the quickest steps, which other processes have not held up."""
     extra = statistics.median(own - other for own, other in zip(mine, alone, strict=True))
     few, least = (min(each.calls(inputs) for _ in range(5)) for each in (case, bare))  # some steps take samples
@@ -98,14 +125,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", metavar="CASE", help="of step_time.py, without megabytes")
     parser.add_argument("--turns", type=int, default=100)
+    parser.add_argument("--profile", type=int, default=0, metavar="N", help="show the N functions that take most")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     names = arguments.cases or [*TORCH, *(f"gradwire:{case}" for case in CASES)]
     with null_device():
-        rows = measured(names, arguments.turns)
+        rows = measured(names, arguments.turns, profiled=arguments.profile > 0)
     for each in rows:
         print("{case:28} {us:7.0f} us {least_us:7.0f} us {calls:6.0f} calls {launches:4.0f} launches".format(**each))
+        for name, share in list(each["profile"].items())[: arguments.profile]:
+            print(f"{share:12.0%} {share * each['us']:7.0f} us  {name}")
     if arguments.json:
         about = {"torch": torch.__version__, "gradwire": gradwire.__version__, "processor": step_time.processor()}
         arguments.json.write_text(json.dumps({**about, "turns": arguments.turns, "cases": rows}, indent=1) + "\n")

@@ -61,11 +61,12 @@ def normalize(q: Tensor, factors: Factors, previous: Tensor | None = None) -> No
     before = q if previous is None else previous
     with on_device(q):
         table = _vectors(factors, q.device)
-        _normalize[(len(table),)](q, before, table, TILE=TILE, **options(16, fused=True))
+        _normalize[(table.shape[0],)](q, before, table, TILE=TILE, **options(16, fused=True))
 
 
 def _cholesky_qr(p: Tensor, chunks: Chunks) -> None:
-    count, squares = len(chunks.table), len(chunks.table) * chunks.ranks**2
+    count = chunks.table.shape[0]
+    squares = count * chunks.ranks**2
     first, second = (torch.empty(squares, dtype=torch.float64, device=p.device) for _ in range(2))
     triangles = torch.empty(squares, dtype=torch.float32, device=p.device)
     sizes = {"RANKS": chunks.ranks, **options(WARPS, fused=True)}

@@ -34,7 +34,7 @@ def low_rank_left(grad: Tensor, residual: Residual | None, factors: Factors, q: 
         tasks = tasks_of(factors, cut, grad.device)
         work = _workspace(tasks, p)
         known = {"MANY": rank > settings["RANKS"], **_known(rank, tasks)} if rank > RANKS else {}
-        kernel[(len(tasks.table),)](
+        kernel[(tasks.table.shape[0],)](
             grad, *held, q, p, work, tasks.table, HELD=residual is not None, **known, **settings
         )
         _add_partials(tasks, work, p)
@@ -49,7 +49,7 @@ def low_rank_right(matrices: Tensor, factors: Factors, p: Tensor, q: Tensor) -> 
     with on_device(matrices):
         tasks = tasks_of(factors, cut, matrices.device)
         work = _workspace(tasks, q)
-        kernel[(len(tasks.table),)](matrices, p, q, work, tasks.table, **_known(rank, tasks), **settings)
+        kernel[(tasks.table.shape[0],)](matrices, p, q, work, tasks.table, **_known(rank, tasks), **settings)
         _add_partials(tasks, work, q)
 
 
@@ -62,7 +62,7 @@ def low_rank_finish(grad: Tensor, residual: Tensor | None, factors: Factors, p: 
     held = grad if residual is None else residual
     with on_device(grad):
         tasks = tasks_of(factors, cut, grad.device)
-        kernel[(len(tasks.table),)](
+        kernel[(tasks.table.shape[0],)](
             grad, held, p, q, tasks.table, HELD=residual is not None, **_known(rank, tasks), **settings
         )
 
@@ -105,7 +105,7 @@ def _workspace(tasks: Tasks, factor: Tensor) -> Tensor:
 
 def _add_partials(tasks: Tasks, work: Tensor, factor: Tensor) -> None:
     if tasks.workspace:
-        _add[(len(tasks.sums),)](work, factor, tasks.sums, TILE=SUMS, **options(2))
+        _add[(tasks.sums.shape[0],)](work, factor, tasks.sums, TILE=SUMS, **options(2))
 
 
 @launched

@@ -30,9 +30,9 @@ def clear_rows(values: Tensor, used: Tensor, rows: Rows) -> None:
 
 def _launch(kernel: triton.JITFunction, values: Tensor, used: Tensor, rows: Rows) -> None:
     table = _table(rows, values.device)
-    if len(table):
+    if programs := table.shape[0]:
         with on_device(values):
-            kernel[(len(table),)](values, used.view(torch.uint8), table, TILE=TILE, **options(8))
+            kernel[(programs,)](values, used.view(torch.uint8), table, TILE=TILE, **options(8))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -39,7 +39,7 @@ class Part:
         return modules + (["no CUDA device"] if self.device and not torch.cuda.is_available() else [])
 
 
-def pytest_part(says, *arguments, dist="load", **settings):
+def pytest_part(says, *arguments, dist="load", modules=("triton", "pytest"), **settings):
     """Tests, beside each other where pytest can. `dist`: xdist's way to spread them."""
 
     def command(out):
@@ -48,7 +48,7 @@ def pytest_part(says, *arguments, dist="load", **settings):
         strict = [] if importlib.util.find_spec("pytest_timeout") else ["--override-ini", "addopts=-ra"]
         return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *parallel, *strict, *arguments]
 
-    return Part(says, command, ("triton", "pytest"), **settings)
+    return Part(says, command, modules, **settings)
 
 
 def info(out):
@@ -136,6 +136,11 @@ def profiles(out):
     return [sys.executable, str(BENCHMARKS / "gpu_profile.py"), "host", "torch:none@1", *cases]
 
 
+def graphs(out):
+    """A bucket's arithmetic launched, and replayed."""
+    return [sys.executable, str(BENCHMARKS / "gpu_graph.py"), "--json", str(out / "graphs.json")]
+
+
 def quality(out):
     """Losses of trainings with compression; the default compressors and budget."""
     kept = ["--folder", str(out / "quality"), "--json", str(out / "quality.json")]
@@ -143,7 +148,8 @@ def quality(out):
 
 
 COMPILE = ("tests/kernels/test_triton_compile.py", "tests/kernels/test_cuda_compile.py")
-KERNELS = ("tests/gpu/test_cuda_kernels.py", "tests/kernels/test_triton_gpu.py")
+TRITON, CUDA = "tests/kernels/test_triton_gpu.py", "tests/gpu/test_cuda_kernels.py"
+REFERENCE = "those_of_the_reference"  # half of Triton's tests: without xdist all take too long for a part
 DDP = ("tests/gpu/test_engine_cuda.py", "tests/gpu/test_ddp_cuda.py", "tests/gpu/test_overlap_cuda.py")
 DDP += ("tests/gpu/test_shared_gpu.py", "tests/gpu/test_same_kernels_cuda.py", "tests/gpu/test_many_steps_cuda.py")
 DDP += ("tests/gpu/test_memory_cuda.py",)
@@ -155,7 +161,9 @@ PARTS = {
     "compile": pytest_part(
         "kernels compile for GPUs that are not here", "-rP", *COMPILE, dist="loadfile", device=False
     ),
-    "kernels": pytest_part("kernels against the reference", *KERNELS),
+    "kernels": pytest_part("Triton's kernels against the reference", TRITON, "-k", REFERENCE),
+    "repeats": pytest_part("Triton's kernels again, captured, of many elements", TRITON, "-k", f"not {REFERENCE}"),
+    "cuda": pytest_part("CUDA's kernels against the reference", CUDA, modules=("pytest", "cupy")),
     "ddp": pytest_part("engine and DDP against torch's", *DDP),
     "fsdp": pytest_part("FSDP2 and replicate against the CPU", *FSDP),
     "order": pytest_part(
@@ -165,5 +173,6 @@ PARTS = {
     "step": Part("a step bound by the GPU", steps("gpu", 25), misses=slow_steps),
     "host": Part("a step bound by the host", steps("host", 1), misses=busy_hosts),
     "profile": Part("where steps go", profiles),
+    "graphs": Part("a bucket's arithmetic as CUDA graphs", graphs, ("triton",)),
     "quality": Part("losses with compression, on simulated ranks", quality),
 }

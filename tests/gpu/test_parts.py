@@ -56,6 +56,7 @@ CODE = {
     "step": "import gpu_step; gpu_step.show([], 'gpu')",
     "host": "import gpu_step; gpu_step.show([], 'host')",
     "profile": "import gpu_profile",
+    "graphs": "import gpu_graph",
     "quality": "import gpu_quality; gpu_quality.show([], 'quality')",
 }
 

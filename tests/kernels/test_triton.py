@@ -258,3 +258,18 @@ def test_rotated_blocks_are_those_of_the_reference_to_the_bit(block, size, back)
     kernels.rotate_blocks(found, signs, back)
     kernels.rotate_blocks.reference(expected, signs, back)
     assert same(found, expected)
+
+
+class Launches(list):
+    """In the place of a kernel: the programs of each launch."""
+
+    def __getitem__(self, programs):
+        return lambda *_, **__: self.append(programs)
+
+
+@pytest.mark.parametrize("size", [1024, 1023, 263_167, 263_168])
+def test_a_rotation_takes_two_launches_at_most_whatever_is_left_behind_the_last_block(size, monkeypatch):
+    launches = Launches()
+    monkeypatch.setattr(triton_kernels.rotation, "_rotate", launches)
+    kernels.rotate_blocks(torch.ones(size), torch.ones(1024))
+    assert 1 <= len(launches) <= 2
