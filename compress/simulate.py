@@ -223,7 +223,7 @@ class TensorCount(TorchDispatchMode):
     """Bytes of the tensors that operations make inside a `with`, each memory once: now, and at most so far."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
         self.now = self.most = 0
         self._known: set[int] = set()
 
