@@ -3,7 +3,7 @@
 from .buckets.assignment import assigned, caps_in_bytes
 from .buckets.grad_bucket import layout_of, plain
 from .engine.engine import DEFAULT_TIMEOUT, Engine
-from .engine.task import FuturePending
+from .engine.lanes import FuturePending
 from .handle import Handle, Observed
 from .measure.stats import Stats
 from .measure.step import BucketStats

@@ -13,7 +13,7 @@ from ..compress import Compressor, Layout, Ranks, Spec, Traffic, compressor
 from ..compress.builder.options import whole_number
 from ..compress.simulate import steady_traffic, work_memory
 from ..ddp_core import assigned, caps_in_bytes, layout_of
-from ..ddp_core.engine.task import in_flight
+from ..ddp_core.engine.lanes import in_flight
 from ..ddp_core.memory.out_of_memory import kept_bytes
 
 

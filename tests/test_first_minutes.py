@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gradwire.experiments.cli import main
-from gradwire.hooks.advice.decisions import CANDIDATES, SGD
+from gradwire.hooks.advice.decision_table import CANDIDATES, SGD
 
 from .forked import Script
 from .test_docs import FENCE, PAGES, script

@@ -25,7 +25,7 @@ from ..buckets.grad_bucket import as_real, layout_of
 from ..buckets.slices import Sendable
 from ..buckets.sparse import SPARSE_ROUNDS, SparseBucket
 from ..engine.engine import FORKED, Engine
-from ..engine.task import Task
+from ..engine.lanes import Task
 from ..measure.stats import Measured, Stats, Totals
 from ..measure.step import BucketStats, Step
 from ..memory.model_memory import ModelMemory, Snapshot

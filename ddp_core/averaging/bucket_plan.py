@@ -20,7 +20,7 @@ from ...compress.simulate import scopes_by_round
 from ..buckets.grad_bucket import layout_of
 from ..buckets.slices import BucketSlice, Sendable
 from ..engine.engine import Engine
-from ..engine.task import FuturePending
+from ..engine.lanes import FuturePending
 from ..memory.bucket_memory import BucketMemory
 from ..memory.model_memory import ModelMemory
 from ..transport.protocol import Pending

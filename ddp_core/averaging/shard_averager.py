@@ -19,7 +19,7 @@ from ...compress.shards.layout import ShardLayout
 from ...compress.shards.reduction import ShardState, ShardSum
 from ...compress.shards.weights import HeldWeights, WeightGather
 from ...compress.simulate import operations_of
-from ..engine.task import Task
+from ..engine.lanes import Task
 from ..measure.stats import Measured, Stats, Totals
 from ..measure.step import BucketStats, Record, Step
 from ..memory.shard_memory import Key, ShardMemory, WeightMemory

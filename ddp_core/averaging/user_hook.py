@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..buckets.slices import Sendable
-from ..engine.task import FuturePending
+from ..engine.lanes import FuturePending
 from ..measure.step import Step
 from .averager import CompressedAverager
 

@@ -20,8 +20,8 @@ from ...kernels import pool
 from ..transport.collectives import agree
 from ..transport.processes import explained
 from ..transport.protocol import Pending, Transport
+from .lanes import Driver, HookError, Lanes, ProgramError, Task, WaitedTask
 from .side_stream import NO_LIMIT, SideStream
-from .task import Driver, HookError, Lanes, ProgramError, Task, WaitedTask
 
 logger = logging.getLogger(__name__)
 DEFAULT_TIMEOUT = timedelta(minutes=30)

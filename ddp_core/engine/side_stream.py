@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..transport.protocol import Pending, Transport
-from .task import Driver, FuturePending, OnEnd, Task
+from .lanes import Driver, FuturePending, OnEnd, Task
 
 NO_LIMIT = timedelta()  # the group's own watchdog keeps it
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch.distributed as dist
 
-from ..engine.task import ProgramError
+from ..engine.lanes import ProgramError
 
 SHOWN = 8  # parameters named in an error
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from gradwire.hooks.advice import Rule
 from gradwire.hooks.advice.candidates import TWO_LEVELS, UNCOMPRESSED
-from gradwire.hooks.advice.decisions import CANDIDATES, SGD
+from gradwire.hooks.advice.decision_table import CANDIDATES, SGD
 
 Key = tuple[str, str]  # compressor and order
 Pairs = dict[Key, tuple[float, float]]  # predicted and measured seconds

@@ -27,7 +27,7 @@ from gradwire.experiments.workloads.models import ModelConfig
 from gradwire.experiments.workloads.optimizers import schedule_for
 from gradwire.experiments.workloads.simulated import SimulatedRanks
 from gradwire.experiments.workloads.training import initial_model, loss_of
-from gradwire.hooks.advice.decisions import CANDIDATES
+from gradwire.hooks.advice.decision_table import CANDIDATES
 
 RANKS, EVAL_BATCHES, CPU = 4, 128, torch.device("cpu")
 MUON_LR = 0.03  # of the blocks' matrices

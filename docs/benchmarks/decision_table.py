@@ -2,7 +2,7 @@
 
     python docs/benchmarks/decision_table.py --write
 
-puts the tables of gradwire/hooks/advice/decisions.py into README.md and docs/choosing.md; without --write it prints them.
+puts the tables of hooks/advice/decision_table.py into README.md and docs/choosing.md; without --write it prints them.
 Then it computes the predicted speed-ups again. A prediction is a bound: it leaves out the time to encode, and takes a
 network at full speed.
 """
@@ -16,7 +16,7 @@ from torch import nn
 
 import gradwire
 from gradwire.experiments.workloads.emulation import emulated, load_trace
-from gradwire.hooks.advice.decisions import (
+from gradwire.hooks.advice.decision_table import (
     ADAMW,
     ANSWERS,
     AS_ADAMW,

@@ -26,7 +26,7 @@ from ...ddp_core.transport.torch_groups import orders_streams
 from ..plan import bucket_layouts, state_bytes, work_bytes
 from .arithmetic import Arithmetic, copy_seconds, gradient_pool, measured_arithmetic, sampled
 from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED, candidates, family, narrowed
-from .decisions import Candidate
+from .decision_table import Candidate
 from .directions import host_links
 from .network import Kind, Network
 from .predict import Measured, buckets, predicted, requests_on

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ...compress.builder.build import compressor
 from ...compress.builder.optimizers import Optimizers, kinds
-from .decisions import ADAMW, CANDIDATES, MUON, SGD, Candidate
+from .decision_table import ADAMW, CANDIDATES, MUON, SGD, Candidate
 
 UNCOMPRESSED = ("none", "bf16")  # what a user gets without giving anything up
 PRIORITY, BACKWARD = "priority", "backward"

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED
-from .decisions import Candidate
+from .decision_table import Candidate
 from .directions import HostLink, described
 from .predict import Measured, Prediction
 from .uncertainty import uncertainty

@@ -20,7 +20,7 @@ from torch import Tensor
 from ...compress import Compressor, Layout, Program, Ranks
 from ...compress.protocol.requests import all_reduce, together
 from ...compress.simulate import operations_of
-from ...ddp_core.engine.task import Task
+from ...ddp_core.engine.lanes import Task
 from ...ddp_core.measure.step import Record
 from ...ddp_core.memory.bucket_memory import BucketMemory
 from ...ddp_core.transport.protocol import Decorator, Transport

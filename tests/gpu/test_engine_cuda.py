@@ -10,7 +10,7 @@ import torch.distributed as dist
 import gradwire
 from gradwire.compress import AllReduce, Layout, Ranks, Simulation
 from gradwire.ddp_core import Engine, ProcessGroup
-from gradwire.ddp_core.engine.task import Task
+from gradwire.ddp_core.engine.lanes import Task
 
 from ..hooks.given import Given, average, gradients
 from ..hooks.test_simulator_agrees import SHAPES, STEPS

@@ -16,7 +16,7 @@ from gradwire.ddp_core.averaging.bucket_plan import (
     scopes_of_rounds,
     setup,
 )
-from gradwire.ddp_core.engine.task import FuturePending
+from gradwire.ddp_core.engine.lanes import FuturePending
 from gradwire.ddp_core.memory.bucket_memory import BucketMemory
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import gradwire
 from gradwire.compress import AllReduce, Traffic
 from gradwire.ddp_core import Engine, Link, Paced, ProcessGroup
-from gradwire.ddp_core.engine.task import Task
+from gradwire.ddp_core.engine.lanes import Task
 
 from ..nets import ALWAYS, Batch, Net, loss_of
 

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from gradwire.compress import AllReduce, Layout, Ranks, compressor
 from gradwire.ddp_core import Engine, ProcessGroup
 from gradwire.ddp_core.engine import side_stream as side_stream_module
+from gradwire.ddp_core.engine.lanes import Lanes, Task
 from gradwire.ddp_core.engine.side_stream import SideStream
-from gradwire.ddp_core.engine.task import Lanes, Task
 
 from ..streams import StandIn
 

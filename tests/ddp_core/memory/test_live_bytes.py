@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import gradwire
-from gradwire.ddp_core.engine.task import Task
+from gradwire.ddp_core.engine.lanes import Task
 from gradwire.hooks.fsdp.plan import plan_sharded
 from gradwire.hooks.local_sgd.plan import SitesPlan, Wan, round_plans
 from gradwire.hooks.local_sgd.rounds import Rounds
@@ -209,8 +209,8 @@ def pooled(rank, world_size):
     """Bytes of the pool at most, with one bucket on its way at a time, once torch has built its buckets anew."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules["gradwire.kernels.temporary"], "SMALLEST", 1)
-        patch.setattr(sys.modules["gradwire.ddp_core.engine.task"], "FEWEST", 1)
-        patch.setattr(sys.modules["gradwire.ddp_core.engine.task"], "MOST_BYTES", 0)
+        patch.setattr(sys.modules["gradwire.ddp_core.engine.lanes"], "FEWEST", 1)
+        patch.setattr(sys.modules["gradwire.ddp_core.engine.lanes"], "MOST_BYTES", 0)
         model = TorchDDP(square(WIDTH), gradient_as_bucket_view=True, bucket_cap_mb=0.1)
         handle = gradwire.attach(model, "int8")
         for _ in range(4):

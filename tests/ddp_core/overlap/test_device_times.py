@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from gradwire.compress import AllReduce, Ranks
+from gradwire.ddp_core.engine.lanes import Task
 from gradwire.ddp_core.engine.side_stream import SideStream
-from gradwire.ddp_core.engine.task import Task
 from gradwire.ddp_core.measure.clock import CudaClock
 from gradwire.ddp_core.overlap.measured_step import Measurements, NotedStep
 from gradwire.ddp_core.transport.protocol import Reply, Transport

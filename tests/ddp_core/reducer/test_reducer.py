@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gradwire.ddp_core.buckets.assignment import BucketAssignment
-from gradwire.ddp_core.engine.task import FuturePending
+from gradwire.ddp_core.engine.lanes import FuturePending
 from gradwire.ddp_core.reducer.backward_progress import Rules
 from gradwire.ddp_core.reducer.reducer import Reducer
 

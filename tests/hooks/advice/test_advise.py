@@ -18,7 +18,7 @@ from gradwire.ddp_core.measure.clock import clock_of
 from gradwire.ddp_core.transport import host_places
 from gradwire.hooks.advice import Choice
 from gradwire.hooks.advice import trials as trials_module
-from gradwire.hooks.advice.decisions import Candidate
+from gradwire.hooks.advice.decision_table import Candidate
 from gradwire.hooks.advice.predict import Prediction
 from gradwire.hooks.advice.rank_group import RankGroup, cores_each
 from gradwire.hooks.advice.training import Training

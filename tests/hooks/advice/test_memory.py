@@ -13,7 +13,7 @@ from gradwire.ddp_core.memory import out_of_memory
 from gradwire.hooks.advice import rank_group
 from gradwire.hooks.advice.advise import _fitting
 from gradwire.hooks.advice.candidates import candidates, narrowed
-from gradwire.hooks.advice.decisions import Candidate
+from gradwire.hooks.advice.decision_table import Candidate
 from gradwire.hooks.advice.rank_group import RankGroup
 
 NETWORK = nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(4)))

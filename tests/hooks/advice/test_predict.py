@@ -8,7 +8,7 @@ import torch
 from gradwire.compress import AllGather, AllReduce, AllToAll, Layout, Ranks
 from gradwire.ddp_core.overlap.step_model import LinkCost
 from gradwire.hooks.advice.arithmetic import Arithmetic
-from gradwire.hooks.advice.decisions import CANDIDATES
+from gradwire.hooks.advice.decision_table import CANDIDATES
 from gradwire.hooks.advice.network import KindCost
 from gradwire.hooks.advice.predict import Measured, predicted, requests_on
 from gradwire.hooks.advice.shared_cores import Work

@@ -9,7 +9,7 @@ import torch
 from gradwire.compress import compressor
 from gradwire.hooks.advice import Choice, Forecast, Rule
 from gradwire.hooks.advice.candidates import TWO_LEVELS, candidates, family
-from gradwire.hooks.advice.decisions import ADAMW, CANDIDATES, MUON, SGD, Candidate
+from gradwire.hooks.advice.decision_table import ADAMW, CANDIDATES, MUON, SGD, Candidate
 from gradwire.hooks.advice.predict import Prediction
 
 

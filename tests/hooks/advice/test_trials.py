@@ -4,7 +4,7 @@ import pytest
 
 from gradwire.hooks.advice import Choice, Forecast, Rule
 from gradwire.hooks.advice.candidates import BACKWARD, PRIORITY
-from gradwire.hooks.advice.decisions import Candidate
+from gradwire.hooks.advice.decision_table import Candidate
 from gradwire.hooks.advice.predict import Prediction
 from gradwire.hooks.advice.trials import FEWEST, MOST, Tried, checked_seconds, confirmed, cost, measured_steps
 

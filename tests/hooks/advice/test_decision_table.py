@@ -13,7 +13,7 @@ from gradwire.compress import compressor
 from gradwire.experiments.compare.config import CompareConfig
 from gradwire.hooks.advice import Rule
 from gradwire.hooks.advice.candidates import candidates
-from gradwire.hooks.advice.decisions import (
+from gradwire.hooks.advice.decision_table import (
     ADAMW,
     ANSWERS,
     AS_ADAMW,
