@@ -66,7 +66,7 @@ EXPLANATIONS = [
     "order-of-sending",
     "promises",
 ]
-NOT_A_PAGE = ["CHANGELOG", "index"]  # history and a table of contents
+NOT_A_PAGE = ["index"]  # a table of contents
 MEASUREMENTS = [
     "docs/benchmarks/*.md",
     "docs/benchmarks/*/README.md",
@@ -228,7 +228,7 @@ def broken(name, text):
 
 def pages():
     """{path in the tree: text} of README and of the other pages that people write."""
-    found = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
+    found = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
     found += (page for each in ("docs/*.md", *MEASUREMENTS) for page in sorted(ROOT.glob(each)))
     texts = {
         page.relative_to(ROOT).as_posix(): page.read_text("utf-8") for page in found if page.stem not in NOT_A_PAGE
