@@ -21,8 +21,7 @@ from torch import Tensor
 
 import gradwire
 from gradwire.compress import Layout
-from gradwire.compress.protocol.requests import AllGather, Gather, ReduceScatter, Request, Scatter
-from gradwire.compress.protocol.together import next_request
+from gradwire.compress.protocol.requests import AllGather, Gather, ReduceScatter, Request, Scatter, next_request
 from gradwire.compress.state.gauge import gauges
 
 CASES = ("bf16", "int8", "int4", "onebit", "topk:ratio=0.01", "powersgd:rank=4")

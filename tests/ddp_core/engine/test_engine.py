@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from gradwire.compress import AllReduce
 from gradwire.ddp_core import Engine, ProcessGroup
-from gradwire.ddp_core.engine import task as lanes
+from gradwire.ddp_core.engine import lanes
 from gradwire.ddp_core.engine.lanes import Task
 from gradwire.ddp_core.transport import private_group
 from gradwire.ddp_core.transport.protocol import Decorated

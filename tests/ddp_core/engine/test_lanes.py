@@ -8,7 +8,7 @@ import torch
 
 from gradwire.compress import AllReduce, Ranks
 from gradwire.ddp_core import Engine
-from gradwire.ddp_core.engine import task as lanes
+from gradwire.ddp_core.engine import lanes
 from gradwire.ddp_core.engine.lanes import Task
 from gradwire.ddp_core.transport.protocol import Reply, Transport
 
