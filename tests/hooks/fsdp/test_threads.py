@@ -74,10 +74,11 @@ def test_a_thread_that_saves_anywhere_in_a_step_changes_no_bit_of_training_and_g
     ranks, shape, arguments, undo
 ):
     answers = ranks.run(saved_within, torch.Size(shape).numel(), shape, arguments, undo)
+    first = 1 if shape[-1] == 1 else 0  # no weights are gathered, so the first request is of a step's first bucket
     for trained_alike, saved_alike, steps in answers:
         assert trained_alike
         assert saved_alike
-        assert steps == set(range(STEPS + 1))
+        assert steps == set(range(first, STEPS + 1))
 
 
 def changed_within(rank, world_size, shape, arguments):
