@@ -17,7 +17,7 @@ HERE = nullcontext()
 
 def on_device(tensor: Tensor) -> AbstractContextManager[object]:
     """Make the device of `tensor` the current one, where launches go; it mostly is."""
-    if INTERPRETED or tensor.get_device() == torch.cuda.current_device():
+    if not tensor.is_cuda or tensor.get_device() == torch.cuda.current_device():
         return HERE
     return torch.cuda.device(tensor.device)
 
