@@ -105,6 +105,11 @@ class Observed:
         self._loss_scale = LossScale(scaler, self._rescale)
         averager.before_step = self._loss_scale.follow
 
+    def _catch_up(self) -> None:
+        """Bring the residuals to the scale that a scaler has now: it is saved with that, and loaded ones have no other."""
+        if self._loss_scale is not None:
+            self.averager.between_steps(self._loss_scale.catch_up)
+
     def forward_begins(self) -> None:
         """Read the scale of a scaler, if the handle follows one: at the first bucket a GPU would be behind."""
         if self._loss_scale is not None and torch.is_grad_enabled():
@@ -184,6 +189,7 @@ class Handle(Observed):
             parameter: plain[name] for name, parameter in model.named_parameters() if parameter.requires_grad
         }
         self.frozen = frozenset(plain[name] for name, each in model.named_parameters() if not each.requires_grad)
+        self._catch_up()
         saved, before = self.averager.snapshot().state_dict(), self.averager.names
         renamed = {name: name for name in names.values()} if not before else {}
         renamed |= {old: names[parameter] for parameter, old in before.items() if parameter in names}
@@ -252,8 +258,7 @@ class Handle(Observed):
             [[name]], "parameters": {name: {field: tensor}}, "orders": {name: axes in memory, if not row by row},
             "tensors": their number, "spec": the compressor}. It is safe with `torch.load(weights_only=True)`.
         """
-        if self._loss_scale is not None:
-            self.averager.between_steps(self._loss_scale.catch_up)  # the scaler is saved with its new scale
+        self._catch_up()
         return self.sealed(self.averager.snapshot())
 
     def sealed(self, snapshot: Snapshot) -> dict[str, Any]:

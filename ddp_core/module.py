@@ -174,9 +174,9 @@ class DistributedDataParallel(TorchAttributes):
         self._take_devices()
         if self.arguments.init_sync:
             verify(described(self._parameters_by_name(), self._setup_now[0]), self._messages)
-        self.reducer.hooks.detach()
         for handle in {self.compression, *(each for each in self._hook or () if isinstance(each, Handle))}:
             handle.bind(self.module, changed=True)
+        self.reducer.hooks.detach()  # behind all that may refuse
         self._fill_buckets(together=True)
         if self.arguments.init_sync:
             self.copy_states(0, buffers=False)

@@ -54,7 +54,7 @@ _operations: dict[str, Operation[Any, Any]] = {}
 _requested: list[
     tuple[str, ...]
 ] = []  # the innermost last; of the whole process, since gradients are reduced on threads
-_recordings: list[set[str]] = []  # of operations that run on the meta device
+_recordings: dict[int, set[str]] = {}  # of operations that run on the meta device, by identity
 
 
 def register_backend(name: str, device: str, probe: Callable[[], str], automatic: bool = True) -> Backend:
@@ -104,13 +104,13 @@ def use_backend(*names: str) -> Iterator[None]:
 def recorded_operations() -> Iterator[set[str]]:
     """Fill a set with the names of the operations that run on the meta device inside a `with`."""
     names: set[str] = set()
-    _recordings.append(names)
+    _recordings[id(names)] = names
     for each in _operations.values():
         each.choices.pop("meta", None)
     try:
         yield names
     finally:
-        _recordings.remove(names)
+        del _recordings[id(names)]
 
 
 def agree_on(device: str, choices: Mapping[str, str]) -> None:
@@ -268,7 +268,7 @@ class Operation(Generic[P, R]):
 
     def _implementation(self, device: str) -> Callable[P, R]:
         if device == "meta":
-            for names in _recordings:
+            for names in list(_recordings.values()):  # other threads may begin and end some
                 names.add(self.name)
             return self.shape_only or _nothing
         return self.implementations[self.chosen(device)]

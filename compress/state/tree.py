@@ -89,12 +89,6 @@ class Leaves:
         for leaf in self.flat:
             leaf.versioned = not (leaf.holds_back or leaf.of_gradients)
 
-    def make_room(self) -> int:
-        """Version all of it from now on, between two steps. Return the bytes that this takes."""
-        for leaf in self.flat:
-            leaf.make_room()
-        return self.nbytes
-
     def drop_room(self) -> None:
         """Free the second copies, between two steps; the next step makes them anew."""
         for leaf in self.flat:

@@ -59,8 +59,9 @@ def follow_kernels(ranks: Sequence[Mapping[str, Any]], rank: int, device: torch.
     lowered = {name: backend for name, backend in common.items() if backend != offers[name][0]}
     agree_on(device.type, lowered)
     for backend in sorted({*lowered.values()}):
-        which = ", ".join(name for name in lowered if lowered[name] == backend)
-        lacking = [rank for rank, each in enumerate(ranks) if all(each["offers"][n][0] == backend for n in lowered)]
+        names = [name for name in lowered if lowered[name] == backend]
+        lacking = [rank for rank, each in enumerate(ranks) if any(each["offers"][n][0] == backend for n in names)]
+        which = ", ".join(names)
         logger.warning("%s runs on the kernel backend %s, since ranks %s have no better one", which, backend, lacking)
 
 

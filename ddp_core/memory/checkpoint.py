@@ -332,12 +332,9 @@ def _buckets(
     state: Mapping[str, Any], compressor: Compressor, parameters: Mapping[str, Tensor], ranks: Ranks
 ) -> list[BucketMemory]:
     """The memory of one rank: its buckets, and one for each parameter that was in none."""
-    cpu, listed = torch.device("cpu"), {name for names in state["buckets"] for name in names}
-    found = list(layouts(state, parameters, cpu, ranks))
-    for name in state["parameters"]:
-        if name not in listed:
-            dtype = parameters[name].dtype.to_real()
-            found.append(layout_of({name: parameters[name]}, dtype, cpu, ranks))
+    listed = {name for names in state["buckets"] for name in names}
+    alone = [[name] for name in state["parameters"] if name not in listed]
+    found = layouts({**state, "buckets": [*state["buckets"], *alone]}, parameters, torch.device("cpu"), ranks)
     buckets = [BucketMemory(compressor, layout, state["step"]) for layout in found]
     for bucket in buckets:
         bucket.load({name: state["parameters"][name] for name in bucket.layout.names if name in state["parameters"]})

@@ -22,8 +22,8 @@ UNDONE = (
     "that copy from the start, or undo=False to do without it"
 )
 NO_ROOM = (
-    "They will be after each such step: there is no memory for the second copy that would undo it, {:.1f} MB on this rank. "
-    "residual_bits=8 makes it a quarter, and undo=False does without it"
+    "Each later step that does not count sets them to zero, too: there is no memory for the second copy that would undo it, "
+    "{:.1f} MB on this rank. residual_bits=8 makes that copy a quarter, and undo=False does without it"
 )
 SAVED_WITHIN = (
     "gradwire: a state was saved in the middle of a step: by the thread that runs it, or after a backward that broke off or "
@@ -69,16 +69,22 @@ class StepMemory:
         """Have the next steps that do not count be undone exactly, where `undo` allows: one of them has cost residuals."""
         if self.undo is not None:
             return
+        unversioned = [leaf for leaves in self.states() for leaf in leaves.flat if not leaf.versioned]
+        megabytes = sum(leaf.flat.nbytes for leaf in unversioned) / 1e6
         try:
-            held = sum(leaves.make_room() for leaves in self.states())
+            for leaf in unversioned:
+                leaf.make_room()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
+            for leaf in unversioned:
+                leaf.versioned = False
+                leaf.drop_room()
             self.undo = False
-            logger.warning("%s. %s", LOST, NO_ROOM.format(sum(leaves.nbytes for leaves in self.states()) / 1e6))
+            logger.warning("%s. %s", LOST, NO_ROOM.format(megabytes))
         else:
             self.undo = True
-            logger.warning("%s. %s", LOST, UNDONE.format(held / 1e6))
+            logger.warning("%s. %s", LOST, UNDONE.format(megabytes))
 
     def note_save_within(self) -> None:
         """Warn once where a save in the middle of a step lacks residuals."""

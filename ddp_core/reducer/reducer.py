@@ -189,7 +189,7 @@ class Reducer:
                 self._apart(index)
             return
         if not backward.order and getattr(sys.modules.get(COMPILED), "in_compiled_autograd_region", False):
-            raise self._failure(messages.COMPILED_AUTOGRAD)
+            raise RuntimeError(messages.COMPILED_AUTOGRAD)  # nothing has begun: the next backward may do without
         if not defined:
             backward.undefined.add(index)
         if not backward.started:

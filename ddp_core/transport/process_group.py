@@ -32,6 +32,8 @@ from .direct.collectives import GLOO, PINNED, Collectives, Direct, best_ways
 from .private_group import meeting_place, new_name, private_group
 from .protocol import MESSAGE_LIMIT, Reply, Transport
 from .torch_groups import (
+    ALL_GATHER,
+    ALL_TO_ALL,
     carries,
     clone_group,
     end_when_idle,
@@ -353,11 +355,11 @@ def started(
             return pending(work, reply)
         case AllGather():
             reply = temporary(group.size(), *tensor.shape, dtype=tensor.dtype, device=tensor.device)
-            work = group._allgather_base(reply.view(-1), tensor.reshape(-1))  # torch's function takes the host longer
+            work = getattr(group, ALL_GATHER)(reply.view(-1), tensor.reshape(-1))  # torch's function takes longer
             return pending(work, reply)
         case AllToAll():
             reply = temporary(*tensor.shape, dtype=tensor.dtype, device=tensor.device)
-            return pending(group.alltoall_base(reply, tensor, [], []), reply)
+            return pending(getattr(group, ALL_TO_ALL)(reply, tensor, [], []), reply)
         case Broadcast() | Gather() | Scatter():
             return pending(*_from_one(request, tensor.contiguous(), group))
     raise TypeError(

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
 logger = logging.getLogger(__name__)
-BY_STREAMS = ("nccl", "rccl", "ucc")  # names begin so of backends for whose collectives a GPU's streams wait
-BY_HOST = ("gloo", "mpi")  # and so of those for which the host does
+BY_STREAMS = ("nccl", "rccl", "ucc")  # beginnings of names of backends: a GPU's streams wait for their collectives
+BY_HOST = ("gloo", "mpi")  # the host waits for theirs
 TIMED = {  # classes of backends whose work takes a time limit in wait(); torchcomms' wrapper refuses it
     "DirectBackend",
     "ProcessGroupGloo",
@@ -27,6 +27,8 @@ TIMED = {  # classes of backends whose work takes a time limit in wait(); torchc
     "_ProcessGroupWrapper",
 }
 SHORTEST, LONGEST = 5e-5, 2e-3  # seconds between two looks at a work
+OLDER = not hasattr(dist.ProcessGroup, "all_gather_single")  # a torch with other names for these two methods of groups
+ALL_GATHER, ALL_TO_ALL = ("_allgather_base", "alltoall_base") if OLDER else ("all_gather_single", "all_to_all_single")
 
 
 def backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
@@ -37,7 +39,7 @@ def backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
 def orders_streams(group: dist.ProcessGroup, device: torch.device) -> bool:
     """Return True if streams wait for a group's replies on a device, and the host never does: NCCL, and others of GPUs.
 
-    Torch's class decides, and the name. An unknown backend counts as one that the host waits for, which is right for both.
+    The class of the backend and its name have to agree. For unknown backends the host waits, which is right for both kinds.
     """
     if device.type != "cuda":
         return False

@@ -115,8 +115,7 @@ class ShardHandle(Observed):
             have the shapes of whole parameters. Where differences of weights travel, "weights" has this rank's
             shards. With replicas, their handle's state is in it as "replicas".
         """
-        if self._loss_scale is not None:
-            self.averager.between_steps(self._loss_scale.catch_up)  # the scaler is saved with its new scale
+        self._catch_up()
         snapshot, of_replicas, in_use = self._stepping.take(self._taken)
         parameters: Entries = snapshot.save()
         inside = {

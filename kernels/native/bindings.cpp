@@ -162,7 +162,7 @@ PyMODINIT_FUNC PyInit__kernels() {
     return gradwire::guarded([] {
         gradwire::learn_tensors();
         gradwire::Object module = gradwire::owned(PyModule_Create(&gradwire::bindings::definition));
-        PyModule_AddIntConstant(module.get(), "interface", 4);  // library.py has it too
+        PyModule_AddIntConstant(module.get(), "interface", 4);  // operations.py has it too
         return module.release();
     });
 }

@@ -84,7 +84,7 @@ def _blocks(rows: Rows) -> tuple[Tensor, int]:
 
 
 def _beyond(*arguments: Any) -> str:
-    """Return the matrices that C++ does not support; None if it supports all."""
+    """Return in words which matrices C++ does not support; empty if it supports all."""
     for factors in (each for each in arguments if isinstance(each, Factors)):
         if any(m.rank > LARGEST_RANK or not m.rows * m.columns for m in factors.matrices):
             return f"empty matrices and ranks above {LARGEST_RANK}"

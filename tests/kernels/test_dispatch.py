@@ -320,3 +320,11 @@ def test_use_backend_holds_on_other_threads(probe_operation, calls):
         thread.start()
         thread.join()
     assert calls == ["b"]
+
+
+def test_recordings_inside_each_other_each_have_what_runs_meanwhile(probe_operation):
+    with dispatch.recorded_operations() as outer:
+        with dispatch.recorded_operations() as inner:
+            pass
+        probe_operation(META)
+    assert (outer, inner) == ({"probe_operation"}, set())

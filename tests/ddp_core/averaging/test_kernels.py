@@ -125,6 +125,18 @@ def test_other_versions_are_one_warning_on_the_first_rank(ranks):
     assert "(torch: 2.8, 2.9, in rank order)" in first[0]
 
 
+def test_each_fallback_names_the_ranks_that_lack_better_backends_for_its_operations(monkeypatch, caplog):
+    monkeypatch.setattr(averaging_kernels, "agree_on", lambda device, choices: None)
+    best = ["cuda", "triton", "reference"]
+    lacking = [{}, {"a": best[1:], "c": best[2:]}, {"b": best[1:]}]  # by rank
+    offers = [{"offers": {"a": best, "b": best, "c": best} | each, "versions": {}} for each in lacking]
+    averaging_kernels.follow_kernels(offers, 0, torch.device("cpu"))
+    assert [record.getMessage() for record in caplog.records] == [
+        "c runs on the kernel backend reference, since ranks [1] have no better one",
+        "a, b runs on the kernel backend triton, since ranks [1, 2] have no better one",
+    ]
+
+
 @pytest.mark.parametrize("spec", ["acp-powersgd", "topk:start_iter=3,warmup=onebit", "hosts:ranks=2+powersgd"])
 def test_operations_are_those_of_all_steps_stages_and_ranks_of_a_host(spec):
     within = torch.float32, Ranks(4)

@@ -3,6 +3,7 @@
 import copy
 import gc
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -185,22 +186,45 @@ def test_refresh_averages_what_trains_now(ranks):
 
 
 def residuals(rank, world_size):
-    """By name what is held back before and after a refresh(), where one layer is frozen, one replaced, one kept."""
+    """By name what is held back before and after a refresh(), where one layer is frozen, one replaced, one kept.
+
+    The loss scale has changed since the last step.
+    """
     net = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3)))
-    model = gradwire.DistributedDataParallel(net, compressor="topk:ratio=0.2")
+    scaler = SimpleNamespace(get_scale=lambda: scaler.scale, scale=1.0)
+    model = gradwire.DistributedDataParallel(net, compressor="topk:ratio=0.2", scaler=scaler)
     step(model, rank)
     before = model.compression.state_dict()["parameters"]
     net[0].requires_grad_(False)
     net[1].weight = nn.Parameter(net[1].weight.detach().clone())
+    scaler.scale = 4.0
     model.refresh()
     after = model.compression.state_dict()["parameters"]
-    same = {name: all(torch.equal(before[name][field], after[name][field]) for field in before[name]) for name in after}
+    pairs = {name: [(4 * before[name][field], after[name][field]) for field in before[name]] for name in after}
     step(model, rank)
-    return same
+    return {name: all(torch.equal(*pair) for pair in of_name) for name, of_name in pairs.items()}
 
 
-def test_refresh_keeps_residuals_by_name_and_drops_those_of_frozen_parameters(ranks):
+def test_refresh_keeps_residuals_by_name_at_the_new_loss_scale_and_drops_those_of_frozen_parameters(ranks):
     assert ranks.run(residuals, 2) == [{"1.weight": True, "2.weight": True}] * 2
+
+
+def after_refusal(rank, world_size):
+    """Gradients after a refresh() that raised."""
+    model = gradwire.DistributedDataParallel(network(), compressor="topk:ratio=0.2")
+    step(model, rank)
+    model.compression.load_state_dict(model.compression.state_dict())
+    model.compression.swap("none")
+    with pytest.raises(RuntimeError, match="loaded, then swapped"):
+        model.refresh()
+    step(model, rank)
+    model.compression.close()
+    return [each.grad for each in model.parameters()]
+
+
+def test_after_a_refresh_that_was_refused_gradients_are_averaged_as_before(ranks):
+    one, other = ranks.run(after_refusal, 2)
+    assert all(map(torch.equal, one, other))
 
 
 def trained_by_module(rank, world_size):

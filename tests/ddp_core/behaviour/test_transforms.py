@@ -55,7 +55,7 @@ def test_gradients_through_jvp_are_averaged(ranks, unused):
 
 
 def compiled_backward(rank, world_size, attached, whole):
-    """What a training says whose backwards compiled autograd runs, and how many steps it comes to."""
+    """What a training says whose backwards compiled autograd runs, how many steps it comes to, gradients without it then."""
     torch._dynamo.reset()
     net = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
     model = nn.parallel.DistributedDataParallel(net) if attached else gradwire.DistributedDataParallel(net)
@@ -70,21 +70,27 @@ def compiled_backward(rank, world_size, attached, whole):
             loss.backward()
 
     torch._dynamo.config.compiled_autograd = whole
-    run = torch.compile(run, backend="eager") if whole else backward_alone
+    run, text = torch.compile(run, backend="eager") if whole else backward_alone, ""
     try:
         for step in range(3):
             run(inputs_of(rank, step))
     except RuntimeError as error:
-        return step, str(error)
+        text = str(error)
     finally:
         torch._dynamo.config.compiled_autograd = False
         torch._dynamo.reset()
-        handle.close()
-    return step, ""
+    if not attached:
+        model.zero_grad()
+        model(inputs_of(rank, 0)).square().sum().backward()
+    handle.close()
+    return step, text, [] if attached else [each.grad for each in net.parameters()]
 
 
 @pytest.mark.parametrize(("attached", "whole"), [(False, False), (True, False), (False, True)])
-def test_compiled_autograd_is_refused_in_the_first_step(ranks, attached, whole):
-    for step, text in ranks.run(compiled_backward, 2, attached, whole, timeout=100):
+def test_compiled_autograd_is_refused_in_the_first_step_and_the_next_one_averages_without(ranks, attached, whole):
+    answers = ranks.run(compiled_backward, 2, attached, whole, timeout=100)
+    for step, text, _ in answers:
         assert step == 0
         assert "python_reducer" in text
+    (*_, one), (*_, other) = answers
+    assert all(map(torch.equal, one, other))

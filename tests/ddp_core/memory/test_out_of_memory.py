@@ -1,7 +1,6 @@
 """A state that does not fit is refused with what it takes and what takes less."""
 
 import logging
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,12 +8,14 @@ import torch
 from gradwire.compress import Layout, compressor
 from gradwire.compress.shards.layout import ShardLayout
 from gradwire.compress.shards.reduction import shard_sum
+from gradwire.compress.state.tree import Leaves, PerParameter
 from gradwire.ddp_core.memory.bucket_memory import BucketMemory
 from gradwire.ddp_core.memory.out_of_memory import allocated, is_out_of_memory
 from gradwire.ddp_core.memory.shard_memory import ShardMemory
 from gradwire.ddp_core.memory.step_memory import StepMemory
 
 HUGE = Layout(("w",), ((1 << 44,),), torch.float32, torch.device("cpu"))  # 70 TB
+MANY = Layout(("w",), ((375_000,),), torch.float32, torch.device("cpu"))
 ON_CPU, ON_GPU = (
     RuntimeError("DefaultCPUAllocator: can't allocate memory"),
     torch.OutOfMemoryError("CUDA out of memory"),
@@ -34,26 +35,33 @@ def test_a_state_of_shards_that_does_not_fit_says_so_too():
         memory.get(0, ShardLayout(HUGE, (0,)))
 
 
-class Full(StepMemory):
-    """A memory whose second copy finds no room."""
-
-    def __init__(self, error):
-        super().__init__(None)
-        self.error = error
+class Large(PerParameter):
+    """Numbers whose second copy finds no room."""
 
     def make_room(self):
         raise self.error
 
+
+class Full(StepMemory):
+    """A memory in which a second copy of the first numbers fits, and none of the second ones."""
+
+    def __init__(self, error):
+        super().__init__(None)
+        self.small, self.large = (kind.zeros(MANY, residual=True) for kind in (PerParameter, Large))
+        self.large.error = error
+
     def states(self):
-        return [SimpleNamespace(make_room=self.make_room, nbytes=3_000_000)]
+        return [Leaves((self.small, self.large))]
 
 
 @pytest.mark.parametrize("error", [ON_CPU, ON_GPU])
-def test_where_the_copy_for_undo_does_not_fit_training_goes_on_and_says_what_it_takes(error, caplog):
+def test_where_the_copy_for_undo_does_not_fit_training_goes_on_without_any_and_says_what_it_takes(error, caplog):
     memory = Full(error)
     with caplog.at_level(logging.WARNING, logger="gradwire"):
         memory.note_loss()
     assert memory.undo is False
+    assert memory.in_place
+    assert all(leaf.update().before is leaf.flat for leaf in (memory.small, memory.large))
     assert "3.0 MB on this rank. residual_bits=8" in caplog.text
 
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from gradwire.compress import Ranks, compressor
+from gradwire.compress import Layout, Ranks, Simulation, compressor
+from gradwire.compress.state.tree import Leaves, save
 from gradwire.ddp_core.memory.checkpoint import merged, sealed
 
 METHOD = compressor("topk:ratio=0.5")
@@ -39,3 +40,23 @@ def test_the_mean_of_what_ranks_held_back_is_owed_in_whatever_order_their_states
 def test_states_that_are_not_those_of_all_ranks_after_one_step_are_refused(states, words):
     with pytest.raises(ValueError, match=words):
         merged(states, METHOD, NAMES)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_of_two_levels_too_the_mean_of_what_ranks_held_back_is_kept_whether_its_buckets_are_listed_or_not(listed):
+    method = compressor("hosts+topk:ratio=0.1")
+    layout = Layout(("b", "w"), ((40,), (3, 50)), torch.float32, torch.device("cpu"), Ranks(4, per_host=2))
+    simulation = Simulation(method, layout)
+    simulation.step([torch.randn(layout.numel, generator=torch.Generator().manual_seed(rank)) for rank in range(4)])
+    names = {torch.zeros(40): "b", torch.zeros(3, 50): "w"}
+    saved = [
+        sealed(
+            {"step": 1, "buckets": [["b", "w"]] * listed, "parameters": save(each), "ranks_per_host": 2},
+            *(method, names, Ranks(4, rank)),
+        )
+        for rank, each in enumerate(simulation.states)
+    ]
+    held = [Leaves(each).held_back() for each in simulation.states]
+    for name, fields in merged(saved, method, names)["parameters"].items():
+        expected = sum(each[name] for each in held if name in each) / 4
+        torch.testing.assert_close(fields["carried_over"], expected)

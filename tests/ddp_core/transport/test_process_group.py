@@ -87,6 +87,24 @@ def test_rows_of_unequal_sizes_are_the_same_where_nccl_sends_them_as_equal_ones(
             torch.testing.assert_close(whole, expected)
 
 
+class Newest:
+    """In the place of a group that lacks the methods which torch has under other names now."""
+
+    def size(self):
+        return 1
+
+    def __getattr__(self, name):
+        now = {"_allgather_base": "all_gather_single", "alltoall_base": "all_to_all_single"}.get(name)
+        if hasattr(dist.ProcessGroup, now or name) and not (now and hasattr(dist.ProcessGroup, now)):
+            return lambda *_: "begun"
+        raise AttributeError(name)
+
+
+@pytest.mark.parametrize("request_of", [AllGather, AllToAll])
+def test_requests_go_by_the_names_that_torch_has_not_deprecated(request_of):
+    assert process_group.started(request_of(torch.zeros(1, 2)), Newest()).work == "begun"
+
+
 def noted(rank, world_size):
     """When a reply was there, by a clock of this test."""
     transport = ProcessGroup(dist.group.WORLD, CPU, LIMIT)
