@@ -39,7 +39,10 @@ def rendezvous(config: RendezvousConfig) -> int:
     """Keep the server; the command's exit code."""
     given = Secret.of(config.secret_file)
     made = "" if given.text or _is_loopback(config.host) else secrets.token_urlsafe(24)
-    server = keep_rendezvous(config.port, config.host, Secret.of(made) if made else given, relay=config.relay)
+    try:
+        server = keep_rendezvous(config.port, config.host, Secret.of(made) if made else given, relay=config.relay)
+    except RuntimeError as error:
+        raise ValueError(f"{error}. Give a free port by --port and an address of this host by --host") from error
     try:
         print(_shown(config.host, server.port, made, given), flush=True)
         while True:
