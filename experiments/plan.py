@@ -156,7 +156,9 @@ def _plan_sites(config: PlanConfig) -> int:
     wan = Wan(config.sites, up, down, config.round_trip_ms / 1000, config.relay)
     parameters = _matrices(int(config.parameters)) if config.parameters else _trained(config)
     specs = FOR_SITES if config.compressors == PlanConfig().compressors else config.compressors
-    plans = [sites_plan(site_compressor(spec), parameters, wan, config.step_seconds, config.computing) for spec in specs]
+    plans = [
+        sites_plan(site_compressor(spec), parameters, wan, config.step_seconds, config.computing) for spec in specs
+    ]
     best = recommended(plans)
     elements = sum(each.numel() for each in parameters.values())
     rows = [_sites_row(spec, each, elements) for spec, each in zip(specs, plans, strict=True)]

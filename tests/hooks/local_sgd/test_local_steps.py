@@ -324,7 +324,8 @@ class Met:
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"), [("adaptive", "a site that joins .* got 'adaptive'"), ("hosts+int4", "whole sites.* got 'hosts.int4'")]
+    ("spec", "said"),
+    [("adaptive", "a site that joins .* got 'adaptive'"), ("hosts+int4", "whole sites.* got 'hosts.int4'")],
 )
 def test_compressors_that_choose_by_what_sites_have_seen_or_have_two_levels_are_refused(spec, said):
     model = Net(0)
