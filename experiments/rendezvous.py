@@ -72,5 +72,5 @@ def _shown(host: str, port: int, made: str, given: Secret) -> str:
     secret = f', secret=pathlib.Path("{given.pair.name}")' if given.pair else ""
     lines.append(f'  gradwire.LocalSteps(model, optimizer, at=gradwire.Rendezvous("{address}", sites=2{secret}))')
     if not made and not given.text:
-        lines.append(f"Without a secret only this host's processes take part: give --host and {SECRET} for others.")
+        lines.append("Without a secret only processes of this host take part. For other hosts give --host, which makes one.")
     return "\n".join(lines)
