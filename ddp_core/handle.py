@@ -37,6 +37,7 @@ class Observed:
     """A handle, as far as it tells what its steps cost. `averager`: what it is the handle of."""
 
     averager: CompressedAverager | ShardAverager
+    closed = False
     _loss_scale: LossScale | None = None
 
     def _what(self) -> str:
@@ -151,7 +152,6 @@ class Handle(Observed):
     """
 
     averager: CompressedAverager
-    closed = False
 
     def __init__(
         self,

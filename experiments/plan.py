@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..compress import compressor
 from ..hooks.fsdp.plan import plan_sharded
+from ..hooks.local_sgd.arguments import site_compressor
 from ..hooks.local_sgd.plan import SitesPlan, Wan, recommended, sites_plan
 from ..hooks.plan import Plan, plan, ready_order
 from .network.link import parse_rate, shown_rate
@@ -92,8 +93,10 @@ class PlanConfig:
             )
         if not self.round_trip_ms >= 0 or not all(parse_rate(rate) > 0 for rate in (self.up, self.down or self.up)):
             raise ValueError("--round-trip-ms is not negative, and --up and --down are rates above 0 such as 100mbit")
-        if not 0 <= self.parameters <= MOST_PARAMETERS:
-            raise ValueError(f"--parameters is up to {MOST_PARAMETERS:.0e}, got {self.parameters}")
+        if self.parameters and not 1 <= self.parameters <= MOST_PARAMETERS:
+            raise ValueError(f"--parameters is from 1 to {MOST_PARAMETERS:.0e}, got {self.parameters}")
+        if self.sites and (self.parallel == "fsdp" or self.local_every or self.bus is not None):
+            raise ValueError("--sites plans local SGD between sites: leave out --parallel, --local-every and --bus")
         if not self.compressors:
             raise ValueError("compressors is empty: name at least one, such as none,bf16,int4")
         if self.parallel == "fsdp" and (self.bucket_mb is not None or self.local_every):
@@ -153,7 +156,9 @@ def _plan_sites(config: PlanConfig) -> int:
     wan = Wan(config.sites, up, down, config.round_trip_ms / 1000, config.relay)
     parameters = _matrices(int(config.parameters)) if config.parameters else _trained(config)
     specs = FOR_SITES if config.compressors == PlanConfig().compressors else config.compressors
-    plans = [sites_plan(compressor(spec), parameters, wan, config.step_seconds, config.computing) for spec in specs]
+    plans = [
+        sites_plan(site_compressor(spec), parameters, wan, config.step_seconds, config.computing) for spec in specs
+    ]
     best = recommended(plans)
     elements = sum(each.numel() for each in parameters.values())
     rows = [_sites_row(spec, each, elements) for spec, each in zip(specs, plans, strict=True)]

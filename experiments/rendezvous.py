@@ -39,7 +39,10 @@ def rendezvous(config: RendezvousConfig) -> int:
     """Keep the server; the command's exit code."""
     given = Secret.of(config.secret_file)
     made = "" if given.text or _is_loopback(config.host) else secrets.token_urlsafe(24)
-    server = keep_rendezvous(config.port, config.host, Secret.of(made) if made else given, relay=config.relay)
+    try:
+        server = keep_rendezvous(config.port, config.host, Secret.of(made) if made else given, relay=config.relay)
+    except RuntimeError as error:
+        raise ValueError(f"{error}. Give a free port by --port and an address of this host by --host") from error
     try:
         print(_shown(config.host, server.port, made, given), flush=True)
         while True:
@@ -69,5 +72,5 @@ def _shown(host: str, port: int, made: str, given: Secret) -> str:
     secret = f', secret=pathlib.Path("{given.pair.name}")' if given.pair else ""
     lines.append(f'  gradwire.LocalSteps(model, optimizer, at=gradwire.Rendezvous("{address}", sites=2{secret}))')
     if not made and not given.text:
-        lines.append(f"Without a secret only this host's processes take part: give --host and {SECRET} for others.")
+        lines.append("Without a secret only processes of this host take part. For other hosts give --host, which makes one.")
     return "\n".join(lines)

@@ -41,7 +41,7 @@ class ReplicateHandle(Handle):
 
     def close(self) -> None:
         """End the threads and process groups that were made for it; torch averages gradients again."""
-        for module in self._modules:
+        for module in () if self.closed else self._modules:  # else another handle may average their gradients now
             module.give_back()
         super().close()
 

@@ -188,6 +188,9 @@ class ShardHandle(Observed):
 
     def close(self) -> None:
         """End the compression: torch communicates by itself again, and residuals are dropped."""
+        if self.closed:
+            return  # another handle may communicate for the modules now
+        self.closed = True
         self.averager.totals.close()
         for module in self._modules:
             module.give_back()

@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...compress import Spec, compressor
+from ...compress import Compressor, Spec, compressor
 from ...compress.protocol.compressor import traits_of
+from ...compress.state.shares import ranks_given
 from ...ddp_core.transport.protocol import Decorator, time_limit
 from .fragment import fragments
 from .inside import Inside, Sites, named_parameters
@@ -67,6 +68,19 @@ def seconds(given: float | None) -> float | None:
     return given
 
 
+def site_compressor(spec: Spec) -> Compressor:
+    """Return the compressor of a site's changes. Raises ValueError for one that sites cannot use."""
+    built = compressor(spec)
+    if traits_of(built).choices > 1:
+        raise ValueError(
+            f"a site that joins would not know the compressor that the others have chosen; got {spec!r}: give "
+            f"LocalSteps one of its compressors, such as int4"
+        )
+    if ranks_given(built) is not None:
+        raise ValueError(f"LocalSteps averages over whole sites: use a compressor without hosts+; got {spec!r}")
+    return built
+
+
 def rounds_of(
     module: nn.Module,
     inside: Inside,
@@ -79,12 +93,7 @@ def rounds_of(
     outliers: str,
 ) -> Rounds:
     """Return the rounds of a model, with its buffers of real numbers. A collective call of the ranks of a site."""
-    built = compressor(spec)
-    if traits_of(built).choices > 1:
-        raise ValueError(
-            f"a site that joins would not know the compressor that the others have chosen; got {spec!r}: give "
-            f"LocalSteps one of its compressors, such as int4"
-        )
+    built = site_compressor(spec)
     named = named_parameters(module)
     trained = {name: each for name, each in named.items() if each.requires_grad}
     frozen = {

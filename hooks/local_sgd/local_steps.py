@@ -107,8 +107,7 @@ class LocalSteps:
         self.waited, self._sent_bytes = 0.0, 0.0
         sites = at or arguments.ranks_of(process_group, timeout)
         self._module = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-        buffers = self._module.named_buffers()
-        self._averaged = {name: buffer.shape for name, buffer in buffers if buffer.is_floating_point()}
+        self._averaged = {name: each.shape for name, each in self._module.named_buffers() if each.is_floating_point()}
         self._sharded = sharded_modules(self._module)
         show_shards(self._sharded)
         self._inside = inside_of(model, self._module, sites)
@@ -200,10 +199,7 @@ class LocalSteps:
 
     @torch.no_grad()
     def _agree(self, spacing: int | None = None) -> None:
-        """Have all ranks of this site go on alike: with the same round, the same next turn, and the same whole parameters.
-
-        A collective call of these ranks.
-        """
+        """Give all ranks of this site the same round, next turn and whole parameters. All of them call it."""
         changed = [index in self._changed for index in range(len(self._parts))]
         rows = self._inside.tell([self._own_round, spacing or self.spacing, *changed])
         self.round, self.spacing = (min(column) for column in list(zip(*rows, strict=True))[:2])
@@ -222,8 +218,7 @@ class LocalSteps:
         show_shards(self._sharded)
         self._stepping()
         self._warn_of_strays()
-        difference = None if part is None else part.capture()
-        self._flight = self._rounds.begin(difference, flat(self._buffers), self.weight)
+        self._flight = self._rounds.begin(part and part.capture(), flat(self._buffers), self.weight)
 
     def _warn_of_strays(self) -> None:
         if names := [name for name in strays(self._module, self._parts) if name not in self._warned]:
@@ -263,7 +258,8 @@ class LocalSteps:
         try:
             stats = self._arrived()
         finally:
-            self._flight = None
+            if self._flight is not None and self._flight.done():  # else Ctrl-C ended the wait, and a save still waits
+                self._let_go(self._flight)
         if stats is None:
             return
         self.waited += time.perf_counter() - began
@@ -272,6 +268,14 @@ class LocalSteps:
         self._own_round = stats.round
         self._count_missed(stats)
         self._replaced = self._replaced or stats.replaced
+
+    def _let_go(self, ended: Future[RoundStats]) -> None:
+        """Forget a round that has ended. One that failed has no average: the next difference has the same changes again."""
+        self._flight = None
+        if ended.exception() is not None:
+            self._replaced = self._replaced or self._rounds.replaced
+            for part in self._parts:
+                part.captured = None
 
     def _count_missed(self, stats: RoundStats) -> None:
         """Warn of a round to which this site gave nothing, and of a site that never gives anything."""
@@ -319,7 +323,7 @@ class LocalSteps:
         """Average all of the model now, so that all sites have the same one. All sites call it after the same step.
 
         Raises:
-            RuntimeError: the round failed.
+            RuntimeError: the round failed, or local SGD has ended.
         """
         with self._lock:
             self._synchronize()
@@ -327,6 +331,8 @@ class LocalSteps:
 
     @torch.no_grad()
     def _synchronize(self) -> None:
+        if self.closed:
+            raise RuntimeError("local SGD has ended, by finish() or close(): create LocalSteps anew to average again")
         self._settle()
         left = len(self._parts)
         while left:
@@ -340,7 +346,7 @@ class LocalSteps:
         """Average all of the model, so that all sites have the same one, and end local SGD.
 
         Raises:
-            RuntimeError: the round failed.
+            RuntimeError: the round failed, or local SGD has ended.
         """
         with self._lock, torch.no_grad():
             try:
@@ -363,9 +369,7 @@ class LocalSteps:
     def state_dict(self) -> dict[str, Any]:
         """Return this site's state for a checkpoint, to be saved with its model and optimizer.
 
-        It waits for the round on its way.
-
-        Any thread may call it; training does not change.
+        It waits for the round on its way. Any thread may call it; training does not change.
         """
         with self._lock:
             stats = self._arrived()

@@ -47,7 +47,8 @@ class Wan:
         """
         if not self.relay:
             return max(phase.up / self.up, phase.down / self.down) + self.delay
-        first, last = min(PART, phase.payload), (phase.payload - 1) % PART + 1
+        first = min(PART, phase.payload)
+        last = phase.payload % PART or first
         before = PART if phase.payload > PART else 0.0  # the frame before the last may still come down, too
         ends = (
             phase.up / self.up + phase.together * last / self.down,

@@ -87,7 +87,7 @@ class Rounds:
         self.lineage = 0  # alike at sites whose models are: which meeting's average was the last, or a digest
         self.memories: dict[int, BucketMemory] = {}  # by fragment
         self._outer, self.compressor, self._decorate = outer, compressor, decorate
-        self._outliers, self._replaced = outliers, False  # True: another model was taken over in this round
+        self._outliers, self.replaced = outliers, False  # True: another model was taken over in this round
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gradwire-local-steps")
         # the interpreter's end waits for that thread; what the standard library registers for this runs after it
         threading._register_atexit(_abandon, weakref.ref(self))  # type: ignore[attr-defined]
@@ -125,11 +125,11 @@ class Rounds:
         unfrozen: Mapping[str, Tensor] | None = None,
         weight: float = 1.0,
     ) -> RoundStats:
-        began, failures, stood_at, self._replaced = time.perf_counter(), 0, self.round, False
+        began, failures, stood_at, self.replaced = time.perf_counter(), 0, self.round, False
         while True:
             meeting = self.sites.meet(self.claim)
             if (
-                self.round != stood_at or self._replaced
+                self.round != stood_at or self.replaced
             ):  # another model was taken over before a failure: this is no difference from it
                 difference = buffers = None
             try:
@@ -242,7 +242,7 @@ class Rounds:
             logger.warning("the model of %s differs from the majority's, which these sites take over", others)
         takers = [site for site, each in enumerate(digests) if each != digest]
         self._take_over(meeting, source, digest, joined(self.fragments, reports[source].flags), takers)
-        self._replaced = self._replaced or meeting.ranks.rank in takers
+        self.replaced = self.replaced or meeting.ranks.rank in takers
         self.lineage = digest
         return [alike and (number == NEW or each == digest) for alike, each in zip(current, digests, strict=True)]
 

@@ -49,8 +49,10 @@ class Report:
 
         parts = [f"sent {decimal(round(found['sent_bytes']))}"]
         parts += [f"{found['ratio']:.4g}x fewer bytes"] if "ratio" in found else []
-        rate = found.get("link_bytes_per_second")
-        return ", ".join([*parts, f"at {rate * BITS / MEGA:.3g} Mbit/s"] if rate else parts)
+        if rate := found.get("link_bytes_per_second"):
+            megabits = rate * BITS / MEGA
+            parts.append(f"at {megabits:.0f} Mbit/s" if megabits >= 1000 else f"at {megabits:.3g} Mbit/s")
+        return ", ".join(parts)
 
     def _feedback(self) -> str:
         found = self.metrics

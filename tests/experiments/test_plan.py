@@ -191,7 +191,10 @@ def test_sites_of_a_model_of_72_billion_parameters_are_planned_by_their_number(p
         (("--sites=1",), "--sites is at least 2"),
         (("--sites=2", "--up=0"), "--up and --down are rates above 0"),
         (("--parameters=1e9",), "--parameters goes with --sites"),
-        (("--sites=2", "--parameters=1e20"), "--parameters is up to"),
+        (("--sites=2", "--parameters=1e20"), "--parameters is from 1 to"),
+        (("--sites=2", "--parameters=0.5"), "--parameters is from 1 to"),
+        (("--sites=2", "--parallel=fsdp"), "leave out --parallel"),
+        (("--sites=2", "--model=mlp", "--compressors=hosts+int4"), "without hosts+"),
     ],
 )
 def test_plans_of_sites_that_cannot_be_are_refused(flags, said, capsys):

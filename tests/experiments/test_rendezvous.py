@@ -1,5 +1,6 @@
 import os
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gradwire import Rendezvous
+from gradwire.experiments.cli import main
 from gradwire.experiments.rendezvous import RendezvousConfig, _shown
 from gradwire.hooks.local_sgd.secret import Secret
 
@@ -71,3 +73,9 @@ def test_a_file_with_a_certificate_is_named_to_other_sites():
 def test_a_port_that_is_none_is_refused():
     with pytest.raises(ValueError, match="from 0 to 65535"):
         RendezvousConfig(port=-1)
+
+
+def test_a_port_that_is_taken_is_refused_in_one_line(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main(["rendezvous", "--port", str(taken.getsockname()[1])]) == 2
+    assert "Give a free port by --port" in capsys.readouterr().err

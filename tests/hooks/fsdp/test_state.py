@@ -13,6 +13,7 @@ from gradwire.compress.shards.reduction import shard_sum
 from gradwire.ddp_core import DEFAULT_TIMEOUT
 from gradwire.hooks.fsdp.state import checked
 
+from ...ddp_core.errors import message_of
 from .given import SHAPES, given_model, gradients, mean_gradients, network, trained
 
 
@@ -273,15 +274,20 @@ def test_a_state_of_another_scale_than_the_handle_s_last_keeps_its_units(ranks, 
 
 
 def closed(rank, world_size):
-    """Losses of training after the handle was closed are those of torch alone."""
+    """Parameters after training behind a closed handle, and by torch alone; and the error while a second handle is there."""
     model = network(world_size)
-    gradwire.attach(model, gather="int8", reduce="int4").close()
-    gradwire.attach(model).close()  # nobody communicates for it now
-    return trained(model, rank), trained(network(world_size), rank)
+    first = gradwire.attach(model, gather="int8", reduce="int4")
+    first.close()
+    second = gradwire.attach(model)  # nobody communicates for it now
+    first.close()
+    told = message_of(lambda: gradwire.attach(model))
+    second.close()
+    return trained(model, rank), trained(network(world_size), rank), told
 
 
-def test_after_close_torch_trains_by_itself(ranks):
-    for ours, theirs in ranks.run(closed, 2):
+def test_after_close_torch_trains_by_itself_and_a_second_close_ends_no_other_handle(ranks):
+    for ours, theirs, told in ranks.run(closed, 2):
+        assert "attach once" in told
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 

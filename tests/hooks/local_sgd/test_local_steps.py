@@ -323,10 +323,14 @@ class Met:
         """Nothing."""
 
 
-def test_a_compressor_that_chooses_by_what_sites_have_seen_is_refused():
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [("adaptive", "a site that joins .* got 'adaptive'"), ("hosts+int4", "whole sites.* got 'hosts.int4'")],
+)
+def test_compressors_that_choose_by_what_sites_have_seen_or_have_two_levels_are_refused(spec, said):
     model = Net(0)
-    with pytest.raises(ValueError, match=r"a site that joins .* got 'adaptive'"):
-        LocalSteps(model, torch.optim.SGD(model.parameters()), at=Met(), every=2, fragments=1, compressor="adaptive")
+    with pytest.raises(ValueError, match=said):
+        LocalSteps(model, torch.optim.SGD(model.parameters()), at=Met(), every=2, fragments=1, compressor=spec)
 
 
 def test_frozen_parameters_that_differ_are_refused(places):

@@ -8,7 +8,7 @@ from gradwire.compress import Layout
 from gradwire.experiments.network.wan import Direction
 from gradwire.experiments.network.wan import Wan as Line
 from gradwire.hooks.local_sgd.background import Background
-from gradwire.hooks.local_sgd.plan import SitesPlan, Wan, computing_share, recommended, round_plan, sites_plan
+from gradwire.hooks.local_sgd.plan import Phase, SitesPlan, Wan, computing_share, recommended, round_plan, sites_plan
 from gradwire.hooks.local_sgd.relay import PART
 from gradwire.hooks.local_sgd.server import keep
 
@@ -56,6 +56,10 @@ def test_a_gathered_payload_leaves_a_site_once_through_a_relay_and_else_once_for
     assert found.up == pytest.approx(payload * (1 if relay else 3))
     sent = found.up / UP + (3 * last(payload) / DOWN if relay else 0.0)
     assert found.seconds == pytest.approx(sent + delay(relay) + waits(relay), rel=0.02)
+
+
+def test_a_payload_of_less_than_a_byte_per_site_takes_no_frame_s_time():
+    assert Wan(8, 1.0, 1.0, relay=True).seconds(Phase(3.5, 3.5, 0.5, 7)) == pytest.approx(7.0)
 
 
 def test_the_slower_direction_decides():

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 import time
 from datetime import timedelta
 from typing import ClassVar
@@ -11,6 +12,7 @@ import torch
 
 import gradwire
 from gradwire.ddp_core.transport.protocol import Decorated
+from gradwire.experiments.workloads.simulated_sites import Exchange, SimulatedSites
 from gradwire.hooks.local_sgd.fragment import fragments
 from gradwire.hooks.local_sgd.outer import outer
 from gradwire.hooks.local_sgd.rounds import Rounds
@@ -105,6 +107,7 @@ import time
 from datetime import timedelta
 import torch
 import gradwire
+from gradwire.experiments.workloads.simulated_sites import Exchange, SimulatedSites
 from gradwire.hooks.local_sgd.fragment import fragments
 from gradwire.hooks.local_sgd.outer import outer
 from gradwire.hooks.local_sgd.rounds import Rounds
@@ -125,3 +128,76 @@ print("waits", flush=True)
 def test_a_process_ends_while_a_round_waits_for_sites():
     done = subprocess.run([sys.executable, "-c", FORGETFUL], capture_output=True, text=True, timeout=ENDS, check=True)
     assert done.stdout == "waits\n"
+
+
+class Alone(SimulatedSites):
+    """One site, whose rounds wait at a gate, or fail."""
+
+    def __init__(self):
+        super().__init__(Exchange(1), 0, LONG)
+        self.fails, self.open = False, threading.Event()
+        self.open.set()
+
+    def meet(self, claim):
+        assert self.open.wait(60)
+        if self.fails:
+            raise RuntimeError("on purpose")
+        return super().meet(claim)
+
+
+@pytest.fixture
+def alone():
+    """A site whose weight is minus the number of its steps, as averages of one site change nothing; and a step of it."""
+    at, model = Alone(), torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    options = {"every": 1, "fragments": 1, "outer": "average", "compressor": "none"}
+    local = gradwire.LocalSteps(model, optimizer, at=at, **options)
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+
+    yield at, model, local, step
+    local.close()
+
+
+def test_the_next_average_has_the_changes_of_a_round_that_failed(alone):
+    at, model, local, step = alone
+    step()
+    local.state_dict()  # its round has ended
+    at.fails = True
+    step()
+    with pytest.raises(RuntimeError, match="on purpose"):
+        step()
+    assert "captured" not in local.state_dict()["parameters"]["weight"]
+    at.fails = False
+    step()
+    local.finish()
+    assert model.weight.item() == -4
+
+
+def test_a_save_after_ctrl_c_waits_for_the_round_on_its_way(alone, monkeypatch):
+    at, _, local, step = alone
+    at.open.clear()
+    step()
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(local, "_arrived", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            step()
+    threading.Timer(0.2, at.open.set).start()
+    assert local.state_dict()["round"] == 1
+
+
+@pytest.mark.parametrize("call", ["finish", "synchronize"])
+def test_local_sgd_that_has_ended_says_so(alone, call):
+    *_, local, _ = alone
+    local.finish()
+    with pytest.raises(RuntimeError, match="has ended"):
+        getattr(local, call)()
+    assert local.state_dict()["round"] == local.round

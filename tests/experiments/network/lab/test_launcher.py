@@ -26,7 +26,8 @@ from .given import PATIENCE, alive, shell, until_ended, wait_for
 def test_every_host_gets_the_variables_of_a_launcher(possible, capfd, tmp_path):
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GLOO_SOCKET_IFNAME", LAB_VARIABLE)
     line = " ".join(f"${name}" for name in names)
-    assert run_on_hosts(NetlabConfig(3, "100mbit"), shell(f'echo {line} > {tmp_path}/$RANK; echo "rank $RANK"')) == 0
+    command = shell(f'echo {line} > {tmp_path}/$RANK; echo "rank $RANK"')
+    assert main(["netlab", "--hosts", "3", "--rate", "100mbit", "--", *command]) == 0
     for rank in range(3):
         assert (tmp_path / str(rank)).read_text() == f"{rank} 3 0 1 wire 3 hosts at 100 Mbit/s\n"
     assert capfd.readouterr().out == "rank 0\n"
