@@ -63,14 +63,8 @@ class Direct(dist.Work):
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
         """One that ends with it."""
         future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
-        self._begun.add_done_callback(lambda _: self._end(future))
+        self._begun.add_done_callback(partial(_end, future, self._written))
         return future
-
-    def _end(self, future: torch.futures.Future[list[Tensor]]) -> None:
-        if (error := self._begun.exception()) is not None:
-            future.set_exception(error)  # type: ignore[arg-type]  # torch takes any
-        else:
-            future.set_result(self._written)
 
     def is_completed(self) -> bool:
         """Return True if it has ended, well or not."""
@@ -87,6 +81,14 @@ class Direct(dist.Work):
     def result(self) -> list[Tensor]:
         """Return the tensors that the collective writes."""
         return self._written
+
+
+def _end(future: torch.futures.Future[list[Tensor]], written: list[Tensor], begun: Future[None]) -> None:
+    """End a work's future. It knows nothing of the work, which else would stay, and its tensors, until garbage is collected."""
+    if (error := begun.exception()) is not None:
+        future.set_exception(error)  # type: ignore[arg-type]  # torch takes any
+    else:
+        future.set_result(written)
 
 
 class Collectives:

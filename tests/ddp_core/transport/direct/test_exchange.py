@@ -2,6 +2,7 @@
 
 import os
 import time
+import weakref
 from concurrent.futures import Future
 from datetime import timedelta
 
@@ -150,3 +151,14 @@ def test_a_wait_ends_at_its_own_limit_and_looks_around_until_then():
     with pytest.raises(RuntimeError, match="did not come within"):
         pending.wait(timedelta(milliseconds=5))
     assert looks
+
+
+def test_memory_of_a_reply_goes_with_its_last_holder_not_at_a_garbage_collection():
+    begun, reply = Future(), torch.empty(1)
+    memory = weakref.ref(reply.untyped_storage())
+    pending = GroupPending(Direct(begun, [reply]), reply)
+    pending.expect_late_wait(time.perf_counter)
+    begun.set_result(None)
+    pending.wait(SOON)
+    del begun, reply, pending
+    assert memory() is None
