@@ -16,6 +16,7 @@ import torch.distributed as dist
 import gradwire  # noqa: F401  before the workers' memory is frozen
 
 GROUP_TIMEOUT = timedelta(seconds=30)
+STARTED = 300  # seconds in which a worker is up, beside a run's time limit: on a busy machine torch takes two minutes
 PRELOADED = ["torch.distributed.fsdp", "torch._dynamo", "pytest", "tests.ranks"]  # what would take each rank seconds
 START = "spawn" if torch.cuda.is_available() else "forkserver"  # CUDA may not be forked
 
@@ -87,13 +88,18 @@ class RankPool:
         return codes
 
     def _start(self, count):
-        context = multiprocessing.get_context(START)
-        while len(self._workers) < count:
+        context, fresh = multiprocessing.get_context(START), []
+        while len(self._workers) + len(fresh) < count:
             mine, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs, self._store.port), daemon=True)
             process.start()
             theirs.close()
-            self._workers.append((process, mine))
+            fresh.append((process, mine))
+        for process, pipe in fresh:
+            if not pipe.poll(STARTED):
+                raise RankError(f"a worker is not up after {STARTED} s: {process}")
+            pipe.recv()
+        self._workers += fresh
 
     def _answer(self, rank, worker, deadline):
         process, pipe = worker
@@ -118,6 +124,7 @@ def _serve(pipe, port):
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     gc.freeze()  # or each collection goes through all of torch
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    pipe.send("up")
     while (job := pipe.recv()) is not None:
         run, *job = job
         buffer = io.BytesIO()

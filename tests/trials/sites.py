@@ -77,6 +77,8 @@ def train(rank, world_size, trial, address, folder, limit):
     if last and trial.mishap == "after":
         place["start"] = timedelta(seconds=1)
     with contextlib.ExitStack() as stack:
+        if last:
+            stack.callback((events / "woken").touch)  # however it ends: the others do not wait for it any more
         line = stack.enter_context(line_to(address)) if last and trial.mishap.startswith("cut") else None
         near = address if line is None else line.address
         at = Town.at(near, world_size if comes_at_start else world_size - 1, f"site {rank}", **place)
