@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -89,13 +90,13 @@ def versions() -> dict[str, str | None]:
 
 
 def _version(library: str) -> str | None:
-    """By import name: some libraries come as distributions of several names."""
-    for distribution in (library, *packages_distributions().get(library, ())):
-        try:
-            return version(distribution)
-        except PackageNotFoundError:
-            continue
-    return None
+    """By import name: some libraries come as distributions of several names, which takes long to find out."""
+    if find_spec(library) is None:
+        return None
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return next(map(version, packages_distributions().get(library, ())), None)
 
 
 def cpu() -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +34,23 @@ class Script:
         inputs = (code, [*map(str, arguments)], str(folder), dict(variables), self._files)
         self._process = multiprocessing.get_context(START).Process(target=_run, args=inputs, daemon=True)
         self._process.start()
+
+    def said(self, what):
+        """All that it has printed, once `what` is in it; "" where it ends without."""
+        deadline = time.monotonic() + LIMIT
+        while what not in (printed := self._files[0].read_text() if self._files[0].exists() else ""):
+            if not self._process.is_alive() or time.monotonic() > deadline:
+                return ""
+            time.sleep(0.01)
+        return printed
+
+    @property
+    def pid(self):
+        return self._process.pid
+
+    def interrupt(self):
+        """As Ctrl-C does."""
+        os.kill(self._process.pid, signal.SIGINT)
 
     def end(self):
         """Wait for the end, or kill a script that takes too long."""

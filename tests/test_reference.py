@@ -1,6 +1,7 @@
 """The reference: all that pages tell users to use is in it, with arguments, results and errors."""
 
 import ast
+import functools
 import importlib
 import inspect
 import re
@@ -56,13 +57,18 @@ def entries():
 
 ENTRIES = list(entries())
 MODULES = {dotted if kind == "automodule" else dotted.rpartition(".")[0] for _, kind, dotted, _, _ in ENTRIES}
-OBJECTS = {id(resolved(dotted)) for _, kind, dotted, _, _ in ENTRIES if kind != "automodule"}
 CALLED = {
     f"{dotted}.{member}" if member else dotted: (dotted, member)
     for _, kind, dotted, called, members in ENTRIES
     if kind in ("autofunction", "autoclass")
     for member in [*([""] if called else []), *members]
 }
+
+
+@functools.cache
+def objects():
+    """What entries are about; not at import, for frameworks take seconds."""
+    return {id(resolved(dotted)) for _, kind, dotted, _, _ in ENTRIES if kind != "automodule"}
 
 
 def used(source):
@@ -79,7 +85,7 @@ def used(source):
 def missing(source):
     """The names that a script uses and the reference lacks."""
     for dotted in used(source):
-        if dotted not in MODULES and id(resolved(dotted)) not in OBJECTS:
+        if dotted not in MODULES and id(resolved(dotted)) not in objects():
             yield dotted
 
 

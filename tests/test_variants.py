@@ -47,6 +47,13 @@ def test_every_combination_of_names_and_every_other_value_occurs_and_few_more():
     assert len(chosen) <= len(BACKENDS) * len(SPECS) + len(SIZES) + 2
 
 
+def test_names_may_count_each_by_itself():
+    chosen = [item.params for item in kept(variants("each_name"))]
+    for name, values in (("backend", BACKENDS), ("spec", SPECS), ("size", SIZES), ("view", (True, False))):
+        assert {each[name] for each in chosen} == {*values}
+    assert len(chosen) <= len(BACKENDS) + len(SPECS) + len(SIZES)
+
+
 def test_the_choice_is_the_same_each_time():
     first, second = kept(variants()), kept(variants())
     assert [item.nodeid for item in first] == [item.nodeid for item in second]

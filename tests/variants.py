@@ -3,7 +3,7 @@
 from random import Random
 
 INTERPRETED = 2  # variants of a test in Triton's interpreter, which is slow; all with --every-variant
-REST = 2  # variants of a test that `make test-rest` runs; `make test-all` runs all
+REST = 1  # variants of a test that `make test-rest` runs; `make test-all` runs all
 
 
 def params_of(item):
@@ -44,10 +44,15 @@ def too_many_of_the_rest(items):
 
 
 def shown(item):
-    """What a variant shows: its names (of backend, compressor, case) all together, and every other value by itself."""
+    """What a variant shows: its names (of backend, compressor, case) all together, and every other value by itself.
+
+    Where a test is marked `each_name`, names count by themselves too.
+    """
     params = params_of(item)
     names = {name for name, value in params.items() if isinstance(value, str)}
     others = {(name, id(params[name])) for name in params.keys() - names}  # variants share them
+    if item.get_closest_marker("each_name"):
+        return others | {(name, params[name]) for name in names}
     return others | {tuple(params[name] for name in sorted(names))}
 
 

@@ -49,6 +49,7 @@ def pair(spec, dtype):
     return Simulation(compressor(spec), narrow), Simulation(compressor(spec), wide)
 
 
+@pytest.mark.each_name
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("tail", TAILS)
 @pytest.mark.parametrize("spec", SPECS)
@@ -63,6 +64,7 @@ def test_the_average_is_that_of_float32_rounded_once(compiled_backend, spec, tai
     assert ((found.float() - expected).abs() <= 0.51 * step + 1e-6).all()
 
 
+@pytest.mark.each_name
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("spec", SPECS)
 def test_what_16_bits_cannot_hold_goes_to_the_residual(compiled_backend, spec, dtype):

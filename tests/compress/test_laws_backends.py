@@ -5,6 +5,7 @@ import torch
 
 from gradwire.compress import compressors
 
+from ..conftest import BACKENDS
 from .test_laws import OWN_LAW, UNBIASED, assert_conserves, assert_telescopes, layout
 
 pytestmark = pytest.mark.every_variant
@@ -23,13 +24,26 @@ COARSE = {
 }
 SPECS = [COARSE.get(name, name) for name in compressors() if not name.startswith("shouting") and name not in OWN_LAW]
 TELESCOPING = [spec for spec in SPECS if "adacomp" not in spec]  # which calls no kernel, and takes more steps to tell
+CALLS = (
+    "bf16",
+    "int8",
+    "fp8",
+    "int2",
+    "onebit",
+    "topk",
+    "powersgd",
+    "acp-powersgd",
+    "randomk",
+)  # each kernel of Triton's
+CASES = [
+    (backend, spec) for backend in BACKENDS for spec in SPECS if backend != "triton" or spec.partition(":")[0] in CALLS
+]
 SHAPES = ((16, 12), (7,), (3, 3, 2), (1,))
 STEPS = 21
 
 
-@pytest.mark.usefixtures("backend")
-@pytest.mark.parametrize("spec", SPECS)
-def test_conservation_on_every_backend(spec):
+@pytest.mark.parametrize(("backend", "spec"), CASES, indirect=["backend"])
+def test_conservation_on_every_backend(backend, spec):
     dtype = (torch.float32, torch.bfloat16)[SPECS.index(spec) % 2]
     assert_conserves(spec, layout(SHAPES, dtype, 3), steps=2)
 

@@ -1,6 +1,7 @@
 import multiprocessing
 import os
 from multiprocessing import forkserver
+from pathlib import Path
 
 import pytest
 import torch
@@ -83,3 +84,12 @@ def started(monkeypatch, unused_port):
     threads = torch.get_num_threads()
     yield start
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Pictures are files of a few bytes: to draw them takes longer than a small training."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(
+        "matplotlib.figure.Figure.savefig", lambda figure, path, **options: Path(path).write_bytes(b"\x89PNG\r\n\x1a\n")
+    )

@@ -33,18 +33,11 @@ def test_json_has_the_documented_keys(planned):
     assert [row["compressor"] for row in document["rows"]] == ["none", "powersgd:rank=2,start_iter=10", "onebit"]
 
 
-@pytest.mark.parametrize(
-    ("model", "parameters", "ratios"),
-    [
-        ("resnet18-cifar", 11_173_962, [243.26, 135.84, 72.13]),
-        ("lstm", 28_949_319, [309.66, 203.14, 120.35]),
-    ],
-)
-def test_the_paper_s_ratios_to_two_decimals(planned, model, parameters, ratios):
+def test_the_paper_s_ratios_to_two_decimals(planned):
     specs = ",".join(f"powersgd:rank={rank}" for rank in (1, 2, 4))
-    document = planned("--model", model, "--compressors", specs, "--workers", "16")
-    assert document["parameters"] == parameters
-    assert [round(row["compression_ratio"], 2) for row in document["rows"]] == ratios
+    document = planned("--model=resnet18-cifar", "--compressors", specs, "--workers", "16")
+    assert document["parameters"] == 11_173_962
+    assert [round(row["compression_ratio"], 2) for row in document["rows"]] == [243.26, 135.84, 72.13]
 
 
 def test_a_dense_ring_sends_twice_all_but_one_part_of_the_gradients(planned):

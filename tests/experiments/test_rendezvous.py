@@ -1,8 +1,5 @@
 import os
-import signal
 import socket
-import subprocess
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,28 +10,30 @@ from gradwire.experiments.cli import main
 from gradwire.experiments.rendezvous import RendezvousConfig, _shown
 from gradwire.hooks.local_sgd.secret import Secret
 
+from ..forked import Script
+
 SECRET = "a secret of this test alone"
 
 
 @contextmanager
 def kept(*options, **environment):
-    """The lines that the command prints, and a way to read its exit code: a process that keeps the rendezvous."""
-    command = [sys.executable, "-m", "gradwire", "rendezvous", "--port", "0", *options]
+    """The lines that the command prints, in a process that keeps the rendezvous until it is interrupted."""
     known = {key: value for key, value in os.environ.items() if key != "GRADWIRE_SECRET"} | environment
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=known) as process:
-        lines = [process.stdout.readline()]
-        while "Rendezvous(" not in lines[-1] and lines[-1]:
-            lines.append(process.stdout.readline())
-        try:
-            yield lines
-        finally:
-            process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+    words = ["rendezvous", "--port=0", *options]
+    script = Script(
+        f"import sys; from gradwire.experiments.cli import main; sys.exit(main({words!r}))", variables=known
+    )
+    try:
+        yield script.said("Rendezvous(").splitlines()
+    finally:
+        script.interrupt()
+        done = script.end()
+    assert done.code == 0, done.errors
 
 
 def reached(lines, secret):
     """Whether a site reaches the address that the command has printed."""
-    address = lines[-1].split('Rendezvous("')[1].split('"')[0]
+    address = next(line for line in lines if "Rendezvous(" in line).split('Rendezvous("')[1].split('"')[0]
     port = int(lines[0].split("port ")[1].split()[0])
     assert address.endswith(f":{port}")
     at = Rendezvous(f"127.0.0.1:{port}", 1, secret=secret)

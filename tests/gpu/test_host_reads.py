@@ -14,9 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradwire.compress import Layout, Ranks, compressor, compressors
 from gradwire.compress.algorithms import zero_rows
+from gradwire.compress.feedback import guard
 from gradwire.compress.feedback.guard import DAMPING, DENSE, WATCHING
 from gradwire.compress.protocol.requests import next_request
 from gradwire.compress.simulate import alike
+from gradwire.compress.state import gauge
 from gradwire.compress.state.gauge import Arriving
 from gradwire.ddp_core.memory.bucket_memory import BucketMemory, DeviceFlag
 from gradwire.kernels import Rows, dispatch
@@ -28,7 +30,7 @@ pytestmark = [
     fake_devices,
 ]
 SHAPES = ((64, 80), (9,), (48, 30))
-WARM, STEPS = 4, 28  # as in test_training_cuda.py
+WARM, EVERY, STEPS = 4, 8, 14  # beyond a sample (7), agreements of `adaptive` (8) and a guard (12), and what follows
 LADDER = "adaptive:ladder=none/powersgd:rank=2/topk:ratio=0.1/onebit:block=64"
 SAMPLE = [1.0, 0.5, 0.8, 1.0, 0.9]  # of a gauge
 SPECS = [*compressors(), LADDER, "fp16+powersgd:rank=1", "powersgd:warm_start=false", "powersgd:rank=2,start_iter=6"]
@@ -70,6 +72,8 @@ def told(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(Arriving, "read", lambda arriving: told[arriving._numbers.numel()])
     monkeypatch.setattr(DeviceFlag, "__bool__", lambda flag: True)
+    monkeypatch.setattr(gauge, "EVERY", EVERY)
+    monkeypatch.setattr(guard, "EVERY", EVERY)
     monkeypatch.setattr(zero_rows, "Rows", new_rows)
     zero_rows._rows.cache_clear()
     monkeypatch.setattr(

@@ -59,7 +59,7 @@ def test_without_compression_ranks_train_as_one_process_with_all_their_sequences
 
 
 def test_a_run_that_was_broken_off_ends_as_if_it_was_not(script, tmp_path, monkeypatch):
-    names = ["int4", "powersgd:rank=2,payload=int4", "onebit"]
+    names = ["powersgd:rank=2,payload=int4", "onebit"]
     whole = rows_of(script, tmp_path, *names)
     folder, validation_loss, calls = ["--folder", str(tmp_path / "kept")], script.validation_loss, []
 

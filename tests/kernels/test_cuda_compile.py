@@ -15,8 +15,7 @@ from ..residuals import in_place
 from . import cuda_compiler
 from .cuda_emulator import argument_of, code_of
 
-MARKS = dict.fromkeys(("sm_75", "sm_86", "sm_89", "sm_90", "sm_100"), pytest.mark.thorough)
-MARKS["sm_120"] = pytest.mark.slow  # sm_80: none
+MARKS = dict.fromkeys(("sm_75", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"), pytest.mark.thorough)  # sm_80: none
 
 
 @pytest.fixture(

@@ -46,6 +46,7 @@ def test_a_cast_keeps_what_it_rounds_away(backend, size, dtype):
 @pytest.mark.parametrize(("bits", "exponent"), list(CODES))
 @pytest.mark.parametrize("size", SIZES)
 def test_the_mean_of_codes_keeps_what_it_rounds_away(backend, size, bits, exponent, dtype):
+    size = min(size, 9_001) if backend == "triton" else size  # enough for some tiles
     block = CODES[bits, exponent]
     blocks = -(-size // block)
     scales, codes = torch.zeros(3, 1, blocks), torch.zeros(3, 1, blocks * block * bits // 8, dtype=torch.int8)

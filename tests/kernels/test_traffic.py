@@ -21,7 +21,8 @@ LARGER = ("rotate_blocks", "select_largest", "low_rank", "orthogonalize", "power
 CPU = torch.device("cpu")
 BY_PARTS = ("powersgd:rank=1", "powersgd:rank=4")
 OF_TORCH = ("gather_scaled",)
-COUNTED = [case for case in CASES if case.name not in (*BY_PARTS, *OF_TORCH)]
+ALIKE = ("sign_unpack_mean:voters=2", "sign_unpack_mean:voters=8", "dequantize_mean:bits=4")
+COUNTED = [case for case in CASES if case.name not in (*BY_PARTS, *OF_TORCH, *ALIKE)]
 EVERY = [(case, dtype) for case in COUNTED for dtype in case.dtypes if dtype != "fp16"]  # as wide as bf16
 
 pytestmark = pytest.mark.skipif(not triton_kernels.INTERPRETED, reason="loads and stores are those of the interpreter")

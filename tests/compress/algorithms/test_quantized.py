@@ -117,7 +117,7 @@ def test_rotation_keeps_what_an_outlier_would_hide():
 
 @pytest.mark.parametrize("spec", STOCHASTIC)
 def test_the_mean_of_many_random_averages_without_feedback_is_the_mean_gradient(spec):
-    within, steps = layout((40, 25)), 400
+    within, steps = layout((40, 25)), 120
     given = gradients(within)
     simulation = Simulation(compressor(f"{spec},block=8,error_feedback=false"), within)
     found = sum(simulation.step(given)[0].double() for _ in range(steps)) / steps

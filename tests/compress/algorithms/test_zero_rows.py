@@ -8,7 +8,7 @@ from gradwire.compress.algorithms.zero_rows import ZeroRows
 from gradwire.compress.state import tree as states
 
 from ..given import placed
-from ..test_laws import OBJECTS, OWN_LAW, SPECS, build, layout
+from ..test_laws import KINDS, OBJECTS, OWN_LAW, SPECS, build, layout
 
 SHAPES = ((12, 20), (40,), (24, 3, 3), (3,), (2, 33), (5, 1), (40, 9), (17,))
 UNUSED = {"p0": (0, 1, 7, 11), "p2": (0, 5, 23), "p4": (0,), "p5": (2,)}  # rows
@@ -64,6 +64,7 @@ def assert_keeps_zeros(built, within, steps=3):
                 assert_zero(within, flat, f"what is held back of {name} after step {step}")
 
 
+@pytest.mark.each_name
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("spec", [*EVERY, *OBJECTS])
 def test_what_is_zero_on_all_ranks_stays_zero(compiled_backend, spec, dtype):
@@ -71,16 +72,7 @@ def test_what_is_zero_on_all_ranks_stays_zero(compiled_backend, spec, dtype):
         assert_keeps_zeros(build(spec), layout(SHAPES, dtype, world_size))
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        pytest.param(
-            spec, marks=pytest.mark.thorough if place % 2 else ()
-        )  # what is inside is the same as without hosts
-        for place, spec in enumerate(EVERY)
-        if spec != "hosts"
-    ],
-)
+@pytest.mark.parametrize("spec", [spec for spec in [*KINDS, *OWN_LAW] if spec != "hosts"])
 def test_what_is_zero_on_all_hosts_stays_zero(spec):
     within = placed(layout(SHAPES, torch.float32, 4), per_host=2)
     assert_keeps_zeros(compressor(f"hosts+{spec}"), within)

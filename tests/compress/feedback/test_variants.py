@@ -55,6 +55,7 @@ class Oracle:
         return held * (1 / self.feedback - 1)
 
 
+@pytest.mark.each_name
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("name", [*LOSSY, "fp16+powersgd"])

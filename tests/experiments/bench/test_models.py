@@ -10,13 +10,14 @@ from ..given import VISION_PARAMETERS
 
 BATCH = 2
 PARAMETERS = VISION_PARAMETERS | {"bert": 109_514_298, "tiny": 600 * 272}  # bert with the head of a language model
+DEEPER = ("resnet101", "resnext101_32x8d")  # than others of the same blocks
 
 
 def library_of(name):
     return "torchvision" if name in VISION else "transformers" if name == "bert" else "torch"
 
 
-@pytest.mark.parametrize("name", task_names())
+@pytest.mark.parametrize("name", [name for name in task_names() if name not in DEEPER])
 def test_every_model_gives_each_of_its_parameters_a_gradient(name):
     pytest.importorskip(library_of(name))
     chosen = task(name, image_size=224)

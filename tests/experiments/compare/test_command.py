@@ -13,7 +13,7 @@ from ..given import results_of, run_of
 from .given import LEFT_BEHIND, results_in
 
 
-def test_on_a_host_of_a_lab_results_tell_of_the_lab_and_the_command(started, tmp_path, monkeypatch):
+def test_on_a_host_of_a_lab_results_tell_of_the_lab_and_the_command(started, undrawn, tmp_path, monkeypatch):
     started(lab="1 hosts at 1gbit")
     arguments = ["compare", "--model=mlp", "--data=digits", "--steps=2", "--eval-batches=1", "--compressors=none"]
     monkeypatch.setattr(sys, "argv", ["/bin/gradwire", *arguments, f"--out={tmp_path}"])
@@ -35,7 +35,7 @@ def test_results_tell_which_warm_ups_ended(started, tmp_path, monkeypatch):
     assert warmed_up == dict(zip(specs, (True, True, False), strict=True))
 
 
-def test_links_are_compared_one_after_the_other_and_only_times_differ(started, tmp_path, capsys):
+def test_links_are_compared_one_after_the_other_and_only_times_differ(started, undrawn, tmp_path, capsys):
     started()
     short = ["--steps=3", "--eval-batches=1", "--compressors=none,onebit", "--link=100mbit,none"]
     assert main(["compare", "--model=mlp", "--data=digits", *short, f"--out={tmp_path}"]) == 0
@@ -50,7 +50,7 @@ def test_links_are_compared_one_after_the_other_and_only_times_differ(started, t
     assert shown.index(f"gloo on cpu, {networks[0]}\n".strip()) < shown.rindex(networks[1])
 
 
-def test_without_turns_results_tell_memory_and_there_is_no_verdict(started, tmp_path, capsys):
+def test_without_turns_results_tell_memory_and_there_is_no_verdict(started, undrawn, tmp_path, capsys):
     started()
     short = ["--steps=4", "--eval-batches=1", "--compressors=none,onebit", "--turns=false"]
     assert main(["compare", "--model=mlp", "--data=digits", *short, f"--out={tmp_path}"]) == 0

@@ -18,8 +18,6 @@ COMPRESSORS = (
     "bf16",
     "fp16",
     "powersgd:rank=1",
-    "batched-powersgd:rank=1",
-    "fp16+powersgd:rank=1",
     "topk:ratio=0.1",
     "onebit",
 )

@@ -1,6 +1,5 @@
 """Files of the current folder are no part of gradwire, however it starts its own processes."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gradwire.experiments.ranks import own_command as module
+from gradwire.experiments.ranks import processes
 from gradwire.experiments.ranks.own_command import own_command
 
 NAMES = ("random", "socket", "pickle", "struct", "inspect", "heapq", "decimal")
@@ -40,7 +40,7 @@ def test_the_trap_shuts_where_python_is_asked_for_the_module(trapped):
 def test_a_clone_that_runs_from_its_own_folder_starts_itself(monkeypatch):
     root = Path(module.__file__).parents[2]
     monkeypatch.chdir(root)
-    code = "import gradwire, sys; print(gradwire.__file__)"
+    code = "from importlib.util import find_spec; print(find_spec('gradwire').origin)"
     words = own_command()
     words[2] = words[2].rpartition(";")[0].replace("from gradwire.__main__ import main", code)
     shown = subprocess.run(words, capture_output=True, text=True, check=True).stdout
@@ -52,16 +52,8 @@ def leave(rank, rendezvous, file):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 reads no PYTHONSAFEPATH")
-def test_ranks_run_no_module_of_the_current_folder(trapped, tmp_path):
-    script = tmp_path / "start.py"
-    script.write_text(
-        "if __name__ == '__main__':\n"
-        "    import sys; del sys.path[0]\n"
-        "    from gradwire.experiments.ranks.processes import run_ranks\n"
-        "    from tests.experiments.ranks.test_own_command import leave\n"
-        f"    run_ranks(leave, 1, {str(tmp_path / 'there')!r})\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(Path(module.__file__).parents[2])}
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, check=False)
+def test_ranks_run_no_module_of_the_current_folder(trapped, tmp_path, monkeypatch, quick_start):
+    monkeypatch.setattr(processes.multiprocessing, "start_processes", quick_start)
+    processes.run_ranks(leave, 1, str(tmp_path / "there"))
     assert not trapped.exists(), trapped.read_text()
-    assert (tmp_path / "there").exists(), done.stderr
+    assert (tmp_path / "there").exists()

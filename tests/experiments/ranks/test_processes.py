@@ -186,7 +186,7 @@ def test_an_interrupt_while_ranks_start_leaves_no_process(monkeypatch, quick_sta
     assert not started[0].is_alive()
 
 
-def test_a_rank_that_is_killed_ends_the_run_and_is_named(arguments, tmp_path, capsys):
+def test_a_rank_that_is_killed_ends_the_run_and_is_named(arguments, undrawn, tmp_path, capsys):
     killed = []
 
     def kill_the_last(ranks):

@@ -149,7 +149,7 @@ def test_tensorboard_reads_the_losses_and_figures_of_each_compressor(tmp_path):
             assert found[name] == [(2, pytest.approx(value))]
 
 
-def test_the_trackers_of_compare_get_the_numbers_of_results_json(started, tmp_path):
+def test_the_trackers_of_compare_get_the_numbers_of_results_json(started, undrawn, tmp_path):
     pytest.importorskip("tensorboard")
     started()
     flags = ["--model=mlp", "--data=digits", "--steps=23", "--eval-batches=1", "--compressors=topk:ratio=0.1"]

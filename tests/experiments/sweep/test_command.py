@@ -9,6 +9,8 @@ from gradwire.experiments.sweep.points import POINTS, read_points
 
 from .given import STUDY, document, sweep, with_key
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 def test_a_study_runs_every_point_of_the_grid_and_leaves_rows_page_and_pictures(
     study, ran, tmp_path, capsys, monkeypatch

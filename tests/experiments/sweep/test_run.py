@@ -14,6 +14,7 @@ from gradwire.experiments.sweep.config import SweepConfig
 from gradwire.experiments.sweep.points import points_of
 from gradwire.experiments.sweep.run import run_point
 
+from ...forked import Script
 from .given import STUDY, descendants, ranks_below, state
 
 
@@ -41,16 +42,16 @@ def test_what_a_point_refuses_is_in_its_failure():
 def test_a_real_interrupt_ends_the_point_and_its_ranks(tmp_path, study):
     study.write_text(STUDY.replace("total: 1000, repeats: 1", "total: 60M, repeats: 1000"))
     flags = ["sweep", f"--config={study}", f"--out={tmp_path / 'out'}"]
-    process = subprocess.Popen([sys.executable, "-m", "gradwire", *flags], stderr=subprocess.PIPE, text=True)
+    script = Script(f"import sys; from gradwire.experiments.cli import main; sys.exit(main({flags!r}))")
     deadline = time.monotonic() + 60
-    while not ranks_below(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    started = descendants(process.pid)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
+    while not ranks_below(script.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    started = descendants(script.pid)
+    script.interrupt()
+    done = script.end()
+    assert done.code == 130, done.errors
     assert len(started) > 1
-    deadline = time.monotonic() + 10  # one that was killed may take a moment to go
+    deadline = time.monotonic() + 60  # one that was killed may take a moment to go
     while (left := [pid for pid in started if state(pid) not in ("", "Z")]) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not left

@@ -23,7 +23,7 @@ DOCUMENTATION = Path(__file__).parents[3] / "docs" / "sweep.md"
 STUDIES = sorted(file.stem for file in (CONFIGS / "studies").glob("*.yaml"))
 DIFFERENT = {"adaptive", "ddp-fig2-ready", "ddp-fig6-breakdown", "local-steps", "p3-priority-resnet50", "quality"}
 TRACES = {"/var/run/netns": "gradwire-*", "/sys/class/net": "gwl*", tempfile.gettempdir(): "gradwire-sweep-*"}
-PATIENCE = 10.0  # seconds, for what was killed to go
+PATIENCE = 60.0  # seconds, for what was killed to go
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -6,6 +6,7 @@ import pytest
 from torch import nn
 
 from gradwire.experiments.cli import main
+from gradwire.experiments.compare import command
 from gradwire.experiments.compare.config import CompareConfig
 from gradwire.experiments.workloads.sharding import blocks, payloads
 
@@ -54,7 +55,9 @@ def comparison(tmp_path_factory):
     for parallel, specs in (("fsdp", "torch,none,int8/int4"), ("ddp", "none")):
         out = tmp_path_factory.mktemp(parallel) / "out"
         arguments = (f"--parallel={parallel}", f"--compressors={specs}", "--sync-every=2", f"--out={out}")
-        assert main(["compare", *SHARED, *arguments]) == 0
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(command, "write_output", lambda results, out: None)
+            assert main(["compare", *SHARED, *arguments]) == 0
         found |= {
             f"{parallel} {run['compressor']}": run for run in json.loads((out / "results.json").read_text())["runs"]
         }

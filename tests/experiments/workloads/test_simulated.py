@@ -21,7 +21,7 @@ from gradwire.experiments.workloads.training import train
 from gradwire.experiments.workloads.turns import in_turns
 
 SPECS = ["int8", "topk:ratio=0.05,momentum=0.9", "powersgd:rank=2,start_iter=3", "onebit:space=adam,feedback=0.9"]
-MLP = {"model": ModelConfig("mlp", width=24), "data": DataConfig("digits"), "batch_size": 8, "eval_batches": 8}
+MLP = {"model": ModelConfig("mlp", width=24), "data": DataConfig("digits"), "batch_size": 8, "eval_batches": 2}
 RESNET = {"model": ModelConfig("resnet18-cifar", width=8, layers=1), "data": DataConfig("patterns"), "batch_size": 4}
 SCHEDULED = {"schedule": "cosine", "warmup": 2, "momentum": 0.9, "lr": 0.05, "steps": 5}
 ACCUMULATED = {"optimizer": "adamw", "lr": 0.01, "steps": 4, "sync_every": 2, "bucket_mb": 0.01}
@@ -36,7 +36,7 @@ CASES = {
     "accumulation": (3, {**MLP, **ACCUMULATED, "compressors": ["int4"]}),
     "sites": (
         2,
-        {**MLP, **SCHEDULED, "steps": 14, "local_every": 8, "compressors": ["none", "int4", "powersgd:rank=2"]},
+        {**MLP, **SCHEDULED, "steps": 10, "local_every": 8, "compressors": ["int4", "powersgd:rank=2"]},
     ),
     "sites with buffers": (3, {**RESNET, "steps": 4, "local_every": 2, "eval_batches": 2, "compressors": ["int8"]}),
 }
@@ -87,7 +87,7 @@ STOPPED = {
         **MLP,
         **SCHEDULED,
         "optimizer": "adamw",
-        "steps": 8,
+        "steps": 6,
         "compressors": [*SPECS[2:], "int4:rounding=stochastic"],
     },
     "muon": {
@@ -162,7 +162,7 @@ def test_the_user_s_random_state_is_not_touched():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_results_say_that_ranks_are_simulated(tmp_path, capsys):
+def test_results_say_that_ranks_are_simulated(undrawn, tmp_path, capsys):
     flags = ("--model=mlp", "--model.width=16", "--data=digits", "--compressors=none,int8", "--steps=2")
     assert main(["compare", "--simulated", f"--out={tmp_path}", "--eval-batches=1", *flags]) == 0
     document = json.loads((tmp_path / "results.json").read_text())

@@ -10,7 +10,7 @@ from gradwire.experiments.workloads.models import ModelConfig
 from gradwire.experiments.workloads.training import train
 from gradwire.experiments.workloads.turns import in_turns
 
-SPECS = ["none", "powersgd:rank=2,start_iter=3", "topk:ratio=0.05,momentum=0.9", "onebit"]
+SPECS = ["none", "powersgd:rank=2,start_iter=3", "topk:ratio=0.05,momentum=0.9"]
 DIGITS = {"model": ModelConfig("mlp", width=24), "data": DataConfig("digits"), "batch_size": 8, "eval_batches": 4}
 CASES = {
     "backward": {"steps": 11},

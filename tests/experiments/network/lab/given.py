@@ -2,7 +2,7 @@ import time
 
 from gradwire.experiments.network.lab.utilization import Utilization
 
-PATIENCE = 30
+PATIENCE = 60
 
 
 def wait_for(condition):
