@@ -17,7 +17,7 @@ import gradwire  # noqa: F401  before the workers' memory is frozen
 
 GROUP_TIMEOUT = timedelta(seconds=30)
 STARTED = 300  # seconds in which a worker is up, beside a run's time limit: on a busy machine torch takes two minutes
-PRELOADED = ["torch.distributed.fsdp", "torch._dynamo", "pytest", "tests.ranks"]  # what would take each rank seconds
+PRELOADED = ["torch.distributed.fsdp", "torch._dynamo.backends.debugging", "pytest", "tests.ranks"]  # each takes long
 START = "spawn" if torch.cuda.is_available() else "forkserver"  # CUDA may not be forked
 
 
@@ -131,6 +131,7 @@ def _serve(pipe, port):
         torch.save(_run(dist.PrefixStore(run, store), *job), buffer)
         pipe.send(buffer.getvalue())
         gc.collect()
+        gc.freeze()  # what a test leaves, such as the compiler, would make each later collection as dear
 
 
 def _run(store, function, rank, world_size, args, kwargs):

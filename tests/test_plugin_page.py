@@ -1,12 +1,10 @@
 """The plug-in of docs/writing-a-compressor.md, as a package would bring it."""
 
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 
+from .forked import Script
 from .test_docs import PAGES, blocks
 from .test_first_minutes import printed_commands
 
@@ -37,14 +35,7 @@ def installed(tmp_path):
 def test_a_plug_in_needs_its_entry_point_alone(installed):
     (command,) = printed_commands(PAGE, "python -c")
     code = re.search(r"python -c '(.*)'", command)[1] + "; print('eight-bits' in gradwire.compressors())"
-    places = os.pathsep.join([str(installed), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": places},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"EightBits\(block=64\).*\nTrue\n", done.stdout)
+    done = Script(f"import sys; sys.path.insert(0, {str(installed)!r}); {code}").end()
+    assert done.code == 0, done.errors
+    assert re.search(r"EightBits\(block=64\).*\nTrue\n", done.out)
     assert "eight-bits" in PAGES[PAGE]

@@ -9,6 +9,7 @@ network at full speed.
 
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -52,6 +53,7 @@ def gpt() -> nn.Module:
     return nn.Sequential(nn.Embedding(50257, 768), nn.Embedding(1024, 768), *(block(768) for _ in range(12)))
 
 
+@cache
 def sent(name: str, spec: str, ranks: int) -> float:
     """Return the bytes that a rank sends per step."""
     with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""What calls raise, as text."""
+"""What calls raise, as text, and how soon."""
 
 
 def message_of(function, *args, **kwargs):
@@ -8,3 +8,12 @@ def message_of(function, *args, **kwargs):
     except (RuntimeError, ValueError, TypeError, ZeroDivisionError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def shorten(handle, limit, reducer=None):
+    """Shorten the time limit of waits from now on: the steps before take as long as a busy machine needs."""
+    handle.averager.engines.timeout = limit
+    for engine in handle.averager.engines._made.values():
+        engine._timeout = engine._beside._timeout = limit
+    if reducer is not None:
+        reducer._timeout = limit

@@ -142,7 +142,7 @@ def check(answers, specs=SPECS, coarse=False):
 @pytest.mark.parametrize("case", [pytest.param(name, marks=MARKS.get(name, ())) for name in CASES])
 def test_ranks_agree_in_every_bit_none_equals_torch_and_no_gradient_is_lost(ranks, case):
     place = list(CASES).index(case)
-    specs = ["none", SPECS[1 + place % 4], SPECS[1 + (place + 1) % 4]]  # each case with two that compress
+    specs = ["none", SPECS[1 + place % 4]]  # each case with one that compresses
     check(ranks.run(train_with, 2, case, specs), specs, case in COARSE)
 
 
@@ -290,7 +290,7 @@ def stopped_by_layers(rank, world_size, spec):
 
 
 @skipping
-@pytest.mark.parametrize("spec", ["powersgd:rank=1", "topk:ratio=0.1", "onebit"])
+@pytest.mark.parametrize("spec", ["powersgd:rank=1", "onebit"])
 def test_a_state_is_that_of_the_last_step_whichever_buckets_this_one_handed_over(ranks, spec):
     for (whole, *stopped), told in ranks.run(stopped_by_layers, 2, spec):
         assert told == [1, 2, 3, 4]

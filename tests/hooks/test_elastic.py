@@ -71,7 +71,7 @@ def test_after_a_host_was_killed_the_job_goes_on_with_fewer_ranks_and_loses_noth
     stays = start(str(tmp_path), "host", *meeting, "--rdzv-conf", "is_host=1,last_call_timeout=1")
     dies = start(str(tmp_path), "host", *meeting, "--rdzv-conf", "is_host=0,last_call_timeout=1")
     assert stays.wait(150) == 0, logs(tmp_path)
-    assert dies.wait(10) < 0
+    assert dies.wait(60) < 0
     assert (tmp_path / "done-0").read_text() == "1"
     before, after = saved(tmp_path, elastic_job.DEATH), saved(tmp_path, STEPS)
     assert [len(each["compression"]["ranks"]) for each in (before, after)] == [2, 1]

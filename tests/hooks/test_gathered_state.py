@@ -16,7 +16,7 @@ from gradwire.ddp_core.transport import processes
 from ..ddp_core.errors import message_of
 from .test_handle import LOSSY, attached, same, steps
 
-SPECS = [*LOSSY, "bf16", "fp16+powersgd:rank=1"]
+SPECS = [*LOSSY, "bf16"]
 
 
 def through_a_file(saved):

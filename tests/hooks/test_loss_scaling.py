@@ -16,7 +16,7 @@ from .test_handle import SHAPES
 from .test_handle import same as alike
 from .training import RATE, TINY_BUCKETS, batch, loss_of, same
 
-SPECS = ["none", "fp16+powersgd:rank=1", "powersgd:rank=2", "topk:ratio=0.1", "onebit", "chunktopk:ratio=0.2,chunk=8"]
+SPECS = ["none", "fp16+powersgd:rank=1", "powersgd:rank=2", "topk:ratio=0.1", "onebit"]
 OVERFLOW = 3  # the step that overflows
 SCALE = 1024.0
 

@@ -14,8 +14,6 @@ ZEROS = [torch.zeros(shape) for shape in SHAPES]
 SPECS = [
     "topk:ratio=0.05",
     "onebit:feedback=1",
-    "powersgd:rank=2",
-    "batched-powersgd",
     "fp16",
     "powersgd:rank=2,start_iter=2",
 ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..hooks.local_sgd.sites import LIMIT, Town
+from ..hooks.local_sgd.sites import SHORT, Town
 from ..ranks import RankError
 from . import backends, draw, fates, halves, laws, local, overlapped, programs, saving, shards, sites
 from .rank import train
@@ -43,9 +43,9 @@ def of_sites(module, pool, trial, scale):
     """Sites that may not come to the end; what the others have is in a folder."""
     town = Town(relay=getattr(trial, "relay", False))
     with tempfile.TemporaryDirectory() as folder:
-        given = trial, town.address, folder, LIMIT * scale
+        given = trial, town.address, folder, SHORT * scale
         answers = pool.run(module.train, trial.world_size, *given, timeout=2 * SECONDS * scale, expect_errors=True)
-        return module.broken(trial, answers, folder, LIMIT * scale), []
+        return module.broken(trial, answers, folder, SHORT * scale), []
 
 
 KINDS = {

@@ -11,7 +11,7 @@ from torch import nn
 
 import gradwire
 
-WIDTH, STEPS = 8, 8
+WIDTH, STEPS = 8, 5
 SPEC = "topk:ratio=0.3"
 
 

@@ -12,9 +12,10 @@ import gradwire
 from gradwire.ddp_core.transport.torch_groups import store_of
 
 from ...ranks import LostRank
+from ..errors import shorten
 from ..layers import CAP, Layers, inputs_of
 
-SHORT, LONG = timedelta(seconds=2), timedelta(seconds=25)
+SHORT, LONG = timedelta(seconds=1), timedelta(seconds=60)
 ALL = (0, 1, 2, 3)
 OPTIONS = {
     "plain": {"gradient_as_bucket_view": True},
@@ -23,13 +24,13 @@ OPTIONS = {
 }
 
 
-def trained(rank, timeout):
+def trained(rank):
     """A model for each of OPTIONS on a process group of its own, after two steps."""
     models = {}
     for name, options in OPTIONS.items():
         group = dist.new_group(backend="gloo")
         model = gradwire.DistributedDataParallel(
-            Layers(), bucket_cap_mb=CAP, process_group=group, timeout=timeout, **options
+            Layers(), bucket_cap_mb=CAP, process_group=group, timeout=LONG, **options
         )
         for number in range(2):
             step(model, rank, number)
@@ -74,7 +75,7 @@ def check(name, answer, limit):
 
 
 def beside_a_death(rank, world_size):
-    models = trained(rank, LONG)
+    models = trained(rank)
     dist.barrier()
     if rank == 1:
         models["plain"].module.layers[1].weight.register_hook(lambda _: os._exit(3))
@@ -93,7 +94,8 @@ def test_when_a_rank_dies_the_others_raise_at_once_name_a_bucket_and_keep_their_
 def disturbed(rank, world_size, disturb):
     """What the steps of every model raise, when rank 1 is disturbed in its backward, maybe until rank 0 raises."""
     answers, store = {}, store_of(dist.group.WORLD)
-    for name, model in trained(rank, SHORT).items():
+    for name, model in trained(rank).items():
+        shorten(model.compression, SHORT, model.reducer)
         if rank == 1:
             model.module.layers[1].weight.register_hook(lambda _, name=name: disturb(store, name))
         dist.barrier()

@@ -41,8 +41,6 @@ class Fixed(nn.Module):
 
 USES = {
     "conj": (lambda weight, inputs: weight.conj() @ inputs, torch.complex128),
-    "mH": (lambda weight, inputs: weight.mH @ inputs, torch.complex128),
-    "adjoint": (lambda weight, inputs: weight.adjoint() @ inputs, torch.complex128),
     "vecdot": (torch.linalg.vecdot, torch.complex128),
     "imag of the conjugate": (lambda weight, inputs: weight.conj().imag, torch.complex128),
     "negative view": (lambda weight, inputs: NegativeView.apply(weight) @ inputs, torch.float64),

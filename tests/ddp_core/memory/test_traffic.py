@@ -20,7 +20,9 @@ ROW = re.compile(r"^\| `([^`]+)` \| ([\d.]+) \| ([\d.]+) \|$", re.MULTILINE)
 TABLE = ROW.findall(PAGE.read_text("utf-8").partition("A test counts the loads and stores of a step")[2])
 SHAPES = ((512, 128), (128, 512))
 RANKS = 8
-QUICK = ("powersgd:rank=4", "topk:ratio=0.01", "onebit")  # the interpreter is slow
+QUICK = ("powersgd:rank=4", "onebit")  # the interpreter is slow
+ALIKE = ("powersgd:rank=32", "int4", "acp-powersgd")  # the kernels of another row
+MARKS = dict.fromkeys(QUICK, ()) | dict.fromkeys(ALIKE, pytest.mark.thorough)
 
 pytestmark = pytest.mark.skipif(not triton_kernels.INTERPRETED, reason="loads and stores are those of the interpreter")
 
@@ -52,7 +54,7 @@ def moved(spec, dtype, monkeypatch):
 )
 @pytest.mark.parametrize(
     ("spec", "wide", "narrow"),
-    [pytest.param(*row, marks=() if row[0] in QUICK else pytest.mark.slow, id=row[0]) for row in TABLE],
+    [pytest.param(*row, marks=MARKS.get(row[0], pytest.mark.slow), id=row[0]) for row in TABLE],
 )
 def test_a_step_moves_what_the_page_says(spec, wide, narrow, dtype, monkeypatch):
     told = float(wide if dtype == torch.float32 else narrow)

@@ -212,7 +212,7 @@ class Gated(Decorated):
         wait = pending.wait
 
         def wait_at_the_gate(timeout):
-            assert self.gate.wait(20)
+            assert self.gate.wait(60)
             return wait(timeout)
 
         pending.wait = wait_at_the_gate

@@ -47,7 +47,7 @@ def failing(rank, world_size, kind, action=None):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRADWIRE_SHARED_MEMORY", "0")
         setting = Setting(
-            rank, "backward", net=Layers, link=link, optimizer=torch.optim.SGD, timeout=timedelta(seconds=2)
+            rank, "backward", net=Layers, link=link, optimizer=torch.optim.SGD, timeout=timedelta(seconds=30)
         )
         raised, step = [], 0
         try:

@@ -10,19 +10,22 @@ from torch import nn
 import gradwire
 
 from ...faulty import Fault, faulty
+from ..errors import shorten
 
-LIMIT = timedelta(seconds=2)
+LONG, SHORT = timedelta(seconds=60), timedelta(seconds=1)
 STEPS = 3
 
 
 def steps_and_error(rank, world_size, spec, fault):
     """How many steps came to their end, and what the next one raised."""
-    model = gradwire.DistributedDataParallel(nn.Linear(8, 8), compressor=spec, timeout=LIMIT, transport=faulty(fault))
+    model = gradwire.DistributedDataParallel(nn.Linear(8, 8), compressor=spec, timeout=LONG, transport=faulty(fault))
     done, message = 0, ""
     try:
         for _ in range(STEPS):
             model(torch.ones(2, 8)).sum().backward()
             done += 1
+            if fault.kind != "call":
+                shorten(model.compression, SHORT, model.reducer)
     except RuntimeError as error:
         message = str(error)
     dist.barrier()

@@ -15,10 +15,11 @@ from gradwire.ddp_core import obstacle
 from gradwire.ddp_core.measure.step import Step
 
 from ...ranks import LostRank, RankFailure
+from ..errors import shorten
 from ..nets import ALWAYS, Batch, Net, loss_of
 
 pytestmark = pytest.mark.skipif(bool(obstacle()), reason=obstacle())
-SHORT, LONG = timedelta(seconds=2), timedelta(seconds=60)
+SHORT, LONG = timedelta(seconds=1), timedelta(seconds=60)
 HALF_A_SECOND = 0.5
 
 
@@ -84,7 +85,8 @@ def test_a_rank_that_is_killed_is_named_within_seconds(ranks):
 
 
 def without_an_answer(rank, world_size):
-    model = model_of(rank, timeout=SHORT)
+    model = model_of(rank, timeout=LONG)
+    shorten(model.compression, SHORT, model.reducer)
     message, _ = error_of_the_next_step(rank, model) if rank == 0 else ("", 0.0)
     dist.barrier()
     return message
@@ -98,7 +100,9 @@ def test_a_rank_that_does_not_come_is_named_when_the_time_is_over(ranks):
 
 def beside_a_failure(rank, world_size):
     """What the others raise when rank 0's time is over, which have more of it."""
-    model = model_of(rank, timeout=LONG if rank else SHORT)
+    model = model_of(rank, timeout=LONG)
+    if rank == 0:
+        shorten(model.compression, SHORT, model.reducer)
     message, seconds = error_of_the_next_step(rank, model) if rank < 2 else ("", 0.0)
     dist.barrier()
     return message, seconds
@@ -172,4 +176,4 @@ def interrupted(rank, world_size):
 
 
 def test_a_wait_can_be_interrupted(ranks):
-    assert ranks.run(interrupted, 2, timeout=30) == ["KeyboardInterrupt", ""]
+    assert ranks.run(interrupted, 2, timeout=50) == ["KeyboardInterrupt", ""]

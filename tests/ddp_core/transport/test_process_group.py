@@ -297,4 +297,4 @@ def test_the_time_limit_of_a_wait_in_slices_is_the_whole_one(short_looks):
     began = time.monotonic()
     with pytest.raises(RuntimeError, match="timed out"):
         process_group.GroupPending(Work(slices=1000), torch.ones(2)).wait(timedelta(seconds=0.1))
-    assert 0.1 <= time.monotonic() - began < 1
+    assert 0.1 <= time.monotonic() - began < 15

@@ -251,7 +251,7 @@ def fails_in_a_trial(rank, world_size, order):
     copied = partial(Training, model, failing, batch, optimizer, clock_of(cpu))
     trials = Trials(here, copied, None, None, GROUP_TIMEOUT, unused=False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trials_module, "PATIENCE", timedelta(seconds=3))
+        patch.setattr(trials_module, "PATIENCE", timedelta(seconds=15))
         choice, left = Choice(Candidate("bf16"), order, Prediction(0.0, 0.0, 0.0, 0), 0.0), []
         for _ in range(3):
             tried = trials.step(choice, 4)

@@ -14,7 +14,7 @@ import gradwire
 
 from .given import mesh_of
 
-RATE, STEPS = 0.2, 3
+RATE, STEPS = 0.2, 2
 
 
 class Tied(nn.Module):
@@ -99,7 +99,7 @@ def divided(world_size):
 def compiled(world_size):
     model = plainly(world_size)
     for part in filter(lambda each: isinstance(each, nn.Linear), model):
-        part.compile(backend="aot_eager")
+        part.compile(backend="eager")
     return model
 
 
@@ -135,7 +135,7 @@ CASES = {  # ranks, the sharded model, the same without shards, backwards of a s
     "a divisor": (2, divided, bare, one_backward, 1),
     "compiled": (2, plainly if torch.__version__ < "2.10" else compiled, bare, one_backward, 1),
 }
-ARGUMENTS = [({}, 1e-5), ({"gather": "int4", "reduce": "int8"}, 3e-2), ({"gather": "bf16", "reduce": "bf16"}, 1e-2)]
+ARGUMENTS = [({}, 1e-5), ({"gather": "int4", "reduce": "int8"}, 3e-2)]
 
 
 def account(case, rank):

@@ -112,9 +112,12 @@ def evaluated(rank, world_size, evaluates):
     return whole(model), rounds
 
 
+def without_and_among(rank, world_size):
+    return [evaluated(rank, world_size, evaluates) for evaluates in (False, True)]
+
+
 def test_an_evaluation_changes_no_bit_of_training_and_backward_gathers_nothing(ranks):
-    without, among = ranks.run(evaluated, 2, False), ranks.run(evaluated, 2, True)
-    for (one, rounds), (other, _) in zip(without, among, strict=True):
+    for (one, rounds), (other, _) in ranks.run(without_and_among, 2):
         assert all(torch.equal(one[name], other[name]) for name in one)
         assert rounds == 3 + 3  # modules in forward, and their gradients
 

@@ -32,7 +32,9 @@ def taken_by(check):
 
 GATHERED, SUMMED = taken_by(weight_gather), taken_by(shard_sum)
 GATHERED.append("int4:send=weights")
-OF_SHARDS = [{"gather": one, "reduce": other} for one, other in zip_longest(GATHERED, SUMMED, fillvalue="none")]
+EVERY = [{"gather": one, "reduce": other} for one, other in zip_longest(GATHERED, SUMMED, fillvalue="none")]
+PAIRS = [("none", "none"), ("bf16", "bf16"), ("int4", "onebit"), ("int4:send=weights", "int8")]
+OF_SHARDS = [{"gather": one, "reduce": other} for one, other in PAIRS]
 TWO_LEVELS = [{"gather": "hosts:ranks=2+int4", "reduce": "hosts:ranks=2,inside=int8+int4"}]
 OF_REPLICAS = [{"replicas": name} for name in ("none", "int8", "topk", "powersgd:rank=2")]
 
@@ -64,13 +66,14 @@ def ended(rank, shape, arguments, limit):
     [
         ((2,), OF_SHARDS),
         ((4,), TWO_LEVELS),
+        pytest.param((2,), EVERY, marks=pytest.mark.thorough),
         pytest.param(
             (2, 2),
             [*OF_REPLICAS, {"gather": "int8", "reduce": "int4", "replicas": "powersgd:rank=2"}],
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["shards", "two levels", "replicas"],
+    ids=["shards", "two levels", "every one", "replicas"],
 )
 def test_late_replies_change_no_bit(ranks, shape, asked):
     for same in ranks.run(in_time_and_late, torch.Size(shape).numel(), shape, asked, timeout=100):

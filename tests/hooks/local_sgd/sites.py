@@ -1,6 +1,7 @@
 """Sites that train on threads of one process, each with a model of its own."""
 
 import threading
+import time
 from datetime import timedelta
 
 import torch
@@ -8,8 +9,10 @@ import torch
 from gradwire import Rendezvous
 from gradwire.hooks.local_sgd.server import keep as keep_rendezvous
 
-LIMIT = 6.0  # seconds of a round; a site that is later by a third of it is left out
-BUSY = 10.0  # seconds that a busy machine takes
+LIMIT = 90.0  # seconds of a round: a machine that stops a site for a while does not make it late
+GRACE = timedelta(seconds=0.3)  # for a site that has left, where the others are most
+EVENT = 60.0  # seconds in which an event comes
+SHORT, BUSY = 6.0, 10.0  # of trials: seconds of a round, and those that a busy machine takes
 
 
 class Net(torch.nn.Module):
@@ -57,8 +60,16 @@ def together(count, function):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(100)
     return results
+
+
+def until(holds):
+    """Return once it does."""
+    began = time.monotonic()
+    while not holds():
+        assert time.monotonic() - began < EVENT
+        time.sleep(0.005)
 
 
 class Town:
@@ -68,6 +79,11 @@ class Town:
         self.store = keep_rendezvous(0, relay=relay)
         self.address = f"127.0.0.1:{self.store.port}"
 
+    def waiting(self, prefix):
+        """The names of the sites that wait for a meeting."""
+        gathering = self.store._gatherings.get(prefix)
+        return {each.name for each in list(gathering.waiting.values())} if gathering else set()
+
     def meeting_place(self, sites, name, **options):
         """Where a site meets the others."""
         return self.at(self.address, sites, name, **options)
@@ -75,5 +91,5 @@ class Town:
     @staticmethod
     def at(address, sites, name, **options):
         """The same, from another process."""
-        options = {"limit": timedelta(seconds=LIMIT), "start": timedelta(seconds=20)} | options
+        options = {"limit": timedelta(seconds=LIMIT), "start": timedelta(seconds=EVENT)} | options
         return Rendezvous(address, sites, name=name, **options)

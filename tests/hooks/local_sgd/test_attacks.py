@@ -5,10 +5,7 @@ import json
 import random
 import socket
 import struct
-import subprocess
-import sys
 import threading
-import time
 from datetime import timedelta
 
 import pytest
@@ -22,7 +19,7 @@ from gradwire.hooks.local_sgd.mesh import Parking, Peer, connected
 from gradwire.hooks.local_sgd.secret import Secret
 from gradwire.hooks.local_sgd.server import keep
 
-from .sites import BUSY, LIMIT, together
+from .sites import EVENT, LIMIT, together
 from .test_local_steps import assert_same, trained
 
 SECRET = "a secret that no stranger knows"
@@ -46,13 +43,13 @@ def background():
 
 
 def member(server, sites, name, **options):
-    options = {"limit": timedelta(seconds=LIMIT), "start": timedelta(seconds=20), "secret": SECRET} | options
+    options = {"limit": timedelta(seconds=LIMIT), "start": timedelta(seconds=EVENT), "secret": SECRET} | options
     return Rendezvous(f"{HERE}:{server.port}", sites, name=name, **options)
 
 
 def sent_and_read(port, data):
     """What a listener answers to these bytes, until it closes the connection or a moment passes."""
-    with socket.create_connection((HERE, port), timeout=5) as stranger:
+    with socket.create_connection((HERE, port), timeout=EVENT) as stranger:
         try:
             stranger.sendall(data)
             stranger.shutdown(socket.SHUT_WR)
@@ -67,7 +64,7 @@ def malformed(source):
     return source.choice([noise, MAGIC + noise, MAGIC + bytes(32) + struct.pack(">I", 0xFFFFFFFF) + noise])
 
 
-@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [100, pytest.param(2_000, marks=pytest.mark.slow)])
 def test_malformed_connections_change_nothing_while_sites_train(server, count):
     source, over = random.Random(0), threading.Event()
     answers, counts = set(), [0]
@@ -89,27 +86,15 @@ def test_malformed_connections_change_nothing_while_sites_train(server, count):
     assert server.remembered == 1
 
 
-@pytest.mark.parametrize("idle", [2 * link.STRANGERS, pytest.param(1000, marks=pytest.mark.slow)])
-def test_idle_connections_delay_a_member_by_no_more_than_a_second(server, idle):
-    def seconds():
-        began = time.monotonic()
-        made = [member(server, 2, f"site {site}", prefix=str(began)) for site in range(2)]
-        for each in made:
-            each.join("alike")
-        met = together(2, lambda site: made[site].meet())
-        assert [each.ranks.world_size for each in met] == [2, 2]
-        for each in made:
-            each.close()
-        return time.monotonic() - began
-
-    before = min(seconds() for _ in range(3))
-    hold = f"kept = [socket.create_connection(({HERE!r}, {server.port}), timeout=60) for _ in range({idle})]"
-    script = f"import socket, sys\n{hold}\nprint('held', flush=True)\nsys.stdin.read()"
-    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout.readline().strip() == b"held"
-        after = min(seconds() for _ in range(3))
-        holder.stdin.close()
-    assert after < before + 1.0
+def test_idle_connections_keep_no_member_waiting(server, monkeypatch):
+    monkeypatch.setattr(link, "HANDSHAKE", 1000.0)  # in which they have to prove themselves
+    strangers = [socket.create_connection((HERE, server.port), timeout=EVENT) for _ in range(2 * link.STRANGERS)]
+    made = [member(server, 2, f"site {site}") for site in range(2)]
+    for each in made:
+        each.join("alike")
+    assert [each.ranks.world_size for each in together(2, lambda site: made[site].meet())] == [2, 2]
+    for each in (*made, *strangers):
+        each.close()
 
 
 class Recorder:
@@ -167,8 +152,8 @@ def test_a_recorded_conversation_that_is_sent_again_changes_nothing(server):
 def pair(background, serve, secret=SECRET):
     """A connection to a listener of this process, and the listener."""
     listener = Listener(Secret(secret), serve)
-    port = background.run(listener.open(HERE, 0), BUSY)
-    return background.run(dial(HERE, port, Secret(secret), "the listener"), BUSY), listener
+    port = background.run(listener.open(HERE, 0), EVENT)
+    return background.run(dial(HERE, port, Secret(secret), "the listener"), EVENT), listener
 
 
 def frames_of(background, written):
@@ -191,8 +176,8 @@ def frames_of(background, written):
         await mine._writer.drain()
         mine._writer.write_eof()
 
-    background.run(write(), BUSY)
-    assert ended.wait(BUSY)
+    background.run(write(), EVENT)
+    assert ended.wait(EVENT)
     background._loop.call_soon_threadsafe(listener.close)
     return got
 
@@ -280,7 +265,7 @@ def test_a_record_that_cannot_be_is_refused_by_a_clear_error_and_the_server_goes
         mine.close()
         return answer
 
-    answer = background.run(asked(), BUSY)
+    answer = background.run(asked(), EVENT)
     assert answer["error"] == "bad"
     assert words in answer["message"]
     member(server, 1, "site 0").close()
@@ -300,7 +285,7 @@ def test_a_forged_introduction_to_a_site_changes_nothing(server, background, tex
         mine = await dial(HERE, port, Secret(SECRET), "the site")
         await mine.send(text)
 
-    background.run(introduced(), BUSY)
+    background.run(introduced(), EVENT)
     sent_and_read(port, b"GET / HTTP/1.1\r\n\r\n" + bytes(100))
     for each in made:
         each.break_up(RuntimeError("on purpose"))
@@ -319,7 +304,7 @@ def mutated(source):
     return bytes(text[: source.randrange(len(text))] if source.random() < 0.1 else text)
 
 
-@pytest.mark.parametrize("count", [200, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [80, pytest.param(500, marks=pytest.mark.slow)])
 def test_mutated_questions_of_a_member_stop_nobody(server, background, count):
     source = random.Random(1)
 
@@ -334,7 +319,7 @@ def test_mutated_questions_of_a_member_stop_nobody(server, background, count):
         finally:
             mine.close()
 
-    kinds = {background.run(asked(mutated(source)), BUSY) for _ in range(count)}
+    kinds = {background.run(asked(mutated(source)), EVENT) for _ in range(count)}
     assert kinds <= {"error", "here", "record", None}
     assert "error" in kinds
     made = [member(server, 2, f"site {site}") for site in range(2)]
@@ -349,7 +334,7 @@ class Answers:
     def __init__(self, background, text):
         self._background, self._text = background, text
         self._listener = Listener(Secret(), self._serve)
-        self.port = background.run(self._listener.open(HERE, 0), BUSY)
+        self.port = background.run(self._listener.open(HERE, 0), EVENT)
 
     async def _serve(self, other: Link):
         question = json.loads(await other.receive())
@@ -403,7 +388,7 @@ def test_a_model_that_is_changed_on_its_way_is_not_taken(server):
         wire = next(each for each in meetings[0].lines.links if each)
         wire._writer.write(b"\x00\x00\x00\x10" + bytes(48))
 
-    made[0]._background.run(flip(), BUSY)
+    made[0]._background.run(flip(), EVENT)
     tensors = [torch.zeros(3), torch.ones(3)]
 
     def copy(site):
@@ -418,31 +403,33 @@ def test_a_relay_that_crosses_the_connections_of_two_sites_connects_nobody(backg
     key, ids = Secret(SECRET), "abc"
     parked = [Parking(each) for each in ids]
     listeners = [Listener(key, each.park) for each in parked]
-    ports = [background.run(each.open(HERE, 0), BUSY) for each in listeners]
+    ports = [background.run(each.open(HERE, 0), EVENT) for each in listeners]
     right, crossed = ports, [ports[1], ports[0], ports[2]]
 
     def connect(rank):
         seen = [Peer(each, each, HERE, port) for each, port in zip(ids, crossed if rank == 2 else right, strict=True)]
-        return background.run(connected(seen, rank, "token", key, parked[rank], 2.0), BUSY)
+        return background.run(connected(seen, rank, "token", key, parked[rank], EVENT if rank == 2 else 0.5), EVENT)
 
     first, second, third = together(3, connect)
     assert isinstance(first, LinkError)
     assert isinstance(second, LinkError)
     for each in third[:2]:
         with pytest.raises(LinkError, match="closed the connection"):
-            background.run(each.receive(), BUSY)
+            background.run(each.receive(), EVENT)
     for each in listeners:
         background._loop.call_soon_threadsafe(each.close)
 
 
-def test_strangers_take_no_place_from_another_address(background):
+def test_strangers_take_no_place_from_another_address(background, monkeypatch):
+    monkeypatch.setattr(link, "HANDSHAKE", 1000.0)
+
     async def serve(other):
         await other.receive()
 
     listener = Listener(Secret(SECRET), serve)
-    port = background.run(listener.open(HERE, 0), BUSY)
-    with socket.create_connection((HERE, port), timeout=BUSY, source_address=("127.0.0.2", 0)) as slow:
-        strangers = [socket.create_connection((HERE, port), timeout=BUSY) for _ in range(3 * link.STRANGERS)]
+    port = background.run(listener.open(HERE, 0), EVENT)
+    with socket.create_connection((HERE, port), timeout=EVENT, source_address=("127.0.0.2", 0)) as slow:
+        strangers = [socket.create_connection((HERE, port), timeout=EVENT) for _ in range(3 * link.STRANGERS)]
         slow.sendall(MAGIC + bytes(link.NONCE))
         assert slow.recv(len(MAGIC)) == MAGIC
     for each in strangers:
@@ -473,12 +460,12 @@ def test_a_connection_that_is_closed_early_is_no_refusal(server, monkeypatch):
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system has no such option")
 @pytest.mark.parametrize(("patience", "seconds"), [(1.0, 60), (200.0, 200)])
 def test_both_ends_of_a_connection_find_out_that_the_other_host_has_vanished(background, patience, seconds):
-    accepted = background.run(queue_of_links(), BUSY)
+    accepted = background.run(queue_of_links(), EVENT)
     listener = Listener(Secret(SECRET), accepted.put, patience)
-    port = background.run(listener.open(HERE, 0), BUSY)
+    port = background.run(listener.open(HERE, 0), EVENT)
     ends = [
-        background.run(dial(HERE, port, Secret(SECRET), "it", patience), BUSY),
-        background.run(accepted.get(), BUSY),
+        background.run(dial(HERE, port, Secret(SECRET), "it", patience), EVENT),
+        background.run(accepted.get(), EVENT),
     ]
     for each in ends:
         here = each._writer.get_extra_info("socket")

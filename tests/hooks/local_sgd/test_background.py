@@ -7,7 +7,7 @@ import pytest
 
 from gradwire.hooks.local_sgd.background import Background, Closed
 
-from .sites import BUSY
+from .sites import EVENT
 
 
 def test_what_starts_while_a_loop_closes_raises_and_does_not_hang():
@@ -18,19 +18,19 @@ def test_what_starts_while_a_loop_closes_raises_and_does_not_hang():
             await asyncio.sleep(60)
         finally:
             cancelled.set()
-            await asyncio.to_thread(go_on.wait, BUSY)
+            await asyncio.to_thread(go_on.wait, EVENT)
 
     waiting = background.start(stubborn())
     closing = threading.Thread(target=background.close)
     closing.start()
-    assert cancelled.wait(BUSY)
+    assert cancelled.wait(EVENT)
     try:
         with pytest.raises(Closed):
             background.start(asyncio.sleep(60))
     finally:
         go_on.set()
-        closing.join(BUSY)
+        closing.join(EVENT)
     background.close()  # once more changes nothing
     assert waiting.cancelled()
     with pytest.raises(Closed):
-        background.run(asyncio.sleep(60), BUSY)
+        background.run(asyncio.sleep(60), EVENT)

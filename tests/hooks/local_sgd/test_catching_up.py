@@ -1,7 +1,5 @@
 """A site that lacks the others' model gets it, alone and in pieces: a slow line takes as long as it needs."""
 
-import asyncio
-import time
 from collections import Counter
 from concurrent.futures import TimeoutError as WaitTimeout
 from datetime import timedelta
@@ -17,7 +15,7 @@ from gradwire.hooks.local_sgd.link import Link
 from gradwire.hooks.local_sgd.outer import outer
 from gradwire.hooks.local_sgd.rounds import Rounds
 
-from .sites import Net, together
+from .sites import LIMIT, Net, together, until
 
 SIZE = 10_000  # parameters, and as many numbers of momentum, of 4 bytes each
 WHOLE = 8 * SIZE
@@ -45,12 +43,10 @@ def catch_up(rounds, town):
     """The first round, to which the last site comes last."""
 
     def waiting():
-        found = town.store._gatherings.get(rounds[0].sites._prefix)
-        return 0 if found is None else len(found.waiting)
+        return len(town.waiting(rounds[0].sites._prefix))
 
     def run(site):
-        while site == len(rounds) - 1 and waiting() < site:
-            time.sleep(0.01)
+        until(lambda: site < len(rounds) - 1 or waiting() == site)
         return rounds[site]._until_done(None, None)
 
     wrong = [each for each in together(len(rounds), run) if isinstance(each, Exception)]
@@ -74,22 +70,20 @@ def test_the_model_goes_to_the_site_that_lacks_it_and_to_no_other(made, town, mo
     assert WHOLE * town.store._relay <= on_its_way_to_the_relay <= 1.01 * WHOLE * town.store._relay
 
 
-def test_a_model_on_a_slow_line_may_take_longer_than_a_wait(made, town, monkeypatch):
-    limit, pieces = timedelta(seconds=4.5), 25
+def test_a_model_may_take_longer_than_a_wait_each_piece_has_one_of_its_own(made, town, monkeypatch):
+    pieces, wait, waits = 25, meeting.SiteReply.wait, Counter()
     monkeypatch.setattr(meeting, "PIECE", WHOLE // pieces)
-    send, slow = Link.send, []
 
-    async def slowly(link, body):
-        if len(body) > WHOLE // pieces // 2:
-            slow.append(0.1)
-            await asyncio.sleep(slow[-1])
-        await send(link, body)
+    def counted(reply, timeout):
+        answer = wait(reply, timeout)
+        waits[timeout] += not answer.numel()  # of a piece
+        return answer
 
-    monkeypatch.setattr(Link, "send", slowly)
-    rounds = made(2, limit=limit)
+    monkeypatch.setattr(meeting.SiteReply, "wait", counted)
+    rounds = made(2)
     catch_up(rounds, town)
-    assert sum(slow) > limit.total_seconds() / 3  # a wait's limit
     assert sum(each.moved for each in rounds) >= pieces
+    assert waits[timedelta(seconds=LIMIT / 3)] >= pieces
 
 
 class Flight:

@@ -85,3 +85,12 @@ def test_sites_without_the_model_wait_for_all_sites_of_a_training_whose_others_a
         arrive(gathering, site, 50.0, claim=claim)
     assert gathering.review(50.0 + PHASE) == {}
     assert {answer["error"] for answer in gathering.review(50.0 + START).values()} == {"alone"}
+
+
+def test_new_sites_wait_no_longer_than_for_late_ones_where_those_of_the_training_are_all_gone():
+    gathering = begun("abc")
+    for site in "def":
+        arrive(gathering, site, 50.0)
+    assert gathering.review(49.9 + PHASE) == {}
+    answers = gathering.review(50.0 + PHASE)
+    assert [site["id"] for site in answers["d"]["sites"]] == ["d", "e", "f"]

@@ -1,5 +1,6 @@
 """A training has an identity: states keep it, other trainings are refused, and what is taken over is checked."""
 
+import threading
 import warnings
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from gradwire import LocalSteps
 
-from .sites import Net, descend, together
+from .sites import EVENT, Net, descend, together, until
 from .test_local_steps import assert_same
 
 OPTIONS = {"every": 2, "fragments": 1, "overlap": False, "outer": "sgd:lr=1,momentum=0", "compressor": "none"}
@@ -42,14 +43,14 @@ def test_all_sites_save_one_identity_and_another_training_has_another(places):
 
 
 def test_an_old_checkpoint_of_another_training_replaces_nobodys_model(places):
-    old = state_after(places, 40, "old")[0]
+    old = state_after(places, 16, "old")[0]
     made = [places(3) for _ in range(3)]
 
     def run(site):
         model, optimizer, local = built(site, made[site])
         try:
-            for step in range(12):
-                if (site, step) == (2, 5):
+            for step in range(8):
+                if (site, step) == (2, 3):
                     local.load_state_dict(old)
                 descend(model, optimizer, site, step)
             local.finish()
@@ -58,7 +59,7 @@ def test_an_old_checkpoint_of_another_training_replaces_nobodys_model(places):
         return model, local.round
 
     first, second, third = together(3, run)
-    assert first[1] == second[1] == 7
+    assert first[1] == second[1] == 5
     assert_same([first[0], second[0]])
     assert isinstance(third, RuntimeError)
     assert f"refuses site 4: it is of training {old['training']}" in str(third)
@@ -110,19 +111,22 @@ def test_a_first_model_that_is_not_finite_is_refused_by_name(places):
         assert "not finite" in str(error)
 
 
-def test_a_model_that_differs_from_the_majoritys_is_replaced_when_a_site_comes(places, caplog):
-    made = [places(3) for _ in range(4)]
-    begun = []
+def test_a_model_that_differs_from_the_majoritys_is_replaced_when_a_site_comes(places, town, request, caplog):
+    made, begun, came = [places(3, f"site {site}") for site in range(4)], threading.Event(), threading.Event()
 
     def run(site):
-        while site == 3 and not begun:
-            pass
+        if site == 3:
+            assert begun.wait(EVENT)
         model, optimizer, local = built(site, made[site], seed=site)
-        while local.round < 60 and not (local.history[-1].sites == 4 and local.round > 9):
+        if site == 3:
+            came.set()
+        while local.round < 6:
             if (site, local.steps) == (1, 4):
                 with torch.no_grad():
                     local._parts[0].anchor[0] += 1.0  # a bit that flipped
-                begun.append(True)
+                begun.set()
+            if local.steps == 6:  # or all is over when it comes
+                until(lambda: came.is_set() or "site 3" in town.waiting(request.node.name))
             descend(model, optimizer, site, local.steps)
         local.synchronize()
         anchor = local._parts[0].anchor.clone()

@@ -11,7 +11,7 @@ from gradwire.hooks.local_sgd.outliers import factors, shares
 from .sites import Net, descend, together
 
 PLAIN = {"every": 2, "fragments": 1, "overlap": False, "outer": "sgd:lr=1,momentum=0", "compressor": "none"}
-SITES, STEPS, FAULTY = 4, 40, 3
+SITES, STEPS, FAULTY = 4, 20, 3
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def honest(town):
     return loss
 
 
-@pytest.mark.parametrize(("fault", "outliers"), [(1000.0, "clip"), (1000.0, "drop"), (-10.0, "drop")])
+@pytest.mark.parametrize(("fault", "outliers"), [(1000.0, "clip"), (-10.0, "drop")])
 def test_a_faulty_site_moves_the_loss_of_four_by_less_than_five_per_cent(town, honest, fault, outliers):
     loss, named = losses(town, fault, outliers)
     assert named == {f"site {FAULTY}"}
@@ -93,7 +93,6 @@ def test_a_faulty_site_moves_the_loss_of_four_by_less_than_five_per_cent(town, h
 def test_a_flipped_site_that_is_clipped_does_not_stop_the_others_from_learning(town, honest):
     loss, named = losses(town, -10.0, "clip")
     kept, _ = losses(town, -10.0, "keep")
-    print(f"honest {honest:.4f}, clipped {loss:.4f}, kept {kept:.4g}")
     assert named == {f"site {FAULTY}"}
     assert loss < 2 * honest
     assert not kept < 10 * honest

@@ -99,7 +99,7 @@ def test_sites_send_through_a_relay_what_the_plan_says(spec, monkeypatch):
 
 def test_a_round_over_slow_lines_takes_no_less_than_planned():
     """Two sites behind lines of their own, with half a megabit per second up; a machine may be slower, never faster."""
-    size, rate, down, trip = 20000, 62500.0, 250000.0, 0.04
+    size, rate, down, trip = 12000, 62500.0, 250000.0, 0.04
     server, background = keep(relay=True), Background()
     lines = [
         Line("127.0.0.1", server.port, Direction(rate, trip / 2, seed=place), Direction(down, trip / 2, jitter=0.001))

@@ -3,7 +3,6 @@
 import socket
 import threading
 from datetime import timedelta
-from functools import partial
 
 import pytest
 import torch
@@ -15,17 +14,12 @@ from gradwire.hooks.local_sgd.secret import Secret
 from gradwire.hooks.local_sgd.server import keep, refuse_open
 from gradwire.hooks.local_sgd.standing import Claim
 
-from .sites import LIMIT, Net, descend, together
+from .sites import EVENT, GRACE, LIMIT, Net, descend, together, until
 
-SHORT = {"limit": timedelta(seconds=LIMIT), "start": timedelta(seconds=1)}
+PLACE = {"limit": timedelta(seconds=LIMIT), "start": timedelta(seconds=EVENT)}
+SOON = timedelta(seconds=0.3)  # where others are awaited in vain
 OURS, THEIRS = "0" * 15 + "1", "3" + "f" * 15
 SECRET = "a secret of this test alone"
-
-
-@pytest.fixture
-def places(places):
-    """The same, of sites that have little patience."""
-    return partial(places, **SHORT)
 
 
 def built(site, at):
@@ -45,23 +39,23 @@ def trained(site, at, steps, finish=True):
 
 @pytest.mark.parametrize("finish", [True, False])
 def test_a_late_site_where_a_training_has_ended_raises_and_does_not_train_alone(places, finish):
-    made = [places(2, start=timedelta(seconds=20)) for _ in range(2)]
+    made = [places(2) for _ in range(2)]
     together(2, lambda site: trained(site, made[site], 4, finish))
-    with pytest.raises(RuntimeError, match=r"only 1 of 2 sites came within 1 s: site 2\. Start the other"):
-        trained(2, places(2), 4)
+    with pytest.raises(RuntimeError, match=r"only 1 of 2 sites came within 0.3 s: site 2\. Start the other"):
+        trained(2, places(2, start=SOON), 4)
 
 
 def test_a_site_that_returns_after_the_others_have_ended_raises_at_once(places):
-    made, ended = [places(3, start=timedelta(minutes=10)) for _ in range(3)], threading.Event()
+    made, ended = [places(3, grace=GRACE) for _ in range(3)], threading.Event()
 
     def run(site):
         if site < 2:
-            return trained(site, made[site], 16)
+            return trained(site, made[site], 8)
         model, optimizer, local = built(site, made[site])
         try:
             descend(model, optimizer, site, 0)
             ended.wait(60)
-            for step in range(1, 16):
+            for step in range(1, 8):
                 descend(model, optimizer, site, step)
         finally:
             local.close()
@@ -74,14 +68,14 @@ def test_a_site_that_returns_after_the_others_have_ended_raises_at_once(places):
         return result
 
     first, second, third = together(3, until_others_end)
-    assert first[1] == second[1] == 10
+    assert first[1] == second[1] == 6
     assert isinstance(third, RuntimeError)
     assert "has ended, and site 2 has missed its end" in str(third)
 
 
 def joined(places, count, **options):
     """Sites that are set up alike and have met once."""
-    made = [places(count, **{"start": timedelta(seconds=20), **options}) for _ in range(count)]
+    made = [places(count, **options) for _ in range(count)]
     for each in made:
         each.join("alike")
     return made, together(count, lambda site: made[site].meet())
@@ -97,10 +91,10 @@ def test_a_site_whose_last_round_failed_where_the_others_succeeded_raises(places
 
 
 def test_a_site_that_was_in_the_last_round_of_the_others_ends_with_their_model(places):
-    made = [places(2, start=timedelta(seconds=20)) for _ in range(2)]
-    steps = (16, 20)  # the first one's last two rounds are those of its end
+    made = [places(2) for _ in range(2)]
+    steps = (8, 12)  # the first one's last two rounds are those of its end
     first, second = together(2, lambda site: trained(site, made[site], steps[site]))
-    assert first[1] == second[1] == 10
+    assert first[1] == second[1] == 6
     for left, right in zip(first[0].parameters(), second[0].parameters(), strict=True):
         assert torch.equal(left, right)
 
@@ -142,9 +136,9 @@ def test_two_trainings_on_one_server_do_not_merge(places):
             raise error
 
 
-def test_a_server_that_starts_anew_is_found_again_and_the_training_goes_on():
-    server = keep()
-    at = [Rendezvous(f"127.0.0.1:{server.port}", 2, name=f"site {site}", **SHORT) for site in range(2)]
+def test_a_server_that_starts_anew_is_found_again_and_the_training_goes_on(unused_port):
+    server = keep(unused_port)
+    at = [Rendezvous(f"127.0.0.1:{server.port}", 2, name=f"site {site}", **PLACE) for site in range(2)]
     for each in at:
         each.join("alike")
     first = together(2, lambda site: at[site].meet())
@@ -161,13 +155,13 @@ def test_a_site_that_waits_where_the_server_ends_sees_it(monkeypatch, caplog):
     server, waiting = keep(), threading.Event()
     met = Gathering.add
     monkeypatch.setattr(Gathering, "add", lambda *args: (met(*args), waiting.set()))
-    at = Rendezvous(f"127.0.0.1:{server.port}", 2, name="site 0", **SHORT)
+    at = Rendezvous(f"127.0.0.1:{server.port}", 2, name="site 0", **PLACE)
     at.join("alike")
 
     def run(place):
         if place == 0:
             return at.meet()
-        assert waiting.wait(LIMIT)
+        assert waiting.wait(EVENT)
         server.close()
 
     error, _ = together(2, run)
@@ -176,9 +170,9 @@ def test_a_site_that_waits_where_the_server_ends_sees_it(monkeypatch, caplog):
     assert "closed the connection" in caplog.text
 
 
-def test_a_server_that_starts_anew_waits_for_as_many_sites_as_there_were():
-    server = keep()
-    at = [Rendezvous(f"127.0.0.1:{server.port}", 3, name=f"site {site}", **SHORT) for site in range(3)]
+def test_a_server_that_starts_anew_waits_for_as_many_sites_as_there_were(unused_port):
+    server = keep(unused_port)
+    at = [Rendezvous(f"127.0.0.1:{server.port}", 3, name=f"site {site}", grace=GRACE, **PLACE) for site in range(3)]
     for each in at:
         each.join("alike")
     first = together(3, lambda site: at[site].meet())
@@ -200,23 +194,21 @@ def test_sites_that_begin_anew_without_an_end_have_a_new_training_and_may_have_n
     assert again[0].training == again[1].training != first[0].training
 
 
-def test_a_site_that_listens_at_all_addresses_gives_the_others_one_that_they_reach():
+def test_a_site_that_listens_at_all_addresses_gives_the_others_one_that_they_reach(unused_port):
     server = keep(secret=SECRET)
-    at = [Rendezvous(f"127.0.0.1:{server.port}", 2, secret=SECRET, listen=f"0.0.0.0:{port}") for port in free_ports(2)]
+    listens = {"listen": f"0.0.0.0:{unused_port}"}, {}
+    at = [Rendezvous(f"127.0.0.1:{server.port}", 2, secret=SECRET, **options) for options in listens]
     for each in at:
         each.join("alike")
-    meetings = together(2, lambda site: at[site].meet())
+
+    def meets(site):
+        if site == 1:  # who comes later dials
+            until(lambda: any(each.waiting for each in list(server._gatherings.values())))
+        return at[site].meet()
+
+    meetings = together(2, meets)
     assert together(2, lambda site: meetings[site].tell([5])) == [[[5], [5]]] * 2
     server.close()
-
-
-def free_ports(count):
-    """Ports that nobody listens at just now."""
-    taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in taken]
-    for each in taken:
-        each.close()
-    return ports
 
 
 @pytest.mark.parametrize(
@@ -248,7 +240,8 @@ def test_a_port_that_is_taken_is_refused():
 
 
 def test_where_no_server_answers_that_is_told_at_the_first_attempt(monkeypatch, caplog):
-    monkeypatch.setattr(rendezvous, "SEARCH", 1.0)
+    monkeypatch.setattr(rendezvous, "SEARCH", 0.1)
+    monkeypatch.setattr(rendezvous, "PAUSE", 0.1)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # nobody listens
         port = taken.getsockname()[1]
@@ -257,10 +250,7 @@ def test_where_no_server_answers_that_is_told_at_the_first_attempt(monkeypatch, 
     assert "no rendezvous answers at 127.0.0.1" in caplog.text
 
 
-def test_a_server_that_starts_a_little_later_is_found(caplog):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+def test_a_server_that_starts_a_little_later_is_found(unused_port, caplog):
     refused, kept = threading.Event(), []
 
     class Told:
@@ -271,13 +261,13 @@ def test_a_server_that_starts_a_little_later_is_found(caplog):
 
     def start():
         refused.wait(60)
-        kept.append(keep(port))
+        kept.append(keep(unused_port))
 
     rendezvous.logger.addHandler(told := Told())
     thread = threading.Thread(target=start, daemon=True)
     thread.start()
     try:
-        at = Rendezvous(f"127.0.0.1:{port}", 1)
+        at = Rendezvous(f"127.0.0.1:{unused_port}", 1)
     finally:
         rendezvous.logger.removeHandler(told)
         thread.join(60)
@@ -337,11 +327,11 @@ def test_sites_of_another_release_are_refused(places, monkeypatch):
         each.join("alike")
     results = together(2, lambda site: made[site].meet())
     (error,) = [each for each in results if isinstance(each, ValueError)]
-    assert "set up differently: the others have alike, limit=6 s, grace=2 s, gradwire 9." in str(error)
+    assert "set up differently: the others have alike, limit=90 s, grace=30 s, gradwire 9." in str(error)
 
 
 def test_sites_with_different_limits_of_a_round_are_refused(places):
-    made = [places(2, limit=timedelta(seconds=seconds)) for seconds in (6, 9)]
+    made = [places(2, limit=timedelta(seconds=seconds)) for seconds in (60, 90)]
     for each in made:
         each.join("alike")
     results = together(2, lambda site: made[site].meet())
@@ -350,7 +340,7 @@ def test_sites_with_different_limits_of_a_round_are_refused(places):
     assert "here alike, limit=" in str(error)
 
 
-@pytest.mark.parametrize("seconds", [-1.0, 2.1])
+@pytest.mark.parametrize("seconds", [-1.0, LIMIT / 3 + 0.1])
 def test_a_grace_is_no_longer_than_a_wait(seconds):
     with pytest.raises(ValueError, match="grace is from 0 to a third of limit"):
         Rendezvous("127.0.0.1:1", 2, limit=timedelta(seconds=LIMIT), grace=timedelta(seconds=seconds))

@@ -1,9 +1,6 @@
 """Rounds that fail at some sites and not at others: all sites have one model afterwards."""
 
-import subprocess
-import sys
 import threading
-import time
 from datetime import timedelta
 from typing import ClassVar
 
@@ -17,10 +14,10 @@ from gradwire.hooks.local_sgd.fragment import fragments
 from gradwire.hooks.local_sgd.outer import outer
 from gradwire.hooks.local_sgd.rounds import Rounds
 
-from .sites import together
+from ...forked import Script
+from .sites import together, until
 
 LONG = timedelta(minutes=2)
-ENDS = 120  # seconds in which a busy machine imports torch
 
 
 @pytest.fixture
@@ -41,9 +38,7 @@ def all_of(made, difference=None, late=()):
 
     def run(site):
         if site in late:
-            waiting = made[site].sites.town_waiting
-            while len(waiting()) < len(made) - len(late):
-                time.sleep(0.01)
+            until(lambda: len(made[site].sites.town_waiting()) == len(made) - len(late))
         each = None if difference is None else torch.full((3,), difference)
         return made[site]._until_done(each, None)
 
@@ -126,8 +121,8 @@ print("waits", flush=True)
 
 
 def test_a_process_ends_while_a_round_waits_for_sites():
-    done = subprocess.run([sys.executable, "-c", FORGETFUL], capture_output=True, text=True, timeout=ENDS, check=True)
-    assert done.stdout == "waits\n"
+    ended = Script(FORGETFUL).end()
+    assert (ended.code, ended.out) == (0, "waits\n"), ended.errors
 
 
 class Alone(SimulatedSites):

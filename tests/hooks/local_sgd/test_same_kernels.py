@@ -1,8 +1,5 @@
 """Sites of local SGD run an operation on one kernel backend, or are refused: what they have in common would drift apart."""
 
-import threading
-from datetime import timedelta
-
 import pytest
 import torch
 
@@ -12,7 +9,7 @@ from gradwire.compress.protocol.layout import Ranks
 from gradwire.compress.simulate import operations_of
 
 from ...ddp_core.averaging.test_kernels import kernels_of, native
-from .sites import Net, Town, descend, together
+from .sites import Net, Town, descend, together, until
 
 SPECS = ["int4", "powersgd:rank=1,min_compression_rate=0.1"]
 
@@ -24,8 +21,7 @@ def trained(rank, world_size, given, spec, address=None, steps=8):
     with kernels_of(given[rank]):
         place = {}
         if address is not None:
-            options = {"limit": timedelta(seconds=60), "prefix": f"{spec} {given}"}
-            place["at"] = Town.at(address, world_size, f"site {rank}", **options)
+            place["at"] = Town.at(address, world_size, f"site {rank}", prefix=f"{spec} {given}")
         local = LocalSteps(model, optimizer, every=4, fragments=2, compressor=spec, **place)
         for step in range(steps):
             descend(model, optimizer, rank, step)
@@ -62,23 +58,14 @@ def test_a_site_that_requests_another_backend_than_the_others_is_refused_alone(t
             at.join("alike", {"quantize_blocks"})
     first = together(2, lambda site: made[site].meet())
     assert [meeting.ranks.world_size for meeting in first] == [2, 2]
-    ended = threading.Event()
 
     def meets(site):
-        sizes = [2]
-        try:
-            if site == 2:
-                return made[site].meet()
-            while not ended.is_set():  # the others go on until the last one has its answer
-                size = made[site].meet().ranks.world_size
-                if not ended.is_set():  # one of the two may have left before the other's last meeting
-                    sizes.append(size)
-            return set(sizes)
-        finally:
-            ended.set()
+        if site < 2:
+            until(lambda: "site 2" in town.waiting("requests"))
+        return made[site].meet()
 
     *others, last = together(3, meets)
-    assert others == [{2}, {2}]
+    assert [meeting.ranks.world_size for meeting in others] == [2, 2]
     assert isinstance(last, ValueError)
     assert "kernels on native" in str(last)
     assert "kernels on reference" in str(last)

@@ -19,7 +19,7 @@ from gradwire.hooks.local_sgd.link import MAGIC, LinkError, Listener, NotProven,
 from gradwire.hooks.local_sgd.secret import Secret
 from gradwire.hooks.local_sgd.server import keep
 
-from .sites import BUSY, LIMIT, together
+from .sites import EVENT, LIMIT, together
 from .test_attacks import Recorder
 from .test_local_steps import assert_same, trained
 
@@ -100,7 +100,7 @@ def test_sites_with_a_certificate_train_and_nobody_on_the_way_reads_anything(pai
     recorder = Recorder(server.port)
     options = {
         "limit": timedelta(seconds=LIMIT),
-        "start": timedelta(seconds=20),
+        "start": timedelta(seconds=EVENT),
         "secret": pairs[0],
         "prefix": "visible",
     }
@@ -131,13 +131,13 @@ def test_sites_with_different_certificates_or_none_do_not_connect(pairs, monkeyp
     plain = Secret(first.text)  # the same key, without TLS
     sealed, open_ = keep(secret=first), keep(secret=plain)
     with pytest.raises(NotProven, match="has another certificate: give all sites the same file"):
-        background.run(dial(HERE, sealed.port, second, "it"), BUSY)
+        background.run(dial(HERE, sealed.port, second, "it"), EVENT)
     with pytest.raises(LinkError, match="may have a secret with a certificate"):
-        background.run(dial(HERE, sealed.port, plain, "it"), BUSY)
+        background.run(dial(HERE, sealed.port, plain, "it"), EVENT)
     with pytest.raises(LinkError, match="or has a secret without a certificate"):
-        background.run(dial(HERE, open_.port, first, "it"), BUSY)
+        background.run(dial(HERE, open_.port, first, "it"), EVENT)
     with pytest.raises(NotProven, match=r"has another secret|does not accept"):
-        background.run(dial(HERE, sealed.port, Secret("another text here", first.pair), "it"), BUSY)
+        background.run(dial(HERE, sealed.port, Secret("another text here", first.pair), "it"), EVENT)
     for server in (sealed, open_):
         server.close()
 
@@ -148,9 +148,9 @@ def test_strangers_have_no_more_places_before_a_handshake_of_tls(pairs, backgrou
 
     shared = Secret.of(pairs[0])
     listener = Listener(shared, serve)
-    port = background.run(listener.open(HERE, 0), BUSY)
-    strangers = [socket.create_connection((HERE, port), timeout=BUSY) for _ in range(3 * link.STRANGERS)]
-    member = background.run(dial(HERE, port, shared, "it"), BUSY)
+    port = background.run(listener.open(HERE, 0), EVENT)
+    strangers = [socket.create_connection((HERE, port), timeout=EVENT) for _ in range(3 * link.STRANGERS)]
+    member = background.run(dial(HERE, port, shared, "it"), EVENT)
     assert len(listener._strangers) <= link.STRANGERS
     for each in strangers:
         each.close()

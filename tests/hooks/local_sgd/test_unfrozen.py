@@ -1,7 +1,6 @@
 """Parameters that the user unfreezes in mid-training are averaged over sites from the next round on."""
 
 import copy
-import time
 import warnings
 from datetime import timedelta
 
@@ -15,7 +14,7 @@ from gradwire.hooks.local_sgd.fragment import fragments
 from gradwire.hooks.local_sgd.outer import outer
 from gradwire.hooks.local_sgd.rounds import Rounds
 
-from .sites import Net, Town, descend, together
+from .sites import Net, Town, descend, together, until
 
 MINUTE = timedelta(seconds=60)
 
@@ -211,18 +210,20 @@ def test_residuals_of_a_fragment_stay_where_a_parameter_joins():
 
 
 def test_a_site_that_comes_after_an_unfreezing_averages_the_same_parameters():
-    town, begun = Town(), []
+    town, steps, came = Town(), [], []
     made = [town.meeting_place(2, f"site {place}", prefix="unfrozen") for place in range(3)]
 
     def run(site):
-        while site == 2 and len(begun) < 12:
-            time.sleep(0.02)
+        until(lambda: site < 2 or max(steps, default=0) > 5)
         model, optimizer, local = built(at=made[site])
-        while local.round < 14:
+        if site == 2:
+            came.append(site)
+        while local.round < 9:
             if site < 2 and local.steps == 3:
                 unfreeze(model)
-            begun.append(site)
-            time.sleep(0.02)
+            if site < 2 and local.steps == 10:  # or all is over when it comes
+                until(lambda: came or "site 2" in town.waiting("unfrozen"))
+            steps.append(local.steps)
             descend(model, optimizer, site, local.steps)
         local.finish()
         return weights(model), local.history[0].replaced

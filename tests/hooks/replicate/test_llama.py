@@ -18,7 +18,7 @@ import gradwire
 
 from .given import local, replicate
 
-WORDS, WIDTH, HEADS, KEY_HEADS, LENGTH, BLOCKS = 32, 16, 4, 2, 8, 2
+WORDS, WIDTH, HEADS, KEY_HEADS, LENGTH, BLOCKS = 32, 16, 4, 2, 8, 1
 IN_BLOCKS = {
     "attention_norm": SequenceParallel(),
     "attention": PrepareModuleInput(input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None)),

@@ -48,9 +48,7 @@ def both(rank, world_size, spec):
     return answers
 
 
-@pytest.mark.parametrize(
-    "spec", ["bf16", "powersgd:rank=2,start_iter=2", "powersgd:rank=1", "topk:ratio=0.2", "onebit"]
-)
+@pytest.mark.parametrize("spec", ["bf16", "powersgd:rank=2,start_iter=2", "topk:ratio=0.2", "onebit"])
 def test_a_compressor_does_what_it_does_under_ddp(ranks, spec):
     answers = ranks.run(both, 2, spec)
     for (ours, sent, steps), (theirs, sent_by_ddp, steps_of_ddp) in answers:
@@ -67,7 +65,7 @@ def test_a_compressor_does_what_it_does_under_ddp(ranks, spec):
 def bytes_of_one_bucket(rank, world_size):
     """{compressor: bytes handed to collectives and bytes sent, under replicate and under torch's DDP}."""
     counted = {}
-    for spec in ("none", "int8", "int4", "onebit", "topk:ratio=0.2", "powersgd:rank=2,payload=int8"):
+    for spec in ("none", "int8", "topk:ratio=0.2", "powersgd:rank=2,payload=int8"):
         for make in (lambda: network(parts=("",)), lambda: ddp_network(bucket_cap_mb=1)):
             model = make()
             handle = gradwire.attach(model, spec)

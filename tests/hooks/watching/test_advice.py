@@ -30,29 +30,31 @@ class SlowTopK(TopK):
 
 
 def trained(rank, world_size, codec, rate):
-    """What is told of a training whose link carries `rate` bytes a second: its lines, and the numbers of the last report."""
+    """What is told of a training whose link carries `rate` bytes a second: its lines, and the numbers of each report."""
     model = nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 8))  # 133 kB and 16 kB
     ddp = DistributedDataParallel(model, bucket_cap_mb=0.02)
     method = ErrorFeedback(Gathered(codec))
     handle = gradwire.attach(ddp, method, transport=lambda inner: Paced(inner, Link(rate)))
-    text, numbers = io.StringIO(), {}
+    text, reports = io.StringIO(), []
     handle.watch(1, Console(file=text))
-    handle.watch(1, lambda told, step: numbers.update(told))
+    handle.watch(1, lambda told, step: reports.append(dict(told)))
     for _ in range(STEPS):
         ddp(torch.randn(4, 64)).square().mean().backward()
     handle.close()
-    return text.getvalue(), numbers
+    return text.getvalue(), reports
 
 
 def test_a_training_is_told_that_dense_steps_would_be_faster_where_its_arithmetic_costs_more_than_the_link(ranks):
-    (text, numbers), (elsewhere, _) = ranks.run(trained, 2, SlowTopK(ratio=0.25), 4e6)  # dense: 37 ms, against 200
+    (text, reports), (elsewhere, _) = ranks.run(trained, 2, SlowTopK(ratio=0.25), 4e6)  # dense: 37 ms, against 200
     assert text.count("an uncompressed step would be faster now: about") == 1
-    assert numbers["dense_step_seconds"] < numbers["step_seconds"]
+    assert reports[-1]["dense_step_seconds"] < reports[-1]["step_seconds"]
     assert elsewhere == ""
 
 
 def test_a_training_on_a_slow_link_is_not_told_so(ranks):
-    (text, numbers), _ = ranks.run(trained, 2, TopK(ratio=0.01), 2e4)  # dense: 7 s, against 150 ms
+    (text, reports), _ = ranks.run(trained, 2, TopK(ratio=0.01), 1e4)  # dense: 14 s, against 300 ms
     assert text.count("step ") == STEPS - 1
     assert "uncompressed step" not in text
-    assert numbers["dense_step_seconds"] > 2 * numbers["step_seconds"]
+    assert reports[-1]["dense_step_seconds"] > 2 * min(
+        each["step_seconds"] for each in reports if "step_seconds" in each
+    )
