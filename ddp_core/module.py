@@ -220,7 +220,6 @@ class DistributedDataParallel(TorchAttributes):
             self._lazy_init_ran = True
         if torch.is_grad_enabled() and self.require_backward_grad_sync:
             self._forks.check()
-            self._refuse_distributed_autograd()
             self.logger.sample()
             self._look_for_strays()
             self.reducer.require_finished()

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from ..ddp_core import DistributedDataParallel, Handle
 
-_handles: WeakValueDictionary[int, Handle] = (
-    WeakValueDictionary()
-)  # by the identities of parameters that they keep alive
+# by the identities of parameters that they keep alive
+_handles: WeakValueDictionary[int, Handle] = WeakValueDictionary()
 
 
 def remember(handle: Handle, model: nn.Module) -> None:

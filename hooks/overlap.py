@@ -73,9 +73,7 @@ def overlap(
         overlapped(each, result, stepper)
         if around is not each:
             around.__dict__.update(drain=result.drain, report=result.report)
-            if (
-                type(around).zero_grad is Optimizer.zero_grad
-            ):  # it would read every gradient, and so wait for all updates
+            if type(around).zero_grad is Optimizer.zero_grad:  # it would read every gradient, and wait for all updates
                 around.__dict__["zero_grad"] = each.zero_grad
     return optimizer
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 PROGRAMS = re.findall(
     r"\w+", "export git gradwire hostname kubectl make mpirun openssl pip python sbatch scp srun sudo torchrun"
 )
-HERE = r"gradwire (info|plan|trace|ready --model mlp --steps 2$)"
+HERE = r"gradwire (info|plan|ready --model mlp --steps 2$)"
 ELSEWHERE = {  # a test, and beginnings or all of the commands that it runs, with another address, port or size of model
     "tests/test_first_minutes.py": [
         r"torchrun --nproc-per-node 2 train.py$",
@@ -46,8 +46,6 @@ ELSEWHERE = {  # a test, and beginnings or all of the commands that it runs, wit
     "tests/experiments/test_rendezvous.py": [r"gradwire rendezvous"],
     "tests/experiments/test_top.py": [r"gradwire top"],
     "tests/experiments/test_try_script.py": [r"gradwire try"],
-    "tests/experiments/bench/test_diff.py": [r"gradwire diff"],
-    "tests/experiments/report/test_page.py": [r"gradwire report"],
     "tests/experiments/network/lab/test_hosts.py": [r"gradwire netlab --clean$"],
     "tests/experiments/network/lab/test_command.py": [r"gradwire netlab .* --check$"],
     "tests/experiments/network/lab/test_launcher.py": [r"gradwire netlab --hosts 4 --rate 100mbit -- "],

@@ -57,9 +57,8 @@ class DiscardedGradientCheck:
         self._suspected = False  # gradients were cleared, as far as is known without a step
         self._stepped = False  # an optimizer has, since the last look
         self._optimizer: weakref.ref[Optimizer] | None = None  # the last one that has
-        self._step: object = (
-            None  # its class's method; torch.compile of torch 2.8 replaces it by one that calls no hooks
-        )
+        # its class's method; torch.compile of torch 2.8 replaces it by one that calls no hooks
+        self._step: object = None
 
     def watch(self, parameters: Sequence[Tensor]) -> None:
         """Look at some of these from the next step on, unless it has warned already."""
@@ -74,15 +73,10 @@ class DiscardedGradientCheck:
         """Compare at the beginning of a step, when the first bucket has its gradients. `counts`: the step before does."""
         if self._suspected:
             return
-        before, self._seen = (
-            self._seen,
-            [
-                Seen(
-                    p._version, None if p.grad is None else weakref.ref(p.grad), p.detach().flatten()[:NUMBERS].clone()
-                )
-                for p in self.parameters
-            ],
-        )
+        before, self._seen = self._seen, []
+        for parameter in self.parameters:
+            gradient = None if parameter.grad is None else weakref.ref(parameter.grad)
+            self._seen.append(Seen(parameter._version, gradient, parameter.detach().flatten()[:NUMBERS].clone()))
         stepped, self._stepped = self._stepped, False
         pairs = list(zip(self._seen, before, strict=False))
         if stepped or not (before and all(now.cleared(then) for now, then in pairs) and counts()):

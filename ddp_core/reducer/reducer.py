@@ -58,13 +58,10 @@ class Reducer:
         self._bypass: Bypass | None = Bypass()  # until the first forward
         living.add(self)
         self.finished = 0
-        self.traced: Sequence[
-            int
-        ] = ()  # the parameters that the last step reached, by index, in the order they got ready
+        self.traced: Sequence[int] = ()  # the parameters that the last step reached, in the order they got ready
         self.usage: Usage | None = None  # of the last step
         self._reached_others = False  # two steps have reached different parameters
         self.share = 1.0  # of the ranks that have inputs, where the average is to be over these
-        self.before_sending: Callable[[Sendable], None] | None = None
         self.at_end: list[Callable[[], None]] = []
         self.optimizers: list[Callable[[], None]] = []  # their steps, at the end of backward
         self.deferred: Any = None  # an Overlap: it takes backwards, whose averages it hands out after their end
@@ -275,8 +272,6 @@ class Reducer:
                 if sparse := bucket.sparse_members():
                     raise self._failure(messages.sparse(self.names_of(sparse))) from error
                 raise
-        if self.before_sending is not None:
-            self.before_sending(bucket)
         if bucket.absent:
             self._refuse_taken(backward, bucket.absent)
         if not backward.step.number:

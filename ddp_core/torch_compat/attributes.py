@@ -16,9 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.nn.parallel.distributed import _BufferCommHookLocation
 
-from ..buckets.slices import Sendable
 from ..measure.timeline import Timeline
-from ..reducer.autograd import weak_call
 from ..reducer.same_model import BufferSync
 from .arguments import Arguments, states
 from .reducer_and_logger import Logger, TorchReducer
@@ -27,10 +25,6 @@ BUILT_IN_HOOKS = {
     dist.BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook,
     dist.BuiltinCommHookType.FP16_COMPRESS: default_hooks.fp16_compress_hook,
 }
-DISTRIBUTED_AUTOGRAD = (
-    "gradwire's DistributedDataParallel does not average gradients of torch.distributed.autograd, which are not in `.grad`: "
-    "use torch.nn.parallel.DistributedDataParallel with gradwire.attach()"
-)
 MANUAL = "let backward end by itself: it waits for communication only after its last gradient"
 
 
@@ -181,19 +175,6 @@ class TorchAttributes(TorchDDP):
             self.logger.set_error(f"{err_type}: {err_msg}")
         raise err_type(err_msg)
 
-    def _refuse_distributed_autograd(self) -> None:
-        """Raise RuntimeError in a context of torch.distributed.autograd; a bucket whose gradients went to one will, too."""
-        agent = dist.rpc.is_available() and dist.rpc.api._is_current_rpc_agent_set()
-        self.reducer.before_sending = weak_call(self._refuse_bypassed) if agent else None
-        if agent and _in_a_distributed_context():
-            self._log_and_throw(RuntimeError, DISTRIBUTED_AUTOGRAD)
-
-    def _refuse_bypassed(self, bucket: Sendable) -> None:
-        """Raise RuntimeError where gradients of a bucket came that are not in `.grad`."""
-        brought = self.reducer.brought_of(bucket.members)
-        if any(self.reducer.parameters[index].grad is None for index in brought):
-            self._log_and_throw(RuntimeError, DISTRIBUTED_AUTOGRAD)
-
     def _setup_in_backward_optimizers(self) -> None:
         """Let `torch.distributed.optim._apply_optimizer_in_backward` step once the averages are there, not before."""
         parameters = [each for each in self._module_parameters if hasattr(each, "_in_backward_optimizers")]
@@ -242,11 +223,3 @@ class TorchAttributes(TorchDDP):
 
     finalize_backward = _unsupported("finalize_backward()", MANUAL)
     _set_sparse_metadata = _unsupported("sparse metadata", "embeddings with sparse=True need none")
-
-
-def _in_a_distributed_context() -> bool:
-    try:
-        dist.autograd._current_context()
-    except RuntimeError:
-        return False
-    return True

@@ -56,9 +56,8 @@ class PacedPending(Reply):
         """Wait for both; the time limit is that of the real one."""
         reply, real = self._real.wait(timeout), self._real.arrived
         time.sleep(max(0.0, self.due - time.monotonic()))
-        self.arrived = (
-            None if real is None else max(real, self.due)
-        )  # time.perf_counter is the monotonic clock on Linux
+        # time.perf_counter is the monotonic clock on Linux
+        self.arrived = None if real is None else max(real, self.due)
         return reply
 
     def expect_late_wait(self, now: Callable[[], float]) -> None:

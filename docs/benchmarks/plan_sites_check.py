@@ -2,7 +2,7 @@
 
     python plan_sites_check.py --json plan-sites-check.json
 
-Sites, a relay and lines of `gradwire.experiments.network.wan` run in one process on a simulated clock, which jumps to the
+Sites, a relay and lines of `tests/wan.py` run in one process on a simulated clock, which jumps to the
 next event. Connections, proofs, frames and the relay are gradwire's own, over sockets. The bytes of a round are those that a
 compressor asks for. Arithmetic takes no time. The last case has the steps between averages, fragments and compressor that
 the plan names.
@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import json
 import statistics
+import sys
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -28,8 +29,6 @@ from gradwire import compressor
 from gradwire.compress import Layout, Ranks
 from gradwire.compress.protocol.requests import AllGather, AllReduce
 from gradwire.compress.simulate import STEADY, requests_of
-from gradwire.experiments.network.wan import Direction
-from gradwire.experiments.network.wan import Wan as Line
 from gradwire.experiments.plan import FOR_SITES
 from gradwire.hooks.local_sgd.fragment import grouped
 from gradwire.hooks.local_sgd.link import Listener, dial
@@ -38,6 +37,10 @@ from gradwire.hooks.local_sgd.records import read, written
 from gradwire.hooks.local_sgd.relay import Star, joined
 from gradwire.hooks.local_sgd.secret import Secret
 from gradwire.hooks.local_sgd.server import Server
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the clone, whose tests have the emulated lines
+from tests.wan import Direction
+from tests.wan import Wan as Line
 
 HERE, SIDE, MBIT = "127.0.0.1", 256, 1e6 / 8
 REPORT = bytes(56)  # what a site tells the others before a round

@@ -7,7 +7,6 @@ import json
 import os
 from dataclasses import dataclass, field
 from datetime import timedelta
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +59,6 @@ class AdviseConfig(EmulationConfig):
     """DDP's bucket size in MiB; null gives 1 for the first bucket and 25 for the others"""
     json: str | None = None
     """write all predictions to this file"""
-    picture: str | None = None
-    """draw the predicted step times by number of hosts to this file (.png, .svg or .pdf)"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,9 +77,6 @@ class AdviseConfig(EmulationConfig):
         _ = self.rule  # checked as it is made
         checked_seconds(self.trial_seconds)
         check_file("json", self.json)
-        if self.picture and not self.hosts:
-            raise ValueError("picture draws steps by the number of hosts: add --hosts 16,64,1024")
-        check_file("picture", self.picture)
 
     @property
     def rule(self) -> Rule:
@@ -92,8 +86,6 @@ class AdviseConfig(EmulationConfig):
 
 def advise_command(config: AdviseConfig) -> int:
     """Measure, show and write; the command's exit code. What can be refused is refused before any rank starts."""
-    if config.picture:
-        import_module("matplotlib")  # which is optional: without it, before minutes of measuring
     if (code := rerun_on_hosts(config.slowed_netlab)) is not None:
         return code
     adopt_launcher()
@@ -186,11 +178,6 @@ def _show_and_write(config: AdviseConfig, advice: Advice) -> None:
         path = Path(config.json).expanduser()
         path.write_text(json.dumps(document(config, advice), indent=1) + "\n", encoding="utf-8")
         print(f"predictions  {path}")
-    if config.picture:
-        from .picture import draw  # here, since it imports matplotlib
-
-        title = ", ".join([f"{name}, {config.optimizer}", *config.labels()])
-        print(f"picture      {draw(advice, title, Path(config.picture).expanduser())}")
 
 
 def document(config: AdviseConfig, advice: Advice) -> dict[str, Any]:

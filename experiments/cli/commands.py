@@ -98,12 +98,6 @@ COMMANDS: dict[str, Command] = {
         function=".rendezvous:rendezvous",
         examples=("gradwire rendezvous", "gradwire rendezvous --port 29500"),
     ),
-    "report": Command(
-        "Put results of other commands into one HTML page that needs no other files.",
-        function=".report.command:report_command",
-        examples=("gradwire report runs", "gradwire report runs bench.json --title 'Two hosts' --out two-hosts.html"),
-        positional=("folders",),
-    ),
     "bench": Command(
         "Time training steps with DistributedDataParallel over models, numbers of ranks and settings.",
         function=".bench.command:bench_command",
@@ -112,12 +106,6 @@ COMMANDS: dict[str, Command] = {
             "gradwire bench --models gpt --ddp torch,gradwire --compressors none,int4 --json bench.json",
         ),
         common=("models", "ddp", "compressors", "batch_size", "steps", "warmup", "world_sizes", "nproc", "json"),
-    ),
-    "diff": Command(
-        "Compare two files of gradwire bench --json, and optionally fail if the second is slower.",
-        function=".bench.diff:diff_command",
-        examples=("gradwire diff before.json after.json", "gradwire diff before.json after.json --fail-over 5"),
-        positional=("base", "test"),
     ),
     "sweep": Command(
         "Run a study: one command at every point of a grid, with a table and pictures; finished points are kept.",
@@ -132,7 +120,7 @@ COMMANDS: dict[str, Command] = {
         "Check the compressors' arithmetic on each backend, and time it against memory and torch's operators.",
         function=".kernels.command:kernels_command",
         examples=("gradwire kernels", "gradwire kernels --operations powersgd:rank=4,sign_pack --sizes 1M --threads 1"),
-        common=("operations", "sizes", "backends", "limit", "all", "json", "out"),
+        common=("operations", "sizes", "backends", "limit", "all", "json"),
     ),
     "collective": Command(
         "Time all-reduces and other collectives by the size of their messages.",
@@ -148,13 +136,6 @@ COMMANDS: dict[str, Command] = {
         function=".ready:ready",
         examples=("gradwire ready --model gpt", "gradwire ready --model mlp --steps 20 --json ready.json"),
         common=("model", "steps", "batch_size", "json"),
-    ),
-    "trace": Command(
-        "Show how long each layer of a model takes on an emulated accelerator, or make a trace of a model.",
-        function=".workloads.emulation:trace_command",
-        examples=("gradwire trace resnet50", "gradwire trace --model gpt --seconds 0.1 --json gpt.json"),
-        common=("model", "seconds", "rows", "json"),
-        positional=("trace",),
     ),
     "netlab": Command(
         "Run a command on emulated hosts, joined by links of a set bandwidth (Linux, root).",

@@ -6,16 +6,13 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
 from typing import Literal
 
 import torch
 
 from ...kernels import Backend, backends
 from ..ranks.stopping import INTERRUPTED, sigterm_interrupts
-from ..results.files import check_file, check_folder, prepared_folder, write_json
-from ..results.optional import optional_files
+from ..results.files import check_file, write_json
 from ..results.rows import elements_of
 from .bench import Bench, Group, Limit, Row, document
 from .cases import Case, chosen_cases
@@ -53,8 +50,6 @@ class KernelsConfig:
     """device to measure on; auto takes a CUDA device if there is one"""
     json: str | None = None
     """write all figures to this file"""
-    out: str | None = None
-    """draw a picture into this folder"""
 
     def __post_init__(self) -> None:
         chosen_cases(self.operations)
@@ -71,7 +66,6 @@ class KernelsConfig:
         if not self.dtypes:
             raise ValueError("dtypes is empty: name at least one of fp32, bf16, fp16")
         check_file("json", self.json)
-        check_folder("out", self.out)
 
 
 def kernels_command(config: KernelsConfig) -> int:
@@ -91,7 +85,9 @@ def kernels_command(config: KernelsConfig) -> int:
         raise ValueError(f"nothing was measured: {'; '.join(bench.skipped)}")
     show(rows)
     print(*notes(rows, bench.skipped, bench.machine), sep="\n")
-    keep(config, rows, bench)
+    if config.json:
+        write_json(document(config, rows, bench.machine), config.json)
+        print(f"figures    {config.json}")
     return INTERRUPTED if stopped else int(any(not row.correct for row in rows))
 
 
@@ -167,20 +163,3 @@ def measured(bench: Bench, groups: Sequence[Group], limit: Limit) -> tuple[list[
         print("\nstopped; finished results are kept", file=sys.stderr)
         return rows, True
     return rows, False
-
-
-def keep(config: KernelsConfig, rows: Sequence[Row], bench: Bench) -> None:
-    """Write the file and the picture that are asked for, and say where they are."""
-    say = partial(print, sep="")
-    if config.json:
-        write_json(document(config, rows, bench.machine), config.json)
-        say("figures    ", Path(config.json).expanduser())
-    if config.out:
-        _, where = optional_files(partial(_drawn, rows, config.out))
-        say("picture    ", where)
-
-
-def _drawn(rows: Sequence[Row], out: str) -> list[Path]:
-    from .picture import draw  # here, since matplotlib is optional
-
-    return [draw(rows, prepared_folder(out))]

@@ -218,4 +218,4 @@ def distributed_step(model, inputs, inside):
 def test_distributed_autograd_is_refused(ranks, inside):
     kind, text = ranks.run(distributed_backward, 1, inside)[0]
     assert kind == "RuntimeError"
-    assert "torch.distributed.autograd" in text or "python_error" in text  # its engine keeps the text to itself
+    assert "python_error" in text  # its engine keeps the text to itself

@@ -19,11 +19,11 @@ from unittest.mock import patch
 import torch
 
 from gradwire import LocalSteps
-from gradwire.experiments.network.wan import Direction, Wan
 from gradwire.hooks.local_sgd.background import Background
 
 from ..hooks.local_sgd.sites import BUSY, Town
 from ..ranks import LostRank, RankFailure
+from ..wan import Direction, Wan
 from . import local
 from .local import Site
 

@@ -1,6 +1,5 @@
 """An emulated accelerator: layers take the time of a trace, and gradients are real bytes."""
 
-from .command import TraceConfig, trace_command
 from .model import EmulatedModel, emulated
 from .options import EmulationConfig, chosen_trace
 from .recording import from_flops
@@ -13,12 +12,10 @@ __all__ = [
     "EmulationConfig",
     "Layer",
     "Trace",
-    "TraceConfig",
     "chosen_trace",
     "emulated",
     "from_flops",
     "load_trace",
     "step_by_layers",
     "step_by_slices",
-    "trace_command",
 ]

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -32,14 +31,12 @@ def shown_rank(rank, rendezvous, config, backend):
 
 
 def test_it_shows_the_table_and_writes_all_of_it(trace, tmp_path, monkeypatch):
-    file, picture = tmp_path / "advice.json", tmp_path / "hosts.png"
+    file = tmp_path / "advice.json"
     flags = ["--nproc=2", f"--compute=emulate:{trace}", "--link=8mbit", "--compressors=int4", "--hosts=64"]
     monkeypatch.setattr(command, "run_rank", shown_rank)
-    assert main(["advise", *flags, f"--json={file}", f"--picture={picture}"]) == 0
+    assert main(["advise", *flags, f"--json={file}"]) == 0
     shown = file.with_suffix(".0").read_text()
     document = json.loads(file.read_text())
-    assert shown.endswith(f"picture      {picture}\n")
-    assert picture.stat().st_size > 10_000
     for told in ("small, 32,768 parameters, 2 ranks", "NOT REAL: emulated link 8 Mbit/s", "network: AllReduce", "int4"):
         assert told in shown
     assert document["here"]["recommended"]["compressor"] == "int4"
@@ -60,7 +57,6 @@ def test_it_shows_the_table_and_writes_all_of_it(trace, tmp_path, monkeypatch):
         (["--compressors=nope"], "unknown compressor 'nope'"),
         (["--hosts=16"], "other hosts are not predicted from the links inside this one: add --link 1gbit"),
         (["--hosts=1"], "hosts are at least 2, got 1"),
-        (["--picture=hosts.png"], "picture draws steps by the number of hosts: add --hosts"),
         (["--tolerance=-1"], "tolerance is a part of the loss, at least 0"),
         (["--worthwhile=0.5"], "worthwhile is a speed-up of at least 1"),
         (["--dilate=4"], "dilate 4 needs an emulated accelerator"),
@@ -74,14 +70,6 @@ def test_it_shows_the_table_and_writes_all_of_it(trace, tmp_path, monkeypatch):
 def test_what_cannot_be_advised_on_is_refused(flags, message, capsys):
     assert main(["advise", *flags]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_a_picture_without_matplotlib_is_refused_before_anything_is_measured(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr(command, "supervised", lambda *_: pytest.fail("ranks were started"))
-    flags = ["--nproc=2", "--model=mlp", "--link=10mbit", "--hosts=16"]
-    assert main(["advise", *flags, "--picture=hosts.png"]) == 2
-    assert "matplotlib is not installed; pip install 'gradwire[experiments]'" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")

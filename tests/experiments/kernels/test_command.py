@@ -1,6 +1,5 @@
 import json
 import signal
-import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -171,20 +170,6 @@ def test_what_a_backend_leaves_to_others_is_told_with_who_ran(measured, backend)
     assert f"part*: normalize by {other}" in printed
 
 
-def test_the_picture_is_written(measured, tmp_path):
-    measured("--operations", "all_finite,sign_pack", "--out", str(tmp_path / "new" / "folder"))
-    assert (tmp_path / "new" / "folder" / "kernels.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_without_matplotlib_a_line_in_place_of_the_picture_tells_how_to_get_it(measured, tmp_path, monkeypatch):
-    monkeypatch.delitem(sys.modules, "gradwire.experiments.kernels.picture", raising=False)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    code, document, printed = measured("--operations", "all_finite", "--out", str(tmp_path / "folder"))
-    assert code == 0
-    assert document["rows"]
-    assert "picture    none: matplotlib is not installed; pip install 'gradwire[experiments]'" in printed
-
-
 @pytest.fixture
 def stopped(monkeypatch):
     """Ends the measurement, by Ctrl-C or a request to terminate, before the job of that name."""
@@ -250,7 +235,6 @@ def test_the_tables_are_shown_where_the_file_cannot_be_written(capsys):
         (["--dtypes", ""], "dtypes is empty"),
         (["--json", "missing/figures.json"], "json: there is no folder missing"),
         (["--json", "."], "json: . is a folder; name a file, such as figures.json"),
-        (["--out", __file__], f"out: {__file__} is a file; name a folder"),
         (["--operations", "powersgd", "--dtypes", "bf16"], "nothing to measure: powersgd:rank=1 of bf16"),
     ],
 )

@@ -10,9 +10,9 @@ from matplotlib.text import Text
 
 from gradwire import __version__
 from gradwire.experiments.compare.command import write_output
-from gradwire.experiments.report.page import write_report
 from gradwire.experiments.results.comparison import Results
 from gradwire.experiments.results.picture import draw
+from gradwire.experiments.results.report import write_report
 
 from ..given import results_of, run_of, timed_run
 

@@ -5,13 +5,13 @@ import torch
 
 import gradwire
 from gradwire.compress import Layout
-from gradwire.experiments.network.wan import Direction
-from gradwire.experiments.network.wan import Wan as Line
 from gradwire.hooks.local_sgd.background import Background
 from gradwire.hooks.local_sgd.plan import Phase, SitesPlan, Wan, computing_share, recommended, round_plan, sites_plan
 from gradwire.hooks.local_sgd.relay import PART
 from gradwire.hooks.local_sgd.server import keep
 
+from ...wan import Direction
+from ...wan import Wan as Line
 from .sites import Town, together
 from .test_local_steps import trained
 

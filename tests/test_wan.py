@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gradwire.experiments.network.wan import Direction, Wan
+from .wan import Direction, Wan
 
 
 def test_bytes_of_all_connections_share_a_direction_s_rate():

@@ -1,1 +1,0 @@
-"""Results as one HTML file that needs nothing beside it."""
