@@ -107,6 +107,12 @@ COMMANDS: dict[str, Command] = {
         ),
         common=("models", "ddp", "compressors", "batch_size", "steps", "warmup", "world_sizes", "nproc", "json"),
     ),
+    "diff": Command(
+        "Compare two files of gradwire bench --json, and optionally fail if the second is slower.",
+        function=".bench.diff:diff_command",
+        examples=("gradwire diff before.json after.json", "gradwire diff before.json after.json --fail-over 5"),
+        positional=("base", "test"),
+    ),
     "sweep": Command(
         "Run a study: one command at every point of a grid, with a table and pictures; finished points are kept.",
         function=".sweep:sweep_command",

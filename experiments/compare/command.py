@@ -26,6 +26,7 @@ from ..ranks.launchers import lab_here, threads_here
 from ..ranks.processes import supervised
 from ..results.comparison import NO_LINK, ONE_PROCESS, SIMULATED, Results, RunResult, ranks_on
 from ..results.files import command_line, environment, prepared_folder
+from ..results.loggers import check_loggers, log
 from ..results.optional import optional_files
 from ..results.recommendation import losses, recommendation
 from ..results.report import write_report
@@ -44,12 +45,13 @@ logger = logging.getLogger(__name__)
 RESULTS = "results.json"
 TABLE_WIDTH = 132  # columns, so that no cell breaks
 Trainer: TypeAlias = Callable[[str, str | None, Report], Training]  # of a compressor's specification and a link
-OF_NO_RESULT = ("out", "compressors", "checkpoints")  # options that change no training
+OF_NO_RESULT = ("out", "logger", "compressors", "checkpoints")  # options that change no training
 WRITTEN = (RESULTS, "loss.png", "tradeoff.png", "report.html")  # in the output folder, at the end or on the way
 
 
 def compare(config: CompareConfig) -> int:
     """Run the comparison and show it; the command's exit code. Everything that can be refused is refused first."""
+    check_loggers(config.logger)
     if (code := rerun_on_hosts(config.netlab)) is not None:
         return code
     launcher = None if config.simulated else adopt_launcher()
@@ -187,6 +189,8 @@ def _run_all(config: CompareConfig, results: Results, trainer: Trainer, out: Pat
                 results = dataclasses.replace(results, runs=(*results.runs, *runs))
                 if out is not None:
                     results.write(out / RESULTS)
+                    for run in runs:
+                        log(config.logger, _name(run.compressor, link, config), run, dataclasses.asdict(config), out)
 
 
 def _reporter(bar: Progress, name: str, config: CompareConfig) -> Report:

@@ -34,6 +34,8 @@ class CompareConfig(TrainingConfig):
     other: 100mbit,none (none emulates no network)"""
     out: str | None = None
     """folder for results.json, pictures and the report; runs/TIME if not given"""
+    logger: list[str] = field(default_factory=list)
+    """experiment trackers to log to: wandb, tensorboard"""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,8 +11,10 @@ INSTALL = {  # import name: what brings it
     "matplotlib": "gradwire[experiments]",
     "rich": "rich",
     "sklearn": "gradwire[experiments]",
+    "tensorboard": "gradwire[tensorboard]",
     "torchvision": "gradwire[vision]",
     "transformers": "gradwire[transformers]",
+    "wandb": "gradwire[wandb]",
     "yaml": "PyYAML",
 }
 
