@@ -1,4 +1,4 @@
-"""Our reducer and a logger with what other code asks of torch's C++ ones, and a rank's steps once its inputs have ended.
+"""Answers of our reducer and a logger to what other code asks of torch's C++ ones; the steps of a rank without more inputs.
 
 Of the logging data `can_set_static_graph` is Lightning's. All other keys are those that torch's tests read, and no more.
 """
