@@ -72,5 +72,7 @@ def _shown(host: str, port: int, made: str, given: Secret) -> str:
     secret = f', secret=pathlib.Path("{given.pair.name}")' if given.pair else ""
     lines.append(f'  gradwire.LocalSteps(model, optimizer, at=gradwire.Rendezvous("{address}", sites=2{secret}))')
     if not made and not given.text:
-        lines.append("Without a secret only processes of this host take part. For other hosts give --host, which makes one.")
+        lines.append(
+            "Without a secret only processes of this host take part. For other hosts give --host, which makes one."
+        )
     return "\n".join(lines)
