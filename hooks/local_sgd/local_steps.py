@@ -218,7 +218,7 @@ class LocalSteps:
         show_shards(self._sharded)
         self._stepping()
         self._warn_of_strays()
-        self._flight = self._rounds.begin(part and part.capture(), flat(self._buffers), self.weight)
+        self._flight = self._rounds.begin(None if part is None else part.capture(), flat(self._buffers), self.weight)
 
     def _warn_of_strays(self) -> None:
         if names := [name for name in strays(self._module, self._parts) if name not in self._warned]:
