@@ -102,6 +102,7 @@ ALIKE = {
     "int8:rotate=true",
     "fp8:format=e5m2,rounding=stochastic",
     "natural:error_feedback=true",
+    "qsgd:levels=7,block=16,error_feedback=true",
     "terngrad:error_feedback=true",
     "int4:residual_bits=16,space=adam",
 }
@@ -119,7 +120,7 @@ TELESCOPING = [
     spec for spec in SPECS if not forgets(spec) and (spec not in PLAIN or spec == "adacomp") and "bin=8" not in spec
 ]
 STEPS = 60
-SLOW = ("dropping", "topk", "bf16+chunktopk", "onebit:block=64,rotate=false")
+SLOW = ("topk:k=9", "bf16+chunktopk", "onebit:block=64,rotate=false")
 LONG = {spec: 4 * STEPS for spec in TELESCOPING if spec.startswith(SLOW)}  # until each element has come several times
 LONG |= dict.fromkeys(("adacomp", "fp16+acp-powersgd:rank=1"), 150)
 CONSTANT = ((32, 24), (101,), (13, 3, 3, 3), (7,), (1,), (5, 1))  # small, so that top-k comes by every element often

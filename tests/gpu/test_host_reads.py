@@ -21,7 +21,7 @@ from gradwire.compress.simulate import alike
 from gradwire.compress.state import gauge
 from gradwire.compress.state.gauge import Arriving
 from gradwire.ddp_core.memory.bucket_memory import BucketMemory, DeviceFlag
-from gradwire.kernels import Rows, dispatch
+from gradwire.kernels import Rows, dispatch, quantization
 
 from ..torch_versions import fake_devices
 
@@ -72,6 +72,7 @@ def told(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(Arriving, "read", lambda arriving: told[arriving._numbers.numel()])
     monkeypatch.setattr(DeviceFlag, "__bool__", lambda flag: True)
+    monkeypatch.setattr(quantization, "philox", lambda seed, counters: counters)  # arithmetic that no host sees
     monkeypatch.setattr(gauge, "EVERY", EVERY)
     monkeypatch.setattr(guard, "EVERY", EVERY)
     monkeypatch.setattr(zero_rows, "Rows", new_rows)

@@ -12,7 +12,7 @@ from .test_low_rank import numbers as normal
 
 pytestmark = pytest.mark.usefixtures("backend")
 EPSILON = {torch.float32: 1.2e-7, torch.float64: 2.3e-16}
-SIZES = [(1, 1), (2, 1), (2, 2), (7, 3), (8, 8), (9, 4), (103, 4), (1009, 1), (1009, 16)]  # (rows, rank)
+SIZES = [(1, 1), (2, 1), (2, 2), (7, 3), (8, 8), (9, 4), (103, 4), (1009, 1), (211, 16)]  # (rows, rank)
 SCALES = [1e-44, 1e-40, 1e-38, 1e-30, 1e-20, 1.0, 1e20, 1e38]
 
 

@@ -54,7 +54,7 @@ def test_a_constant_gradient_s_best_approximation_is_reached():
     simulation = Simulation(compressor(f"acp-powersgd:rank=3,{EVERY},error_feedback=false"), within)
     given = gradients(within)
     u, s, v = numpy.linalg.svd((sum(given) / 2).numpy().reshape(30, 20))
-    for _ in range(600):
+    for _ in range(300):
         output = simulation.step(given)[0]
     assert numpy.allclose(output.numpy().reshape(30, 20), (u[:, :3] * s[:3]) @ v[:3], atol=1e-4)
 
