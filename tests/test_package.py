@@ -26,21 +26,46 @@ def module(file):
     return ".".join([*(() if parts[0] == "gradwire" else ("gradwire",)), *parts]).removesuffix(".__init__")
 
 
-def python(code, folder=ROOT, **environment):
-    """What a fresh interpreter prints."""
-    command, environment = [sys.executable, "-c", code], {**os.environ, **environment}
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=True
-    ).stdout.strip()
+RUNNER = """
+import os, sys, torch
+for code, folder in zip(sys.argv[1::2], sys.argv[2::2]):
+    if child := os.fork():
+        assert not os.waitpid(child, 0)[1], code
+        print("---", flush=True)
+    else:
+        sys.path[:] = [folder, *(place for place in sys.path if place)]
+        os.chdir(folder)
+        exec(code)
+        sys.stdout.flush()
+        os._exit(0)
+"""
+OURS = "import sys; before = set(sys.modules); import gradwire; gradwire.attach, gradwire.DistributedDataParallel;"
+OURS += "new = set(sys.modules) - before; print(sum(name.startswith('gradwire') for name in new),"
+OURS += f"[name for name in '{OPTIONAL}'.split() if name in new])"
+PLACES = "import gradwire.compress as a, gradwire.experiments.cli as b; print(a.__file__, b.__file__)"
+BACKENDS = """
+import torch
+from gradwire import kernels
+native = {backend.name: backend for backend in kernels.backends()}["native"]
+out = torch.empty(2)
+kernels.cast_scaled(torch.ones(2), out, 0.5)
+print(native.available, native.reason, out.tolist())
+"""
 
 
-def test_import_brings_no_optional_dependency_and_few_files_of_ours():
-    code = (
-        "import sys, torch; before = set(sys.modules); import gradwire; gradwire.attach, gradwire.DistributedDataParallel;"
-        "new = set(sys.modules) - before; print(sum(name.startswith('gradwire') for name in new),"
-        f"[name for name in '{OPTIONAL}'.split() if name in new])"
-    )
-    files, _, others = python(code).partition(" ")
+@pytest.fixture(scope="module")
+def printed(installed):
+    """What Python prints that has torch, and no more of ours: of the tree, of a clone, and of an installation."""
+    source, target = installed
+    jobs = [(OURS, ROOT), (PLACES, source), (PLACES + BACKENDS, target)]
+    command = [sys.executable, "-c", RUNNER, *(str(each) for job in jobs for each in job)]
+    done = subprocess.run(command, cwd=target, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split("---\n")
+
+
+def test_import_brings_no_optional_dependency_and_few_files_of_ours(printed):
+    files, _, others = printed[0].strip().partition(" ")
     assert others == "[]"
     assert int(files) <= 140
 
@@ -92,19 +117,9 @@ def test_an_installation_holds_every_file_under_one_name(installed):
     assert {path.name for path in target.iterdir() if path.suffix != ".dist-info"} <= {"gradwire", "bin"}
 
 
-def test_an_installation_without_a_compiler_is_imported_from_where_it_lies_and_tells_the_reason(installed):
+def test_an_installation_without_a_compiler_is_imported_from_where_it_lies_and_tells_the_reason(installed, printed):
     _, target = installed
-    code = """
-import torch
-import gradwire.compress as a, gradwire.experiments.cli as b
-from gradwire import kernels
-print(a.__file__, b.__file__)
-native = {backend.name: backend for backend in kernels.backends()}["native"]
-out = torch.empty(2)
-kernels.cast_scaled(torch.ones(2), out, 0.5)
-print(native.available, native.reason, out.tolist())
-"""
-    files, shown = python(code, target, PYTHONPATH=str(target)).splitlines()
+    files, shown = printed[2].splitlines()
     assert all(file.startswith(str(target)) for file in files.split())
     assert shown.startswith("False the extension is not built")
     assert shown.endswith("[0.5, 0.5]")
@@ -133,7 +148,5 @@ def test_one_build_serves_all_pythons_but_those_without_a_gil(monkeypatch, witho
         assert extension.define_macros == ([] if without_gil else [("Py_LIMITED_API", "0x030A0000")])
 
 
-def test_a_clone_is_imported_from_where_it_lies(installed):
-    source, _ = installed
-    code = "import gradwire.compress as a, gradwire.experiments.cli as b; print(a.__file__, b.__file__)"
-    assert all(file.startswith(str(source)) for file in python(code, source, PYTHONPATH=str(source)).split())
+def test_a_clone_is_imported_from_where_it_lies(installed, printed):
+    assert all(file.startswith(str(installed[0])) for file in printed[1].split())
