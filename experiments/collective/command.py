@@ -20,6 +20,7 @@ from ...ddp_core.transport.direct.torch_backend import register
 from ..network.lab import backend_here, rerun_on_hosts
 from ..ranks.device import chosen_backend, device_here
 from ..ranks.group import further_group, joined
+from ..ranks.launchers import threads_here
 from ..ranks.processes import supervised
 from ..ranks.stopping import sigterm_interrupts
 from ..results.files import figures_document, write_json
@@ -69,7 +70,7 @@ def _rank(
     keep: Callable[[Row], None],
 ) -> None:
     """All sizes on this rank; rank 0 keeps each row as soon as it is there."""
-    torch.set_num_threads(config.threads)
+    torch.set_num_threads(threads_here(config.threads, config.nproc))
     device, bar = device_here(backend, rank), progress_bar(Console(quiet=rank > 0))
     if "gradwire" in (backend, *config.against):
         register()

@@ -16,8 +16,9 @@ from rich.progress import Progress
 from ...compress import AllReduce
 from ...ddp_core import ask, over, start_all_gather, start_all_to_all, start_scatter, start_sum
 from ...ddp_core.transport.direct.torch_backend import LEAST_TORCH
-from ..network.lab import NetlabConfig, backend_here, check_lab, labels
+from ..network.lab import backend_here, labels
 from ..network.link import parse_rate
+from ..network.ranks_config import RanksConfig
 from ..results.files import check_file
 from ..results.rows import elements_of
 from ..results.statistics import percentiles
@@ -32,12 +33,10 @@ Sample: TypeAlias = tuple[float, float]  # seconds until the last rank was done,
 
 
 @dataclass(frozen=True)
-class CollectiveConfig:
+class CollectiveConfig(RanksConfig):
     """Move a number of elements over ranks in pieces of each size: all start at once, then all are awaited."""
 
-    nproc: int = 2
-    """number of ranks on this host; a launcher such as torchrun decides itself"""
-    backend: Literal["auto", "gloo", "nccl", "gloo-cuda", "gradwire"] = "auto"
+    backend: Literal["auto", "gloo", "nccl", "gloo-cuda", "gradwire"] = "auto"  # type: ignore[assignment]
     """process group; auto takes nccl if every rank has a GPU and nothing is emulated, else gloo; gloo-cuda lets
     ranks share a GPU"""
     against: list[Literal["gloo", "gradwire"]] = field(default_factory=list)
@@ -53,22 +52,15 @@ class CollectiveConfig:
     """number of messages of each size; 0 takes as many as the total allows"""
     repeats: int = 3
     """number of repeats of each measurement"""
-    netlab: NetlabConfig = field(default_factory=NetlabConfig)
-    """emulated hosts on one host"""
     threads: int = 1
-    """torch threads per rank"""
-    timeout: float = 300.0
-    """longest wait for another rank, in seconds"""
+    """torch threads per rank; 0 divides the cores among the ranks"""
     json: str | None = None
     """write all figures to this file"""
 
     def __post_init__(self) -> None:
-        for name in ("nproc", "repeats", "threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is at least 1, got {getattr(self, name)}")
-        if not self.timeout > 0:
-            raise ValueError(f"timeout is above 0, got {self.timeout}")
-        check_lab(self.netlab)
+        super().__post_init__()
+        if self.repeats < 1:
+            raise ValueError(f"repeats is at least 1, got {self.repeats}")
         backend_here(self.backend, hosts=self.netlab.hosts)
         self._check_backends()
         self._check_pieces()

@@ -10,9 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 SAFE_PATH = "PYTHONSAFEPATH"  # Python 3.11 and later read it
-DROPPED = (
-    "import sys; sys.path[:1] = filter(None, sys.path[:1])"  # `-c` puts the current folder first, as an empty string
-)
+# `-c` puts the current folder first, as an empty string
+DROPPED = "import sys; sys.path[:1] = filter(None, sys.path[:1])"
 CALLED = "from gradwire.__main__ import main; sys.exit(main())"
 
 

@@ -11,20 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...compress import Compressor, Ranks, Simulation, Traffic, compressor, warm_up_steps
+from ...compress import Compressor, Ranks, Simulation, Traffic, compressor
 from ...compress.state.tree import Leaves
-from ...hooks.plan import bucket_layouts, ratio
+from ...hooks.plan import bucket_layouts
 from ..results.comparison import RunResult, Seconds
-from ..results.statistics import percentiles
 from .checkpoint import Checkpoint
+from .communication import Communication
 from .data import Dataset
-from .evaluation import digest_of, evaluation_of, held_out_sums
 from .history import History
-from .memory import peak_memory, reset_peak_memory
+from .memory import reset_peak_memory
 from .optimizers import optimizers_for, schedule_for
-from .training import REPORT_EVERY, Report, TrainingConfig, initial_model, loss_of, planned_bytes, steady
+from .training import CPU, REPORT_EVERY, Report, TrainingConfig, initial_model, loss_of, result_here
 
-CPU = torch.device("cpu")
 CHECKPOINT_EVERY = 100  # steps
 
 
@@ -189,32 +187,13 @@ def train_simulated(
         synced = training.done % config.sync_every == 0
         if checkpoint is not None and training.done % CHECKPOINT_EVERY == 0 and synced:
             checkpoint.write(training.state())
-    result = _result(spec, training, dataset)
+    ranks, model = training.ranks, training.model
+    seconds = Seconds(encode=training.averaging / config.optimizer_steps, wait=0.0, decode=0.0)
+    sent = Communication(ranks.last, ranks.total.sent_bytes, seconds, config.optimizer_steps)
+    result = result_here(spec, config, model, dataset, sent, history, world_size)
     if checkpoint is not None:
         checkpoint.delete()
     return result
-
-
-def _result(spec: str, training: SimulatedTraining, dataset: Dataset) -> RunResult:
-    config, ranks, history = training.config, training.ranks, training.history
-    batches = dataset.evaluation_batches(config.batch_size, config.eval_batches)
-    return RunResult(
-        compressor=spec,
-        steps=config.steps,
-        loss=tuple(history.losses),
-        eval=evaluation_of(held_out_sums(training.model, batches, CPU)),
-        step_seconds=percentiles(steady(history.step_seconds)),
-        seconds=Seconds(encode=training.averaging / config.optimizer_steps, wait=0.0, decode=0.0),
-        payload_bytes_per_step=ranks.last.payload_bytes,
-        sent_bytes_per_step=ranks.last.sent_bytes,
-        compression_ratio=ratio(ranks.elements, ranks.last, ranks.world_size),
-        peak_memory_bytes=peak_memory(CPU),
-        train_seconds=tuple(history.train_seconds),
-        parameters_digest=digest_of(training.model),
-        warmed_up=warm_up_steps(compressor(spec)) < config.optimizer_steps,
-        total_sent_bytes=ranks.total.sent_bytes,
-        planned_bytes=planned_bytes(training.model, spec, config, ranks.world_size),
-    )
 
 
 def _restore(buffers: Iterator[Tensor], values: Sequence[Tensor]) -> None:

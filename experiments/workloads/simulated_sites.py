@@ -6,33 +6,29 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress import compressor, warm_up_steps
 from ...compress.protocol.requests import Request
 from ...compress.simulate import answered
 from ...ddp_core.transport.protocol import Reply
 from ...hooks.local_sgd.meeting import SiteReply
 from ...hooks.local_sgd.sites import WAITS, Meeting
 from ...hooks.local_sgd.standing import Claim
-from ...hooks.plan import ratio
 from ..results.comparison import RunResult
-from ..results.statistics import percentiles
 from .communication import NOT_MEASURED
 from .data import Dataset
-from .evaluation import digest_of, evaluation_of, held_out_sums
+from .evaluation import digest_of
 from .history import History
 from .local_training import LocalTraining
-from .memory import peak_memory, reset_peak_memory
+from .memory import reset_peak_memory
 from .optimizers import optimizers_for, schedule_for
-from .training import REPORT_EVERY, Report, TrainingConfig, initial_model, loss_of, steady
+from .training import CPU, REPORT_EVERY, Report, TrainingConfig, initial_model, loss_of, result_here
 
-CPU = torch.device("cpu")
 T = TypeVar("T")
 
 
@@ -152,7 +148,8 @@ def train_simulated_sites(spec: str, config: TrainingConfig, dataset: Dataset, c
     digests = {digest_of(site.model) for site in sites}
     if len(digests) > 1:
         raise RuntimeError(f"the sites ended with different parameters: {sorted(digests)}")
-    result = _result(spec, config, dataset, sites[0], count, history)
+    sent = replace(sites[0].local.of_steps(config.optimizer_steps), seconds=NOT_MEASURED)
+    result = result_here(spec, config, sites[0].model, dataset, sent, history, count)
     for site in sites:
         site.local.close()
     return result
@@ -162,26 +159,3 @@ def _together(functions: Sequence[Callable[[], T]]) -> list[T]:
     """Call functions at once, each of which waits for the others, and return their results."""
     with ThreadPoolExecutor(len(functions)) as pool:
         return [future.result() for future in [pool.submit(each) for each in functions]]
-
-
-def _result(spec: str, config: TrainingConfig, dataset: Dataset, site: Site, count: int, history: History) -> RunResult:
-    sent = site.local.of_steps(config.optimizer_steps)
-    elements = sum(p.numel() for p in site.model.parameters() if p.requires_grad)
-    batches = dataset.evaluation_batches(config.batch_size, config.eval_batches)
-    return RunResult(
-        compressor=spec,
-        steps=config.steps,
-        loss=tuple(history.losses),
-        eval=evaluation_of(held_out_sums(site.model, batches, CPU)),
-        step_seconds=percentiles(steady(history.step_seconds)),
-        seconds=NOT_MEASURED,
-        payload_bytes_per_step=sent.traffic.payload_bytes,
-        sent_bytes_per_step=sent.traffic.sent_bytes,
-        compression_ratio=ratio(elements, sent.traffic, count),
-        peak_memory_bytes=peak_memory(CPU),
-        train_seconds=tuple(history.train_seconds),
-        parameters_digest=digest_of(site.model),
-        warmed_up=warm_up_steps(compressor(spec)) < sent.averages,
-        total_sent_bytes=sent.total_sent_bytes,
-        planned_bytes=None,
-    )

@@ -29,7 +29,7 @@ from ..results.statistics import percentiles
 from ..results.time_to_loss import REPEATS
 from .communication import Communication, of_handle, of_torch
 from .data import DataConfig, Dataset
-from .evaluation import evaluate, same_digest
+from .evaluation import digest_of, evaluate, evaluation_of, held_out_sums, same_digest
 from .history import History, Steps
 from .local_training import LocalTraining, check_local
 from .memory import peak_memory, reset_peak_memory
@@ -41,6 +41,7 @@ from .turns import Training
 
 LONGEST_TURN = 5  # steps: short enough that a change of the machine's speed hits the turns of all trainings
 REPORT_EVERY = 10  # steps between two looks at the loss of all ranks
+CPU = torch.device("cpu")  # of simulated ranks
 Report: TypeAlias = Callable[[Steps], None]
 
 
@@ -153,7 +154,9 @@ def train(
         sent = of_torch(torchs_traffic(wrapped, group.size(), config.sync_every), config.optimizer_steps)
     else:
         sent = handle.of_steps(config.optimizer_steps) if isinstance(handle, LocalTraining) else of_handle(handle)
-    result = _result(spec, config, model, sent, history, evaluation, group, device, turn_steps)
+    peak = None if turns else max(map(int, exchange(str(peak_memory(device)), over(group))))
+    digest = same_digest(model, group)
+    result = result_of(spec, config, model, sent, history, evaluation, group.size(), digest, peak, turn_steps)
     if handle is not None:
         handle.close()  # not where this rank fails: its peers would fail, too, before it has told why
     return result
@@ -247,17 +250,19 @@ def _unsynced(model: nn.Module) -> AbstractContextManager[None]:
     return without_sync(model) if hasattr(model, "set_requires_gradient_sync") else nullcontext()
 
 
-def _result(
+def result_of(
     spec: str,
     config: TrainingConfig,
     model: nn.Module,
     sent: Communication,
     history: History,
     evaluation: Evaluation,
-    group: dist.ProcessGroup,
-    device: torch.device,
-    turn_steps: int | None,
+    ranks: int,
+    digest: str,
+    peak_bytes: int | None,
+    turn_steps: int | None = None,
 ) -> RunResult:
+    """Return the result of a training that has ended, on real ranks or on simulated ones."""
     losses = history.mean_losses
     elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return RunResult(
@@ -269,15 +274,30 @@ def _result(
         seconds=sent.seconds,
         payload_bytes_per_step=sent.traffic.payload_bytes,
         sent_bytes_per_step=sent.traffic.sent_bytes,
-        compression_ratio=ratio(elements, sent.traffic, group.size()),
-        peak_memory_bytes=None if turn_steps else max(map(int, exchange(str(peak_memory(device)), over(group)))),
+        compression_ratio=ratio(elements, sent.traffic, ranks),
+        peak_memory_bytes=peak_bytes,
         train_seconds=tuple(history.train_seconds),
-        parameters_digest=same_digest(model, group),
+        parameters_digest=digest,
         warmed_up=config.parallel == "fsdp" or warm_up_steps(compressor(spec)) < sent.averages,
         total_sent_bytes=sent.total_sent_bytes,
         turn_steps=turn_steps,
-        planned_bytes=planned_bytes(model, spec, config, group.size()),
+        planned_bytes=planned_bytes(model, spec, config, ranks),
     )
+
+
+def result_here(
+    spec: str,
+    config: TrainingConfig,
+    model: nn.Module,
+    dataset: Dataset,
+    sent: Communication,
+    history: History,
+    ranks: int,
+) -> RunResult:
+    """Return the result of a training whose ranks are simulated in this process, of which this is the model."""
+    batches = dataset.evaluation_batches(config.batch_size, config.eval_batches)
+    evaluation, peak = evaluation_of(held_out_sums(model, batches, CPU)), peak_memory(CPU)
+    return result_of(spec, config, model, sent, history, evaluation, ranks, digest_of(model), peak)
 
 
 def planned_bytes(model: nn.Module, spec: str, config: TrainingConfig, ranks: int) -> int | None:

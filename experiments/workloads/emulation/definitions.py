@@ -223,9 +223,8 @@ def bert(blocks: int, width: int, tokens: int) -> Iterator[LayerDefinition]:
         name = f"encoder.layer.{block}"
         for part in ("query", "key", "value"):
             yield linear(f"{name}.attention.self.{part}", width, width, tokens)
-        yield LayerDefinition(
-            f"{name}.attention.self", {}, 4 * tokens * tokens * width
-        )  # scores, and values weighed by them
+        scores = 4 * tokens * tokens * width  # and values weighed by them
+        yield LayerDefinition(f"{name}.attention.self", {}, scores)
         yield linear(f"{name}.attention.output.dense", width, width, tokens)
         yield norm(f"{name}.attention.output.LayerNorm", width)
         yield linear(f"{name}.intermediate.dense", width, 4 * width, tokens)

@@ -131,9 +131,7 @@ class EmulatedModel(nn.Module):
         self._last = current = Pass(self.dilate)
         parameters = dict(self.named_parameters(remove_duplicate=False))
         device = next(iter(parameters.values())).device
-        carried = torch.zeros(
-            (), device=device, requires_grad=True
-        )  # so that layers without parameters have a backward
+        carried = torch.zeros((), device=device, requires_grad=True)  # so layers without parameters have a backward
         for layer in self.trace.layers:
             own = [parameters[layer.full(name)] for name in layer.parameters]
             current.forward.take(own)

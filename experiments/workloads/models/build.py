@@ -12,13 +12,8 @@ from ..sample import SampleShape
 from .networks import GPT, LSTM, MLP, ResNet18
 
 TORCHVISION = "torchvision:"
-VISION = (
-    "resnet50",
-    "resnet101",
-    "resnext50_32x4d",
-    "resnext101_32x8d",
-    "vgg19",
-)  # torchvision's, by these names alone too
+# torchvision's, by these names alone too
+VISION = ("resnet50", "resnet101", "resnext50_32x4d", "resnext101_32x8d", "vgg19")
 CIFAR10 = ((3, 32, 32), 10)  # the shape of an image and the number of classes where no data set says otherwise
 
 
