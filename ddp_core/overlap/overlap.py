@@ -29,7 +29,7 @@ from ..averaging.averager import CompressedAverager
 from ..buckets.assignment import allocate_own
 from ..buckets.sparse import SparseBucket
 from ..reducer.autograd import compiles, scripted, weak_call
-from ..reducer.backward_progress import Backward
+from ..reducer.backward_state import Backward
 from ..reducer.bucket_order import BucketOrder
 from ..reducer.reducer import Reducer
 from . import messages

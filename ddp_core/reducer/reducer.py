@@ -23,7 +23,7 @@ from ..measure.timeline import Timeline
 from ..transport.protocol import Transport
 from . import messages
 from .autograd import ParameterHooks, arriving, gradient_node
-from .backward_progress import Backward, Rules, Usage
+from .backward_state import Backward, Rules, Usage
 from .stray_gradients import Bypass, living, shared
 
 COMPILED = "torch._dynamo.compiled_autograd"  # what runs a backward without Python, where it is in use

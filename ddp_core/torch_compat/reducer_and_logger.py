@@ -21,7 +21,7 @@ from torch.distributed.algorithms.join import JoinHook
 from ..averaging.averager import Averager
 from ..measure.step import Step
 from ..measure.timeline import StepTimes
-from ..reducer.backward_progress import Backward
+from ..reducer.backward_state import Backward
 from ..reducer.reducer import Reducer
 from ..reducer.same_model import agreed_rank
 from ..transport.torch_groups import gloo_threads

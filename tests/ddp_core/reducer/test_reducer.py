@@ -10,7 +10,7 @@ from torch import nn
 
 from gradwire.ddp_core.buckets.assignment import BucketAssignment
 from gradwire.ddp_core.engine.lanes import FuturePending
-from gradwire.ddp_core.reducer.backward_progress import Rules
+from gradwire.ddp_core.reducer.backward_state import Rules
 from gradwire.ddp_core.reducer.reducer import Reducer
 
 COUNT = 60

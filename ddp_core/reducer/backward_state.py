@@ -1,4 +1,4 @@
-"""The rules and the progress of a synchronized backward, and the parameters that any rank used (Li et al. 2020, 3.2.3)."""
+"""The rules and the state of a synchronized backward, and the parameters that any rank used (Li et al. 2020, 3.2.3)."""
 
 from __future__ import annotations
 
