@@ -24,7 +24,9 @@ class Pool:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._returned: SimpleQueue[tuple[mmap.mmap, int]] = SimpleQueue()  # a garbage collection may put, on any thread
+        self._returned: SimpleQueue[tuple[mmap.mmap, int]] = (
+            SimpleQueue()
+        )  # a garbage collection may put, on any thread
         self._free: list[tuple[mmap.mmap, int]] = []  # blocks, and the bytes from the first on that have memory
         self._lent = self._most = 0  # bytes in use: now, and at most so far
 

@@ -84,7 +84,7 @@ class Direct(dist.Work):
 
 
 def _end(future: torch.futures.Future[list[Tensor]], written: list[Tensor], begun: Future[None]) -> None:
-    """End a work's future. It knows nothing of the work, which else would stay, and its tensors, until garbage is collected."""
+    """End the future of a work, which it does not know: else the work would wait for a garbage collection."""
     if (error := begun.exception()) is not None:
         future.set_exception(error)  # type: ignore[arg-type]  # torch takes any
     else:
