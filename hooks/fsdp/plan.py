@@ -14,7 +14,7 @@ from ...compress.protocol.requests import next_request
 from ...compress.shards.layout import ShardLayout
 from ...compress.shards.reduction import ShardSum, shard_sum
 from ...compress.shards.weights import HeldWeights, OwnRows, WeightGather, weight_gather
-from ...compress.simulate import alike, memory_of, traffic
+from ...compress.simulate import WorkMemory, alike, memory_of, traffic
 from ...compress.state.shares import placed_on_hosts
 from ..plan import Plan
 from .arrivals import IN_FLIGHT
@@ -117,24 +117,34 @@ def _state_bytes(layout: ShardLayout, weights: WeightGather, reduction: ShardSum
 
 
 def _work_bytes(layouts: Sequence[ShardLayout], weights: WeightGather, reduction: ShardSum) -> int:
-    """Return the most bytes beyond those of torch's communication and of state.
+    """Return the most bytes of a step, without state, beyond the most that torch's own communication takes.
 
-    While a module computes, gradients of `IN_FLIGHT` others are on their way, and the next weights are gathered. Then its
-    own gradients are on their way as well, and one module's are encoded or decoded, but its weights are gone. Gradients that
-    travel as they are keep their memory; torch itself keeps that of one module.
+    In backward a module has its weights, then gradients as large, while the next weights are gathered. The root has its
+    weights until its own turn, and torch keeps the gradients that were reduced last. Here gradients of `IN_FLIGHT` modules
+    are on their way, too. Then the module's weights go, its gradients leave, and one module's are encoded or decoded.
+    Gradients that travel as they are keep their memory.
     """
-    ranks = layouts[0].whole.ranks
+    ranks, sent = layouts[0].whole.ranks, reduction.codec is None and reduction.per_host == 1
     backward = [*layouts[-2::-1], layouts[-1]]
-    sums = [memory_of(_reduce(each, reduction), replace(ranks, per_host=reduction.per_host)) for each in backward]
-    sent = reduction.codec is None and reduction.per_host == 1
     sizes = [4 * each.numel for each in backward]
-    waiting = [each.waiting + sent * size for each, size in zip(sums, sizes, strict=True)]
-    most = 0
-    for last in range(len(sums)):
-        others = sum(waiting[max(0, last - IN_FLIGHT) : last])
-        computed = max(each.most - each.waiting for each in sums[max(0, last - IN_FLIGHT) : last + 1])
-        most = max(most, others, others + sums[last].waiting + computed - sizes[last])
-    programs = filter(None, (_gather(each, weights) for each in layouts))
-    gathers = [memory_of(each, replace(ranks, per_host=weights.per_host)) for each in programs]
-    beside = 0 if weights.differences else max((each.waiting for each in gathers), default=0)
-    return max(most + beside, *(each.most for each in gathers), 0)
+    sums = [memory_of(_reduce(each, reduction), replace(ranks, per_host=reduction.per_host)) for each in backward]
+    gathers = [_gather_memory(each, weights) for each in backward]
+    torchs, ours = 0, max(size + each.most for size, each in zip(sizes, gathers, strict=True))  # in forward
+    for place, size in enumerate(sizes):
+        after, first = place + 1, max(0, place - IN_FLIGHT)
+        both = sum(sizes[after:-1][:1]) + sum(sizes[after:][-1:])  # the next weights, and the root's
+        kept = sum(sizes[first:place][-1:])
+        torchs = max(torchs, both + 2 * size + kept)
+        waiting = sum(each.waiting for each in sums[first:place]) + sent * sum(sizes[first:place])
+        waiting += 0 if weights.differences else sum(each.waiting for each in gathers[after:-1][:1])
+        computed = max(each.most - each.waiting for each in sums[first:after])
+        leaving = size + 4 * backward[place].row + sums[place].waiting + computed
+        ours = max(ours, both + waiting + max(2 * size + kept * (not sent), leaving))
+    return max(0, ours - torchs)
+
+
+def _gather_memory(layout: ShardLayout, weights: WeightGather) -> WorkMemory:
+    """Return the memory of a module's gather beside that of torch's, which has the output, too."""
+    program = _gather(layout, weights)
+    ranks = replace(layout.whole.ranks, per_host=weights.per_host)
+    return WorkMemory() if program is None else memory_of(program, ranks)

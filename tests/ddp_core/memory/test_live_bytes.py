@@ -273,8 +273,7 @@ def test_shards_take_at_peak_what_is_planned(ranks, pairs, width):
     parts = [{str(place): torch.empty(width, width, device="meta")} for place in range(SHARDED)]
     planned = [plan_sharded(parts, *pair, world_size=RANKS).bytes_per_parameter for pair in pairs]
     for found in ranks.run(peaks_beyond_torch, RANKS, pairs, width, timeout=200):
-        for peak, most in zip(found, planned, strict=True):  # fewer modules may be on their way at once
-            assert 0.7 * most <= peak <= 1.1 * most
+        assert found == pytest.approx(planned, rel=0.1)
 
 
 def kept_of_local_steps(rank, world_size, compressor, most):
@@ -300,7 +299,7 @@ def test_local_steps_keep_an_anchor_the_outer_momentum_and_one_copy_of_residuals
 
 def peak_of_local_steps(rank, world_size, compressor):
     """Bytes per parameter at the peak of rounds beyond parameters and gradients, in all threads."""
-    peak, until_done = Peak(), Rounds._until_done
+    peak, until_done, found = Peak(), Rounds._until_done, []
 
     def counted(*given):
         with Beside(peak):
@@ -313,13 +312,13 @@ def peak_of_local_steps(rank, world_size, compressor):
         options = {"every": 2, "fragments": 2, "overlap": False, "compressor": compressor}
         local = gradwire.LocalSteps(model, optimizer, **options)
         for step in range(6):
-            if step == 2:  # residuals of both fragments are there
-                peak.most = 0
             model.zero_grad()
+            peak.most = 0
             model(torch.full((1, SMALL), step + rank + 1.0)).square().mean().backward()
             optimizer.step()
+            found.append(peak.most)
     local.close()
-    return peak.most / (MANY * SMALL**2) - 8
+    return min(found[2:]) / (MANY * SMALL**2) - 8  # before, residuals are made; a thread may let go late
 
 
 @pytest.mark.parametrize("compressor", ["none", "int4", "powersgd:rank=4", "int4:residual_bits=8"])
@@ -328,4 +327,4 @@ def test_local_steps_take_at_peak_what_is_planned(ranks, compressor):
     plan = SitesPlan(2, round_plans(gradwire.compressor(compressor), parameters, Wan(RANKS, 1.0, 1.0), 2), 1.0)
     planned = (plan.state_bytes + plan.work_bytes) / (MANY * SMALL**2)
     for found in ranks.run(peak_of_local_steps, RANKS, compressor):
-        assert 0.7 * planned <= found <= 1.1 * planned + A_LAYER
+        assert found == pytest.approx(planned, rel=0.1)
