@@ -135,13 +135,13 @@ def train_simulated_sites(spec: str, config: TrainingConfig, dataset: Dataset, c
     reset_peak_memory(CPU)
     exchange, history = Exchange(count), History()
     sites = [Site(spec, config, dataset, exchange, place) for place in range(count)]
-    ends = _together([site.begin for site in sites])
+    ends = together([site.begin for site in sites])
     for step in range(config.steps):
         start = time.process_time()
         synced = (step + 1) % config.sync_every == 0
         losses = [site.step(synced=synced) for site in sites]
         if step + 1 == config.steps:
-            _together(ends)
+            together(ends)
         history.add(sum(losses) / count, (time.process_time() - start) / count)
         if (step + 1) % REPORT_EVERY == 0 or step + 1 == config.steps:
             report(history.look_at(history.losses[len(history.mean_losses) :]))
@@ -155,7 +155,7 @@ def train_simulated_sites(spec: str, config: TrainingConfig, dataset: Dataset, c
     return result
 
 
-def _together(functions: Sequence[Callable[[], T]]) -> list[T]:
+def together(functions: Sequence[Callable[[], T]]) -> list[T]:
     """Call functions at once, each of which waits for the others, and return their results."""
     with ThreadPoolExecutor(len(functions)) as pool:
         return [future.result() for future in [pool.submit(each) for each in functions]]

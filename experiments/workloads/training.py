@@ -81,8 +81,8 @@ class TrainingConfig(RanksConfig):
     local_every: int = 0
     """average the models every N optimizer steps by local SGD (gradwire.LocalSteps); 0 averages the gradients of
     every step"""
-    local_outer: str = "nesterov:lr=0.7,momentum=0.9"
-    """outer optimizer of local SGD, such as sgd:lr=1,momentum=0"""
+    local_outer: str = "average"
+    """outer optimizer of local SGD: average, diloco, muloco, slowmo, or values such as nesterov:lr=0.7,momentum=0.9"""
     order: Order = BACKWARD
     """order in which gradients are sent. backward waits for all of them after backward. slices sends pieces of at
     most 2 MiB. priority sends pieces and overlaps them with the next forward pass. auto chooses"""

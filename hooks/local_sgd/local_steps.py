@@ -54,8 +54,8 @@ class LocalSteps:
         every: steps between two averages of a parameter.
         every_seconds: seconds between two averages of a parameter, in place of `every`, where sites compute at different
             speeds: each makes as many steps as it can. `every` counts until a site knows its speed.
-        outer: the outer optimizer: "nesterov:lr=0.7,momentum=0.9", or "sgd:lr=1,momentum=0", which is plain
-            averaging. Or a preset: "average", "diloco", "muloco" or "slowmo".
+        outer: the outer optimizer: "average" averages models. "diloco", "muloco" and "slowmo" are other presets; or give
+            its values, such as "nesterov:lr=0.7,momentum=0.9".
         compressor: the compressor of the changes. See `gradwire.compressor`.
         fragments: the number of parts in which the model is averaged, one part every `every // fragments` steps.
         overlap: True applies a part's average `delay` steps later, when the next part starts; local changes since
@@ -86,7 +86,7 @@ class LocalSteps:
         optimizer: Optimizers,
         *,
         every: int = 64,
-        outer: str = "nesterov:lr=0.7,momentum=0.9",
+        outer: str = "average",
         compressor: Spec = "int4",
         fragments: int = 4,
         overlap: bool = True,

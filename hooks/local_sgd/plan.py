@@ -17,7 +17,7 @@ from .relay import PART
 
 EVERY = (8, 16, 32, 64, 128, 256, 500)  # steps between two averages, of which the first that suffices is named
 FRAGMENTS = (4, 2, 1)
-FREE = 32  # steps up to which local SGD loses nothing against every step, in docs/results/local-steps
+FREE = 32  # steps between averages up to which twice the steps make up for the loss, in docs/results/local-steps
 ROUND_TRIPS = 4  # before a round: a connection with the rendezvous, its proofs in both directions, and the question
 
 
@@ -90,6 +90,11 @@ class SitesPlan:
     every: int
     rounds: Sequence[RoundPlan]
     computing: float
+
+    @property
+    def delay(self) -> int:
+        """Steps from computing a change to applying its average."""
+        return self.every // len(self.rounds)
 
     @property
     def state_bytes(self) -> int:
@@ -185,6 +190,11 @@ def layout_of(parameters: Mapping[str, Tensor]) -> Layout:
 
 
 def recommended(plans: Sequence[SitesPlan]) -> int:
-    """Return the place of the plan to use: the first whose `every` costs no loss, else the first of the fewest steps."""
+    """Return the place of the plan to use: of those with at most FREE steps between averages the one with the least delay.
+
+    Where there is none, it is the one with the fewest steps between averages. The first one wins a tie.
+    """
     free = [place for place, each in enumerate(plans) if each.every <= FREE]
-    return free[0] if free else min(range(len(plans)), key=lambda place: (plans[place].every, -plans[place].computing))
+    if free:
+        return min(free, key=lambda place: plans[place].delay)
+    return min(range(len(plans)), key=lambda place: (plans[place].every, -plans[place].computing))

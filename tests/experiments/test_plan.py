@@ -176,6 +176,7 @@ def test_sites_of_a_model_of_72_billion_parameters_are_planned_by_their_number(p
     (row,) = planned(*flags, "--compressors=int2")["rows"]
     whole = 72.7e9 * (2 + 16 / 256) / 8  # two bits, and two bytes for each block of 256
     assert row["fragments"] * row["sent_bytes"] == pytest.approx(whole * (19 / 20 + 1 / 20), rel=0.2)
+    assert (row["every"], row["fragments"], round(row["seconds"])) == (64, 4, 431)  # as the page on local SGD says
 
 
 @pytest.mark.parametrize(

@@ -77,11 +77,12 @@ def test_a_plan_names_the_fewest_steps_with_which_sites_compute(step, every, com
     assert computes in (None, found.computing)
 
 
-def test_the_first_compressor_whose_averages_are_frequent_is_recommended_or_the_one_with_the_most_frequent():
-    plans = lambda *every: [SitesPlan(each, [], 1.0) for each in every]  # noqa: E731
-    assert recommended(plans(256, 32, 16, 8)) == 1
-    assert recommended(plans(500, 256, 128, 64)) == 3
-    assert recommended(plans(500, 64, 64)) == 1
+def test_of_plans_with_frequent_averages_the_one_with_the_least_delay_is_recommended_else_the_most_frequent():
+    plans = lambda *given: [SitesPlan(every, [None] * count, 1.0) for every, count in given]  # noqa: E731
+    assert recommended(plans((64, 4), (32, 2), (16, 1), (16, 2), (8, 1))) == 3  # 8 steps, as the last one
+    assert recommended(plans((8, 1), (8, 2), (8, 2))) == 1
+    assert recommended(plans((500, 4), (256, 4), (128, 4), (64, 1))) == 3
+    assert recommended(plans((500, 4), (64, 4), (64, 4))) == 1
 
 
 @pytest.mark.parametrize("spec", ["none", "int4", "topk:ratio=0.5"])
