@@ -1,7 +1,7 @@
 """Memory on a CPU for the time that a bucket is on its way: large blocks, used again by the next buckets.
 
 malloc gives each thread a heap of its own, which keeps what other threads free: up to several times what is in use. These
-blocks belong to no thread. Their memory never exceeds the most bytes that were in use at once.
+blocks belong to no thread. Their sum never exceeds the most bytes that were in use at once.
 """
 
 from __future__ import annotations
@@ -24,50 +24,44 @@ class Pool:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._returned: SimpleQueue[tuple[mmap.mmap, int]] = (
-            SimpleQueue()
-        )  # a garbage collection may put, on any thread
-        self._free: list[tuple[mmap.mmap, int]] = []  # blocks, and the bytes from the first on that have memory
+        self._returned: SimpleQueue[mmap.mmap] = SimpleQueue()  # a garbage collection may put, whatever thread it meets
+        self._free: list[mmap.mmap] = []
         self._lent = self._most = 0  # bytes in use: now, and at most so far
 
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return a contiguous tensor of any numbers, in a block of its own."""
         nbytes = math.prod(shape) * dtype.itemsize
-        taken = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        block = self._take(taken)
+        block = self._take(-(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
         lent = (ctypes.c_char * nbytes).from_buffer(block)
-        weakref.finalize(lent, self._returned.put, (block, taken)).atexit = False
+        weakref.finalize(lent, self._returned.put, block).atexit = False
         flat = torch.frombuffer(lent, dtype=dtype)
         return flat if len(shape) == 1 else flat.view(shape)  # a view keeps the block, even if it is emptied
 
     def _take(self, nbytes: int) -> mmap.mmap:
-        """The smallest free block of that size to twice that size, whose rest gives its memory back, or a new one."""
+        """The smallest free block of that size to twice that size, or a new one."""
         with self._lock:
             self._collect()
-            fitting = [each for each in self._free if nbytes <= len(each[0]) <= 2 * nbytes]
-            found = min(fitting, key=lambda each: len(each[0]), default=None)
-            self._lent += nbytes
+            fitting = [block for block in self._free if nbytes <= len(block) <= 2 * nbytes]
+            found = min(fitting, key=len, default=None)
+            self._lent += nbytes if found is None else len(found)
             self._most = max(self._most, self._lent)
             if found is not None:
                 self._free.remove(found)
+                return found
             while self._free and self._lent + self.free_bytes > self._most:
                 del self._free[0]  # unmaps it
-            if found is None:
-                return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            block, there = found
-            if there > nbytes:
-                block.madvise(mmap.MADV_DONTNEED, nbytes)
-            return block
+            return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
     def _collect(self) -> None:
         while not self._returned.empty():
-            self._free.append(self._returned.get_nowait())
-            self._lent -= self._free[-1][1]
+            block = self._returned.get_nowait()
+            self._free.append(block)
+            self._lent -= len(block)
 
     @property
     def free_bytes(self) -> int:
         """Bytes of blocks that wait for the next tensor."""
-        return sum(nbytes for _, nbytes in self._free)
+        return sum(map(len, self._free))
 
     def release(self) -> None:
         """Give all free blocks back to the system."""

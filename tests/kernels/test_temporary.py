@@ -43,20 +43,6 @@ def test_a_block_more_than_twice_too_large_is_left_for_others():
     assert small.data_ptr() != address
 
 
-def test_a_tensor_in_a_larger_block_leaves_the_memory_behind_it_to_the_system():
-    mine = Pool()
-    large = mine.tensor((8 * MIB,), torch.uint8).fill_(1)
-    address = large.data_ptr()
-    del large
-    small = mine.tensor((5 * MIB,), torch.uint8)
-    assert (small.data_ptr(), mine._lent) == (address, 5 * MIB)
-    del small
-    again = mine.tensor((8 * MIB,), torch.uint8)
-    assert again.data_ptr() == address
-    assert again[: 5 * MIB].all()
-    assert not again[5 * MIB :].any()  # as the system gives memory
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
 def test_a_temporary_is_a_contiguous_tensor_of_its_shape(dtype):
     made = temporary(3, SMALLEST, dtype=dtype, device=CPU)
