@@ -50,7 +50,7 @@ def by_hand(rank, world_size, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_after_a_rank_was_killed_the_job_goes_on_in_the_same_bits(ranks, tmp_path):
     job, whole = tmp_path / "job", tmp_path / "whole"
     job.mkdir()
@@ -62,7 +62,7 @@ def test_after_a_rank_was_killed_the_job_goes_on_in_the_same_bits(ranks, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_after_a_host_was_killed_the_job_goes_on_with_fewer_ranks_and_loses_nothing(ranks, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]

@@ -47,7 +47,7 @@ def lives_through(folder, way, restarts):
     mine = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "torch.distributed.run", *options, script, way, str(restarts)]
     done = subprocess.run(
-        command, env={**os.environ, **mine}, capture_output=True, text=True, timeout=40 * (restarts + 1), check=False
+        command, env={**os.environ, **mine}, capture_output=True, text=True, timeout=90 * (restarts + 1), check=False
     )
     return sorted(line for line in done.stdout.splitlines() if line.startswith("rank")), done.stderr[-2000:]
 
