@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 import threading
@@ -34,11 +35,11 @@ from ..transport.protocol import Decorator, Pending
 from .bucket_plan import (
     AllPending,
     BucketPlan,
-    BucketSegment,
+    BucketProgram,
+    Segment,
     all_done,
     labelled,
-    names_by_index,
-    prepared,
+    program_of,
     segments_of,
     setup,
 )
@@ -187,40 +188,20 @@ class CompressedAverager:
             plan, buffer = bucket.plan, bucket.flat
             if plan is None or plan.known is not self._known or plan.scale != bucket.scale:
                 plan = bucket.plan = self._bind(bucket, bucket.all_parameters, bucket.scale)
-        if plan.op is None:
-            return self._averages(plan, buffer)
-        request, names = plan.request, plan.names
-        if request is None or buffer is not plan.buffer:  # it is a hook's, or parts of it are not sent
-            request = AllReduce(as_real(buffer) if buffer.is_complex() else buffer, plan.op)
-            names = names if needs_future else tuple(map(self._name, bucket.parameters()))
-        tensor, size = request.tensor, request.tensor.element_size()
-        task = Task(in_place(request, buffer), plan.label, needs_future, now=self.step.now, nbytes=tensor.nbytes)
-        self.step.programs.append(BucketStats(names, tensor.numel(), task.record, element_bytes=size))
-        return plan.engine.submit(task, on_wait=plan.on_wait)
-
-    def _averages(self, plan: BucketPlan, buffer: Tensor) -> Pending:
-        """The average of a bucket, by a program for each of ours in it, beside backward."""
-        step, watched, pendings = self.step, self.memory.watched, list[Pending]()
-        if not plan.segments:  # it is sparse
-            program = self.memory.reduce_sparse(buffer, self.engines.group.size(), watched)
-            task = Task(program, plan.label, plan.needs_future, now=step.now)
-            size = buffer.element_size()
-            step.programs.append(BucketStats(plan.names, buffer.numel(), task.record, element_bytes=size))
-            return plan.engine.submit(task)
-        flat = as_real(buffer) if buffer.is_complex() else buffer
-        for segment in plan.segments:
-            layout, number = segment.memory.layout, self.memory.step - 1
-            if segment.is_whole and flat is buffer:
-                program = segment.memory.reduce(flat, number, watched)
-            else:
-                program = segment.reduce(flat, number, buffer, watched)
-            size = flat.element_size()
-            task = Task(program, segment.label, plan.needs_future, now=step.now, nbytes=size * layout.numel)
-            step.programs.append(BucketStats(layout.names, layout.numel, task.record, segment.memory.gauge, size))
-            pendings.append(plan.engine.submit(task))
-        if len(pendings) == 1 or (plan.needs_future and flat.is_cuda):
-            return pendings[-1]  # on the side stream each has come to its end before the next
-        return all_done(pendings, buffer) if plan.needs_future else AllPending(pendings)
+            if plan.op and buffer is not plan.buffer:  # some parameters are not sent in this step
+                names = tuple(map(self._name, bucket.parameters()))
+                sent = all_reduced(buffer, plan.op, plan.programs[0].label, names, bound=True)
+                plan = dataclasses.replace(plan, programs=[sent])
+        step, pendings = self.step, list[Pending]()
+        number, watched = self.memory.step - 1, not plan.op and self.memory.watched
+        for each in plan.programs:
+            program = each.reduce(buffer, number, watched)
+            task = Task(program, each.label, needs_future, now=step.now, nbytes=each.nbytes)
+            step.programs.append(BucketStats(each.names, each.elements, task.record, each.gauge, each.element_bytes))
+            pendings.append(plan.engine.submit(task, on_wait=plan.on_wait))
+        if len(pendings) == 1:
+            return pendings[0]
+        return all_done(pendings, buffer) if needs_future else AllPending(pendings)
 
     def _bind(
         self, bucket: dist.GradBucket | Sendable, parameters: Sequence[Tensor], scale: float | None = None
@@ -229,37 +210,40 @@ class CompressedAverager:
 
         `scale`: of our own DDP's, see `BucketPlan`; None for what a hook is given.
         """
-        index, buffer, hooked = bucket.index(), bucket.buffer(), scale is None
+        memory, index, buffer, hooked = self.memory, bucket.index(), bucket.buffer(), scale is None
         engine = self.engines.of(buffer.device, index)
         named = {self._name(parameter): parameter for parameter in parameters}
-        label = labelled(index, tuple(named))
-        plan = BucketPlan(self._known, parameters, engine, label, tuple(named), scale, needs_future=hooked)
+        names, label = tuple(named), labelled(index, tuple(named))
         if isinstance(bucket, SparseBucket):
             engine.prepare(SPARSE_ROUNDS)
-            return plan
+            reduce = functools.partial(memory.reduce_sparse, self.engines.group.size())
+            program = BucketProgram(reduce, label, names, buffer.numel(), buffer.element_size(), nbytes=0)
+            return BucketPlan(self._known, parameters, engine, scale, [names], [program])
         if index == 0:  # new buckets need other blocks: the first ones of torch's DDP are one, of the whole model
             pool.release()
-        if index == 0 and self.memory.remembers:
+        if index == 0 and memory.remembers:
             self._discarded.watch(parameters)
         flat = as_real(buffer)
         layout = self._met(named, flat, engine)
         with self.step_lock.lock:
-            segments = segments_of(self.memory, bucket, named, layout)
-        segments = [prepared(segment, self.memory, engine, flat) for segment in segments]
-        op = self._op(scale, segments) if flat.numel() else None
-        plan = dataclasses.replace(plan, segments=segments, op=op, on_wait=bool(op) and not (hooked or self.sparse))
-        if not hooked:
-            plan = dataclasses.replace(plan, buffer=buffer, request=AllReduce(flat, op) if op else None)
+            segments = segments_of(memory, bucket, named, layout)
+        programs = [program_of(segment, memory, engine, index, buffer) for segment in segments]
+        buckets = [*(each.names for each in programs), names]
+        plan = BucketPlan(self._known, parameters, engine, scale, buckets, programs)
+        if flat.numel() and (op := self._op(scale, segments)):
+            whole, on_wait = all_reduced(buffer, op, label, names, bound=not hooked), not (hooked or self.sparse)
+            kept = None if hooked else buffer
+            plan = dataclasses.replace(plan, programs=[whole], op=op, buffer=kept, on_wait=on_wait)
         self._plans[index] = plan
         with self.step_lock.lock:
-            self.memory.arrange(names_by_index(self._plans))
+            memory.arrange(names for _, each in sorted(self._plans.items()) for names in each.buckets)
         return plan
 
-    def _op(self, scale: float | None, segments: Sequence[BucketSegment]) -> Op | None:
+    def _op(self, scale: float | None, segments: Sequence[Segment]) -> Op | None:
         """The all-reduce that is all of a bucket's program; None where there is more to do."""
         if scale not in (None, 1.0):
             return "sum"
-        return "mean" if self.memory.averages and all(segment.is_whole for segment in segments) else None
+        return "mean" if self.memory.averages and all(places is None for _, places in segments) else None
 
     def _met(self, named: Mapping[str, Tensor], flat: Tensor, engine: Engine) -> Layout:
         """The layout of a bucket that was not there before; the first one tells whether all ranks have the same."""
@@ -350,8 +334,17 @@ class CompressedAverager:
             self.engines.close()
 
 
-def in_place(request: AllReduce, buffer: Tensor) -> Program[Tensor]:
-    """Ask for all of a bucket's average at once; returns its `buffer`, whose real numbers the request has."""
+def all_reduced(buffer: Tensor, op: Op, label: str, names: tuple[str, ...], *, bound: bool) -> BucketProgram:
+    """The all-reduce of a bucket of which nothing is remembered. `bound`: each step has its gradients in this buffer."""
+    flat = as_real(buffer)
+    reduce = functools.partial(in_place, op=op, request=AllReduce(flat, op) if bound else None)
+    return BucketProgram(reduce, label, names, flat.numel(), flat.element_size(), flat.nbytes)
+
+
+def in_place(buffer: Tensor, _step: int, _watched: bool, *, op: Op, request: AllReduce | None) -> Program[Tensor]:
+    """Ask for all of a bucket's average at once; returns its `buffer`. `request`: of its numbers, if that was made."""
+    if request is None:
+        request = AllReduce(as_real(buffer) if buffer.is_complex() else buffer, op)
     reply = yield request
     if reply is not request.tensor:
         request.tensor.copy_(reply)

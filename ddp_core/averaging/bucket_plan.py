@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress import AllReduce, Compressor, Dense, Layout, Program, specification
+from ...compress import Compressor, Dense, Layout, Program, specification
 from ...compress.protocol.layout import Scope
 from ...compress.protocol.requests import Op
 from ...compress.simulate import scopes_by_round
-from ..buckets.grad_bucket import layout_of
+from ...compress.state.gauge import Gauge
+from ..buckets.grad_bucket import as_real, layout_of
 from ..buckets.slices import BucketSlice, Sendable
 from ..engine.engine import Engine
 from ..engine.lanes import FuturePending
@@ -25,37 +25,27 @@ from ..memory.bucket_memory import BucketMemory
 from ..memory.model_memory import ModelMemory
 from ..transport.protocol import Pending
 
+Reduce: TypeAlias = Callable[[Tensor, int, bool], Program[Tensor]]
+Places: TypeAlias = tuple[tuple[int, int], ...]  # first and last element of each piece of a flat buffer
+Segment: TypeAlias = tuple[BucketMemory, Places | None]  # a bucket of ours, and its places in DDP's; None: all of it
+
 
 @dataclass(frozen=True)
-class BucketSegment:
-    """A bucket of ours inside one of DDP's: all of it (`places` is None) or the listed pieces of its flat buffer.
+class BucketProgram:
+    """The program of every step that averages a bucket of DDP's, or one of ours inside it.
 
-    `room`: where it is averaged, if not in place.
+    `reduce`: makes the program of a step, from the buffer of DDP's bucket, the number of steps before, and True where the
+    average has a say in whether the step counts. The program averages in place and returns the buffer. `names`: of the
+    parameters. `nbytes`: of the gradients, where they count as on their way.
     """
 
-    memory: BucketMemory
-    places: tuple[tuple[int, int], ...] | None
+    reduce: Reduce
     label: str
-    room: Tensor | None = None
-
-    @cached_property
-    def is_whole(self) -> bool:
-        """True if it is all of a bucket, and averaged in place."""
-        return self.places is None and self.room is None
-
-    def reduce(self, flat: Tensor, step: int, buffer: Tensor, watched: bool) -> Program[Tensor]:
-        """Average this segment of `flat`, which is `buffer` as real numbers, in place; returns `buffer`.
-
-        All of it is in the program, so that on CUDA it runs on the side stream, and the future's events cover it.
-        """
-        if self.is_whole:
-            yield from self.memory.reduce(flat, step, watched)
-            return buffer
-        pieces = [flat] if self.places is None else [flat[first:end] for first, end in self.places]
-        taken = torch.cat(pieces) if self.room is None else torch.cat(pieces, out=self.room)
-        average = yield from self.memory.reduce(taken, step, watched)
-        torch._foreach_copy_(pieces, list(average.split([piece.numel() for piece in pieces])))
-        return buffer
+    names: tuple[str, ...]
+    elements: int
+    element_bytes: int
+    nbytes: int
+    gauge: Gauge | None = None
 
 
 @dataclass(frozen=True)
@@ -63,24 +53,20 @@ class BucketPlan:
     """The way in which a bucket of DDP's is averaged in every step: all that is known once the bucket is.
 
     `known`: the plan holds as long as the averager has this object, and for gradients that come multiplied by `scale`; None
-    for what a hook is given, as it is. `names`: of the parameters. `segments`: what compressors remember, in order.
-    `needs_future`: torch waits for the average. `op`: the one all-reduce that the program is, where nothing is remembered:
-    "sum" of gradients that come divided by the ranks, or "mean"; else None. `request`: that, of the `buffer` of a bucket of
-    our own DDP, which outlives the plan. `on_wait`: the waiting thread runs it, which leaves a thread of its own nothing to
-    compute.
+    for what a hook is given, as it is. `buckets`: names in each of ours inside it, then in all of it. `op`: the one
+    all-reduce that is its program, where nothing is remembered: "sum" of gradients that come divided by the ranks, or
+    "mean"; else None. `buffer`: that such a program of our own DDP was made for. `on_wait`: the waiting thread runs it,
+    which leaves a thread of its own nothing to compute.
     """
 
     known: object
     parameters: Sequence[Tensor]
     engine: Engine
-    label: str
-    names: tuple[str, ...]
     scale: float | None
-    needs_future: bool
-    segments: Sequence[BucketSegment] = ()
+    buckets: Sequence[tuple[str, ...]]
+    programs: Sequence[BucketProgram]
     op: Op | None = None
     buffer: Tensor | None = None
-    request: AllReduce | None = None
     on_wait: bool = False
 
 
@@ -112,10 +98,12 @@ def all_done(pendings: Sequence[Pending], buffer: Tensor) -> FuturePending:
         return buffer
 
     futures = [pending.future for pending in pendings if isinstance(pending, FuturePending)]
+    if buffer.is_cuda:  # on the side stream each has come to its end before the next
+        return FuturePending(futures[-1])
     return FuturePending(torch.futures.collect_all(futures).then(finished))
 
 
-def places_in(layout: Layout, names: Sequence[str]) -> tuple[tuple[int, int], ...]:
+def places_in(layout: Layout, names: Sequence[str]) -> Places:
     """First and last element of the named parameters in the flat buffer."""
     spans = {n: (o, o + s) for n, o, s in zip(layout.names, layout.offsets, layout.sizes, strict=True)}
     return tuple(spans[name] for name in names)
@@ -123,40 +111,58 @@ def places_in(layout: Layout, names: Sequence[str]) -> tuple[tuple[int, int], ..
 
 def segments_of(
     memory: ModelMemory, bucket: dist.GradBucket | Sendable, named: Mapping[str, Tensor], layout: Layout
-) -> list[BucketSegment]:
+) -> list[Segment]:
     """The buckets of ours inside one of `layout`: those of a loaded state, or all of it. `named`: its parameters."""
     if isinstance(bucket, BucketSlice):
-        return [slice_of(memory, bucket, layout)]
-    segments = []
+        return [(slice_of(memory, bucket, layout), None)]
+    segments: list[Segment] = []
     for names in memory.split(layout.names):
-        mine = {name: named[name] for name in names}
-        own = layout_of(mine, layout.dtype, layout.device, layout.ranks)
-        places = None if own == layout else places_in(layout, names)
+        own = layout_of({name: named[name] for name in names}, layout.dtype, layout.device, layout.ranks)
         (found,) = (memory.get(own) or memory.add(own)).slices
-        segments.append(BucketSegment(found, places, labelled(bucket.index(), names)))
+        segments.append((found, None if own == layout else places_in(layout, names)))
     return segments
 
 
-def slice_of(memory: ModelMemory, bucket: BucketSlice, layout: Layout) -> BucketSegment:
+def slice_of(memory: ModelMemory, bucket: BucketSlice, layout: Layout) -> BucketMemory:
     """A slice of a bucket of `layout`: dense, and without a memory, until slices follow a swap to what cannot be cut."""
     own = bucket.layout(layout)
-    label = labelled(bucket.index(), own.names)
     if not memory.may_be_cut:
-        return BucketSegment(BucketMemory(Dense(), own, memory.step), None, label)
+        return BucketMemory(Dense(), own, memory.step)
     memory.split(layout.names)  # buckets of a loaded state, which are not asked for again
     cuts = [each.layout(layout) for each in bucket.bucket.slices]
     whole = memory.get(layout, cuts) or memory.add(layout, cuts)
-    return BucketSegment(whole.slices[cuts.index(own)], None, label)
+    return whole.slices[cuts.index(own)]
 
 
-def prepared(segment: BucketSegment, memory: ModelMemory, engine: Engine, flat: Tensor) -> BucketSegment:
-    """The segment, with the channels that its rounds need, and memory where these are quicker. `flat`: its bucket's."""
-    scopes = scopes_of_rounds(memory.compressor, segment.memory.layout, partial=memory.partial)
+def program_of(segment: Segment, memory: ModelMemory, engine: Engine, index: int, buffer: Tensor) -> BucketProgram:
+    """The program of a segment, with the channels that its rounds need, and memory where these are quicker."""
+    (own, places), flat = segment, as_real(buffer)
+    layout, transport, size = own.layout, engine.transport, flat.element_size()
+    scopes = scopes_of_rounds(memory.compressor, layout, partial=memory.partial)
     engine.prepare(len(scopes), scopes)
-    if not engine.transport.allocates:
-        return segment
-    alone = flat if segment.places is None else flat.new_empty(segment.memory.layout.numel)
-    return dataclasses.replace(segment, room=engine.transport.allocate_for(alone))
+    room = None
+    if transport.allocates:
+        room = transport.allocate_for(flat if places is None else flat.new_empty(layout.numel))
+    in_place = places is None and room is None and flat is buffer
+    reduce: Reduce = own.reduce if in_place else partial(reduce_apart, own, places, room)
+    label = labelled(index, layout.names)
+    return BucketProgram(reduce, label, layout.names, layout.numel, size, size * layout.numel, own.gauge)
+
+
+def reduce_apart(
+    own: BucketMemory, places: Places | None, room: Tensor | None, buffer: Tensor, step: int, watched: bool
+) -> Program[Tensor]:
+    """Average pieces of a buffer, or with `places` None all of it, in `room` if there is any; returns the buffer.
+
+    All copies are in the program, so that on CUDA they run on the side stream, and the future's events cover them.
+    """
+    flat = as_real(buffer)
+    pieces = [flat] if places is None else [flat[first:end] for first, end in places]
+    taken = flat if places is None and room is None else torch.cat(pieces, out=room)
+    average = yield from own.reduce(taken, step, watched)
+    if average is not flat:
+        torch._foreach_copy_(pieces, list(average.split([piece.numel() for piece in pieces])))
+    return buffer
 
 
 def setup(compressor: Compressor, step: int, layout: Layout, values: str | None) -> str:
@@ -170,10 +176,3 @@ def labelled(index: int, names: Sequence[str]) -> str:
     """Return the name of a bucket in messages."""
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return f"bucket {index} (parameters {shown})"
-
-
-def names_by_index(plans: dict[int, BucketPlan]) -> Iterator[tuple[str, ...]]:
-    """The names in our buckets, by the index of DDP's bucket that they are in."""
-    for index in sorted(plans):
-        yield from (segment.memory.layout.names for segment in plans[index].segments)
-        yield plans[index].names  # of a bucket whose segments are slices

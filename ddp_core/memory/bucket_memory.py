@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,11 +17,81 @@ from ...compress.protocol.requests import Program, all_reduce, together
 from ...compress.state import tree as states
 from ...compress.state.gauge import gauges
 from ...compress.state.shares import ranks_given
-from ...compress.state.tree import Entries, Leaves, PerParameter
+from ...compress.state.tree import Entries, FlatLeaf, Leaves
 from ...kernels import Residual, all_finite
 from .out_of_memory import allocated, kept_bytes
 
 CARRIED_OVER = "carried_over"  # the field under which a state dict keeps gradient that has lost its place
+
+
+class CarriedOver(FlatLeaf):
+    """Gradient of this rank that has no place in its compressor's state: the next step adds it to the bucket's gradients.
+
+    Rebuilt buckets, a swap and a resize leave some. With `asks` each step does: the average of parameters that no rank has
+    used, which DDP drops. Without, `flat` is empty until some is added. `anywhere`: any rank may have some; the same on all
+    ranks.
+    """
+
+    versioned = True
+
+    def __init__(self, layout: Layout, *, asks: bool = False, anywhere: bool = False) -> None:
+        self.layout, self.asks, self.anywhere = layout, asks, anywhere
+        device = layout.device if asks else torch.device("cpu")
+        self.flat = torch.zeros(layout.numel if asks else 0, dtype=layout.dtype, device=device)
+        self._sizes = torch.tensor(layout.sizes, device=device)
+        self.left: DeviceFlag | None = None  # whether the last step leaves any here, asked while `anywhere`
+
+    def add(self, gradient: Mapping[str, Tensor]) -> None:
+        """Add numbers, flat, by parameter name, between two steps."""
+        wide = self.layout.widened()
+        flat = torch.zeros(wide.numel, dtype=wide.dtype, device=wide.device)  # a snapshot may have the old one
+        if self.flat.numel():
+            flat.copy_(self.flat)
+        views = wide.views(flat)
+        for name, numbers in gradient.items():
+            views[name].view(-1).add_(numbers.to(wide.device))
+        self.flat, self._other = flat, None
+
+    def held_back(self) -> dict[str, Tensor]:
+        """Return the numbers, flat, by parameter; while any rank may have some, of the same parameters on all ranks."""
+        views = self.layout.views(self.flat) if self.flat.numel() else {}
+        return {name: view.reshape(-1) for name, view in views.items() if self.anywhere or view.any()}
+
+    def reduce(self, flat: Tensor, compressor: Compressor, state: Any, leaves: Leaves) -> Program[Tensor]:
+        """Average a bucket's gradients and these numbers, by a compressor whose state has these leaves."""
+        used = self._used(flat) if self.asks else None
+        averaging = compressor.reduce(flat, state, self._bring_out(flat, compressor, leaves))
+        if used is None:
+            average = yield from averaging
+        else:
+            average, shares = yield from together(averaging, all_reduce(used))
+            unused = (shares == 0).repeat_interleave(self._sizes, output_size=self.layout.numel)
+            self.update().after.copy_(torch.where(unused, average, 0))
+            average.masked_fill_(unused, 0)
+        self.left = DeviceFlag(self.flat.any()) if self.anywhere else None
+        return average
+
+    def _bring_out(self, flat: Tensor, compressor: Compressor, leaves: Leaves) -> Residual | None:
+        """Move the numbers to this rank's gradient; what 16 bits cannot hold of the sum stays held back.
+
+        Where ranks of a host share what is held back, that goes beside the gradient into the host's sum.
+        """
+        exact = flat.to(working_dtype(flat.dtype)).add_(self.flat)
+        if not self.asks:
+            self.clear()
+        if exact is flat:
+            return None
+        flat.copy_(exact)
+        rest = exact.sub_(flat)
+        leaves.hold(self.layout, rest)
+        return Residual(rest, rest) if leaves.residuals and ranks_given(compressor) is not None else None
+
+    def _used(self, flat: Tensor) -> Tensor:
+        """1 for each parameter with a gradient on this rank, 0 for those whose gradient is all zeros."""
+        pieces = flat.split(self.layout.sizes)
+        if flat.is_cuda and all(self.layout.sizes):  # one kernel, not one for each parameter
+            return torch.stack(torch._foreach_norm(pieces, math.inf)).ne(0).float()
+        return torch.stack([piece.any() for piece in pieces]).float()
 
 
 class BucketMemory:
@@ -56,19 +127,14 @@ class BucketMemory:
             self.leaves.version_what_ranks_share()
         self.leaves.set_step(step)
         self._counts_on_cuda = layout.device.type == "cuda" and bool(self.leaves.counters)
-        self._carrying, self._remembers = carrying, bool(self.leaves.flat)
-        self._carried: PerParameter | None = None  # gradient outside the compressor's state
-        self._asks = partial and (self._remembers or carrying)  # which parameters any rank has used
-        if self._asks:
-            self._carried = _versioned(layout)
-            self._sizes = torch.tensor(layout.sizes, device=layout.device)
         self._finite: DeviceFlag | None = None
-        self._left: DeviceFlag | None = None  # whether anything is carried after a step, asked while something may be
+        asks = partial and (carrying or bool(self.leaves.flat))  # which parameters any rank has used
+        self._carried = CarriedOver(layout, asks=asks, anywhere=carrying)
 
     @property
     def stateful(self) -> bool:
         """True if a step changes anything that may have to be undone."""
-        return self._remembers or self._carried is not None or self._carrying
+        return bool(self.leaves.flat or self._carried.anywhere or self._carried.flat.numel())
 
     def reduce(self, flat: Tensor, step: int, watched: bool) -> Program[Tensor]:
         """Average the bucket over ranks, in place of `flat`. `watched`: it has a say in whether the step counts."""
@@ -76,51 +142,15 @@ class BucketMemory:
             refuse_capture()
         if self.leaves.counters:
             self.leaves.set_step(step)
-        used = self._used(flat) if self._asks else None
-        rest = None if self._carried is None else self._bring_out(flat, self._carried)
-        if used is not None:
-            average = yield from self._reduce_used(flat, used, rest)
+        if self._carried.flat.numel():
+            average = yield from self._carried.reduce(flat, self._compressor, self.state, self.leaves)
         else:
-            average = yield from self._compressor.reduce(flat, self.state, rest)
+            average = yield from self._compressor.reduce(flat, self.state)
         if average is not flat:
             flat.copy_(average)
         if watched:
-            self._left = DeviceFlag(self._carried.flat.any()) if self._carrying and self._carried is not None else None
             self._finite = DeviceFlag(all_finite(flat))
         return flat
-
-    def _bring_out(self, flat: Tensor, carried: PerParameter) -> Residual | None:
-        """Add what is carried to this rank's gradient; what 16 bits cannot hold of the sum stays held back.
-
-        Where ranks of a host share what is held back, that goes beside the gradient into the host's sum.
-        """
-        exact = flat.to(working_dtype(flat.dtype)).add_(carried.flat)
-        if exact is not flat:
-            flat.copy_(exact)
-        if not self._asks:
-            carried.clear()
-        if exact is flat:
-            return None
-        rest = exact.sub_(flat)
-        self.leaves.hold(self.layout, rest)
-        return Residual(rest, rest) if self.leaves.residuals and ranks_given(self._compressor) is not None else None
-
-    def _used(self, flat: Tensor) -> Tensor:
-        """1 for each parameter with a gradient on this rank, 0 for those whose gradient is all zeros."""
-        pieces = flat.split(self.layout.sizes)
-        if flat.is_cuda and all(self.layout.sizes):  # one kernel, not one for each parameter
-            return torch.stack(torch._foreach_norm(pieces, math.inf)).ne(0).float()
-        return torch.stack([piece.any() for piece in pieces]).float()
-
-    def _reduce_used(self, flat: Tensor, used: Tensor, rest: Residual | None) -> Program[Tensor]:
-        """The average of the parameters that any rank used; that of the others stays here. `rest`: of `_bring_out`."""
-        averaging = self._compressor.reduce(flat, self.state, rest)
-        results: list[Tensor] = yield from together(averaging, all_reduce(used))
-        average, shares = results
-        unused = (shares == 0).repeat_interleave(self._sizes, output_size=self.layout.numel)
-        assert self._carried is not None
-        self._carried.update().after.copy_(torch.where(unused, average, 0))
-        return average.masked_fill_(unused, 0)
 
     def held_back(self) -> dict[str, Tensor]:
         """Return the gradient that this rank has not given to an average yet, flat, by the same parameters on all ranks."""
@@ -128,11 +158,7 @@ class BucketMemory:
             return {}
         zeros = torch.zeros(self.layout.numel, dtype=self.layout.dtype, device=self.layout.device)
         nothing = dict(zip(self.layout.names, zeros.split(self.layout.sizes), strict=True))
-        return states.summed([nothing, self.leaves.held_back(), self._carried_by_name()])
-
-    def _carried_by_name(self) -> dict[str, Tensor]:
-        views = {} if self._carried is None else self.layout.views(self._carried.flat)
-        return {name: view.reshape(-1) for name, view in views.items() if self._carrying or view.any()}
+        return states.summed([nothing, self.leaves.held_back(), self._carried.held_back()])
 
     def finite(self) -> bool:
         """Return True if the last average was finite."""
@@ -141,24 +167,22 @@ class BucketMemory:
     @property
     def brought_out(self) -> bool:
         """True if the last step, if it counts, has carried nothing over; the same on all ranks."""
-        return self._finite is not None and not self._left
+        return self._finite is not None and not self._carried.left
 
     def end_step(self, keep: bool, carrying: bool) -> bool:
         """End the step: keep what it changed, or undo it. `carrying`: whether any rank may still owe something.
 
         Return True if that was not possible, and what was held back before the step is gone.
         """
-        ended = self._finite is not None
-        self._finite = None
-        lost = not (ended and keep) and self.leaves.overwrites
-        for leaves in (self.leaves, self._carried):
-            if leaves is not None:
-                leaves.keep() if ended and keep else leaves.undo()
-        if not ended:
-            return lost
-        self._carrying, self._asks = carrying, self._asks and (carrying or self._remembers)
-        if keep and not self._asks:
-            self._carried = None
+        ended, carried, self._finite = self._finite is not None, self._carried, None
+        keep = keep and ended
+        lost = not keep and self.leaves.overwrites
+        for leaves in (self.leaves, carried):
+            leaves.keep() if keep else leaves.undo()
+        if ended:
+            carried.anywhere = carrying
+        if keep and carried.flat.numel() and not (carried.asks and (carrying or self.leaves.flat)):
+            self._carried = CarriedOver(self.layout, anywhere=carrying)
         return lost
 
     def snapshot(self, *, keep: bool, carrying: bool) -> BucketMemory:
@@ -167,14 +191,14 @@ class BucketMemory:
         `carrying`: as for `end_step`, which neither this nor a save does.
         """
         snapshot, newest = copy.copy(self), keep and self._finite is not None
-        snapshot.leaves, snapshot._carrying = self.leaves.snapshot(newest=newest), carrying
-        snapshot._carried = None if self._carried is None else self._carried.snapshot(newest=newest)
+        snapshot.leaves, snapshot._carried = self.leaves.snapshot(newest=newest), self._carried.snapshot(newest=newest)
+        snapshot._carried.anywhere = carrying
         return snapshot
 
     def save(self) -> Entries:
         """Copies of all numbers of the state, by parameter name and field."""
         entries = self.leaves.save()
-        for name, numbers in self._carried_by_name().items():
+        for name, numbers in self._carried.held_back().items():
             entries.setdefault(name, {})[CARRIED_OVER] = numbers.clone()
         return entries
 
@@ -186,26 +210,12 @@ class BucketMemory:
     def rescale(self, factor: float) -> None:
         """Multiply what is held back."""
         self.leaves.rescale(factor)
-        if self._carried is not None:
-            self._carried.multiply(factor)
+        self._carried.multiply(factor)
 
     def carry_over(self, held_back: Mapping[str, Tensor]) -> None:
         """Add to the next gradients, flat, by parameter name."""
-        if not held_back:
-            return
-        carried = _versioned(self.layout.widened())  # a new one: somebody may have taken the old one
-        if self._carried is not None:
-            carried.flat.copy_(self._carried.flat)
-        views = self.layout.views(carried.flat)
-        for name, numbers in held_back.items():
-            views[name].view(-1).add_(numbers.to(self.layout.device))
-        self._carried = carried
-
-
-def _versioned(layout: Layout) -> PerParameter:
-    zeros = PerParameter.zeros(layout, residual=True)
-    zeros.versioned = True
-    return zeros
+        if held_back:
+            self._carried.add(held_back)
 
 
 def refuse_capture() -> None:

@@ -47,7 +47,7 @@ MUTANTS = [
     Mutant(
         "a step that is not finite leaves its traces in the residual",
         "ddp_core/memory/bucket_memory.py",
-        "leaves.keep() if ended and keep else leaves.undo()",
+        "leaves.keep() if keep else leaves.undo()",
         "leaves.keep()",
         "tests/hooks/test_thrown_away.py -k discarded",
     ),

@@ -9,10 +9,10 @@ from gradwire.compress import Dense, Layout, Ranks, compressor
 from gradwire.compress.simulate import simulate
 from gradwire.ddp_core.averaging.bucket_plan import (
     AllPending,
-    BucketSegment,
     all_done,
     labelled,
     places_in,
+    reduce_apart,
     scopes_of_rounds,
     setup,
 )
@@ -34,11 +34,10 @@ def test_a_part_is_averaged_where_its_pieces_lie_and_nothing_else_is_touched(roo
     assert places == ((5, 9), (0, 2))
     own = Layout(("c", "a"), ((2, 2), (2,)), torch.float32, CPU, Ranks(2))
     flats = [torch.arange(9.0) + 10 * rank for rank in range(2)]
-    segments = [
-        BucketSegment(BucketMemory(Dense(), own, 0), places, "", None if room is None else room.clone()) for _ in flats
-    ]
-    programs = [segment.reduce(flat, 0, flat, False) for segment, flat in zip(segments, flats, strict=True)]
-    given = simulate(programs)
+    rooms = [None if room is None else room.clone() for _ in flats]
+    memories = [BucketMemory(Dense(), own, 0) for _ in flats]
+    parts = zip(memories, rooms, flats, strict=True)
+    given = simulate([reduce_apart(memory, places, taken, flat, 0, False) for memory, taken, flat in parts])
     for rank, flat in enumerate(flats):
         assert given[rank] is flat
         assert flat[:2].tolist() == [5.0, 6.0]

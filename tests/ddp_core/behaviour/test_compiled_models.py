@@ -103,13 +103,13 @@ def trained(rank, world_size, build, compiled):
 
     backend = aot_autograd(fw_compiler=forward_graph, bw_compiler=backward_graph)
     run = torch.compile(model, backend=backend) if compiled else model
-    averages = CompressedAverager._averages
+    average = CompressedAverager.average
 
     def noted(*arguments, **named):
         events.append("bucket")
-        return averages(*arguments, **named)
+        return average(*arguments, **named)
 
-    CompressedAverager._averages = noted
+    CompressedAverager.average = noted
     try:
         for step in range(WARM_UP + STEPS):
             warm = len(graphs) if step <= WARM_UP else warm
@@ -120,7 +120,7 @@ def trained(rank, world_size, build, compiled):
             optimizer.zero_grad()
         parameters = [getattr(each, "_local_tensor", each).detach().clone() for each in model.parameters()]
     finally:
-        CompressedAverager._averages = averages
+        CompressedAverager.average = average
         handle.close()
     return parameters, warm, len(graphs), list(events)
 
