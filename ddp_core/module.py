@@ -252,7 +252,7 @@ class DistributedDataParallel(TorchAttributes):
             if torch.is_grad_enabled():
                 self.reducer.pause()
             return output
-        self.reducer.begin()
+        self.reducer.expect_backward()
         if not self.reducer.watches or transformed():  # there the first gradient tells that a backward begins
             return output
         return watched(output, self.reducer, clone=self._ddp_sink_clone)

@@ -166,11 +166,15 @@ class CompressedAverager:
         """True if a step has begun and not ended, as far as its buckets show."""
         return self.step.under_way(idle=self.engines.idle)
 
+    @property
+    def overwrites(self) -> bool:
+        """True if the step that is under way overwrites residuals, and may come to its end."""
+        return self.memory.in_place and not self.engines.failed
+
     def between_steps(self, change: Callable[[], None]) -> None:
         """Change the memory now, or when the step is over that runs on another thread."""
         self.drain()
-        with self.step_lock.lock:
-            self.step_lock.between_steps(change, under_way=self.under_way)
+        self.step_lock.between_steps(self, change)
 
     def average(self, bucket: Sendable | dist.GradBucket, *, needs_future: bool = False) -> Pending:
         """Begin to average a bucket, after those before it, in place; its average is what waiting for it gives.
@@ -285,9 +289,7 @@ class CompressedAverager:
 
     def take(self, snapshot: Callable[[bool], T]) -> T:
         """Return what `snapshot` gives after the last step that ended: see `StepLock.take`."""
-        return self.step_lock.take(
-            snapshot, lambda: self.under_way, lambda: self.memory.in_place and not self.engines.failed, self.signs
-        )
+        return self.step_lock.take(self, snapshot)
 
     def signs(self) -> object:
         """Return what changes while a step goes on: its buckets, and those that are on their way unless one has failed."""

@@ -184,8 +184,7 @@ class ShardAverager:
 
     def between_steps(self, change: Callable[[], None]) -> None:
         """Change the memory now, or when the step is over that runs on another thread."""
-        with self.step_lock.lock:
-            self.step_lock.between_steps(change, under_way=self.memory.under_way)
+        self.step_lock.between_steps(self, change)
 
     def stats(self) -> Stats:
         """Return the cost of modules in the last step and in total."""
@@ -193,7 +192,7 @@ class ShardAverager:
 
     def take(self, snapshot: Callable[[bool], T]) -> T:
         """Return what `snapshot` gives after the last step that ended, also among replicas: see `StepLock.take`."""
-        found = self.step_lock.take(snapshot, lambda: self.memory.under_way, self._in_place, self.signs)
+        found = self.step_lock.take(self, snapshot)
         for each in self._with_replicas():
             each.engines.follow()
         return found
@@ -201,7 +200,14 @@ class ShardAverager:
     def _with_replicas(self) -> Sequence[ShardAverager | CompressedAverager]:
         return [self] if self._replicas is None else [self, self._replicas]
 
-    def _in_place(self) -> bool:
+    @property
+    def under_way(self) -> bool:
+        """True if a step has begun and not ended."""
+        return self.memory.under_way
+
+    @property
+    def overwrites(self) -> bool:
+        """True if the step that is under way overwrites residuals, and may come to its end."""
         both = self._with_replicas()
         return any(each.memory.in_place for each in both) and not any(each.engines.failed for each in both)
 

@@ -6,19 +6,35 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from typing import TypeVar
+from functools import partial
+from typing import Protocol, TypeVar
 
 T = TypeVar("T")
 LOOK_EVERY = 0.02  # seconds from look to look at a step
 QUIET = 10.0  # seconds without a sign of a step, after which it broke off
 
 
+class Steps(Protocol):
+    """The steps that a lock orders: a `CompressedAverager`, or a `ShardAverager`."""
+
+    @property
+    def under_way(self) -> bool:
+        """True if a step has begun and not ended."""
+
+    @property
+    def overwrites(self) -> bool:
+        """True if the step that is under way overwrites numbers of the step before, and may come to its end."""
+
+    def signs(self) -> object:
+        """Return what changes while a step goes on."""
+
+
 class StepLock:
     """Orders what threads do with a memory.
 
     `lock`: held while a step begins or ends, and while a thread takes a snapshot or makes a change. Two averagers whose
-    steps end together share it. `thread`: id of the thread that began the current step. `waiting`: changes that other
-    threads asked for during a step; its end makes them.
+    steps end together share it. `thread`: id of the thread that began the current step. `waiting`: what other threads
+    asked for during a step: its end does it, or the beginning of the next one.
     """
 
     def __init__(self) -> None:
@@ -26,65 +42,52 @@ class StepLock:
         self.thread = 0
         self.waiting: list[Callable[[], None]] = []
 
-    def between_steps(self, change: Callable[[], None], *, under_way: bool) -> None:
-        """Make a change now, or at the end of a step that is `under_way` on another thread. The caller holds the lock."""
-        if under_way and self.thread != threading.get_ident():  # on this thread the step was interrupted
-            self.waiting.append(change)
-        else:
-            change()
+    def between_steps(self, steps: Steps, change: Callable[[], None]) -> None:
+        """Make a change now, or at the end of a step that runs on another thread."""
+        with self.lock:
+            if self._is_elsewhere(steps):
+                self.waiting.append(change)
+            else:
+                change()
 
-    def take(
-        self,
-        snapshot: Callable[[bool], T],
-        under_way: Callable[[], bool],
-        in_place: Callable[[], bool],
-        signs: Callable[[], object],
-    ) -> T:
+    def take(self, steps: Steps, snapshot: Callable[[bool], T]) -> T:
         """Return the `snapshot` after the last step that ended, on any thread; its argument: a step is under way.
 
-        Where that step overwrites numbers, `in_place`, and runs on another thread, the snapshot is of its end. `signs`: as
-        for `after_step`.
+        If a step of another thread overwrites numbers, the snapshot is of the end of that step. Then the thread of the
+        step takes it, at the end of the step or before the next one. This thread takes it if the other one comes to
+        neither, or if the step breaks off. The caller does not hold the lock.
         """
         with self.lock:
-            elsewhere = self.thread != threading.get_ident()
-            if not (under_way() and elsewhere and in_place()):
-                return snapshot(under_way())
-        found = self.after_step(lambda: snapshot(False), lambda: not under_way(), signs)
-        if found is not None:
-            return found
-        with self.lock:  # the step broke off
-            return snapshot(under_way())
-
-    def after_step(self, take: Callable[[], T], ends: Callable[[], bool], signs: Callable[[], object]) -> T | None:
-        """Return what `take` gives once the step is over that is under way on another thread; None if that broke off.
-
-        `ends`: whether the step has ended. `signs`: what changes while it goes on. The thread that runs the step, or begins
-        the next one, calls `take`; where neither comes, this one does. The caller does not hold the lock.
-        """
-        found: Future[T] = Future()
-
-        def act() -> None:
-            try:
-                found.set_result(take())
-            except BaseException as error:  # whoever waits raises it, not the training thread
-                found.set_exception(error)
-
-        with self.lock:
-            self.waiting.append(act)
-        sign, since = signs(), time.monotonic()
+            if not (self._is_elsewhere(steps) and steps.overwrites):
+                return snapshot(steps.under_way)
+            found: Future[T] = Future()
+            save = partial(_take_between_steps, snapshot, found)
+            self.waiting.append(save)
+        sign, since = steps.signs(), time.monotonic()
         while not wait([found], LOOK_EVERY).done:
-            now = signs()
-            sign, since = (sign, since) if now == sign else (now, time.monotonic())
+            if (now := steps.signs()) != sign:
+                sign, since = now, time.monotonic()
             with self.lock:
-                if ends() and act in self.waiting:
-                    self.waiting.remove(act)  # the changes of others are for whoever begins the next step
-                    act()
-                elif time.monotonic() - since > QUIET and act in self.waiting:
-                    self.waiting.remove(act)
-                    return None
+                under_way = steps.under_way
+                broke_off = time.monotonic() - since > QUIET
+                if save in self.waiting and (broke_off or not under_way):
+                    self.waiting.remove(save)  # the changes of others are for whoever begins the next step
+                    return snapshot(under_way)
         return found.result()
 
+    def _is_elsewhere(self, steps: Steps) -> bool:
+        """Return True if a step is under way on another thread. One on this thread was interrupted."""
+        return steps.under_way and self.thread != threading.get_ident()
+
     def make_changes(self) -> None:
-        """Make the changes that other threads asked for. The caller holds the lock."""
+        """Do what other threads asked for. The caller holds the lock."""
         while self.waiting:
             self.waiting.pop(0)()
+
+
+def _take_between_steps(snapshot: Callable[[bool], T], found: Future[T]) -> None:
+    """Take a snapshot for the thread that waits for it, which raises what this raises."""
+    try:
+        found.set_result(snapshot(False))
+    except BaseException as error:
+        found.set_exception(error)

@@ -175,7 +175,6 @@ class GradBucket:
     def open(self, scale: float) -> None:
         """Make ready for a step's gradients."""
         self.scale = scale
-        self.waiting = len(self.members)
         self.pending: Pending | None = None
         self.absent: list[int] = []
         self.flat = self._memory

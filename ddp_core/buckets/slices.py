@@ -67,11 +67,6 @@ class BucketSlice:
         self.fill, self.sparse_members = bucket.fill, bucket.sparse_members
 
     @property
-    def waiting(self) -> int:
-        """The number of parameters whose gradient is still missing."""
-        return self.bucket.waiting
-
-    @property
     def absent(self) -> list[int]:
         """The members of the bucket that had no gradient when it was filled."""
         return self.bucket.absent

@@ -27,7 +27,7 @@ class SparseBucket(GradBucket):
 
     def open(self, scale: float) -> None:
         """Make ready for a step's gradient, which is not scaled on its way in."""
-        self.scale, self.waiting, self.pending, self.absent = 1.0, 1, None, []
+        self.scale, self.pending, self.absent = 1.0, None, []
 
     def fill(self, used: Sequence[int]) -> None:
         """Take the gradient; without one, a tensor of no rows."""

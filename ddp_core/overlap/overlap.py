@@ -29,9 +29,8 @@ from ..averaging.averager import CompressedAverager
 from ..buckets.assignment import allocate_own
 from ..buckets.sparse import SparseBucket
 from ..reducer.autograd import compiles, scripted, weak_call
-from ..reducer.backward_state import Backward
 from ..reducer.bucket_order import BucketOrder
-from ..reducer.reducer import Reducer
+from ..reducer.launch_ready_buckets import Backward, Reducer
 from . import messages
 from .early_reads import EarlyReadWarning
 from .measured_step import noted
@@ -159,7 +158,7 @@ class Overlap:
 
     def _obstacle(self, backward: Backward) -> str:
         """Why a step has to be synchronous."""
-        if backward.asks or backward.usage is not None:
+        if backward.asks:
             return "" if self._reducer.rules.static_graph else "find_unused_parameters=True"
         if any(isinstance(bucket, SparseBucket) for bucket in self._reducer.assignment.buckets):
             return "sparse gradients"
@@ -227,9 +226,9 @@ class Overlap:
         for each in pending:
             each.give_up()
         left = [each for each in pending if each is not update or not each.begun]
-        text = messages.not_updated(str(error), *(self._names(each) for each in (made, left)))
-        self._reducer.fail(update.backward, text)
-        return RuntimeError(text)
+        told = RuntimeError(messages.not_updated(str(error), *(self._names(each) for each in (made, left))))
+        self._reducer.fail(update.backward, told)
+        return told
 
     def _names(self, updates: Iterable[PendingUpdate]) -> list[str]:
         return self._reducer.names_of(chain.from_iterable(update.bucket.members for update in updates))

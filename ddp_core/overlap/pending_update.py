@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..buckets.grad_bucket import GRADIENT, GradBucket
-from ..reducer.backward_state import Backward
+from ..reducer.launch_ready_buckets import Backward
 from .pending_parameter import mark_pending, restore
 
 
@@ -91,7 +91,7 @@ class PendingUpdate:
 
     def _hand_out(self, average: Tensor | None) -> bool:
         """Gradients are where they were, averaged; those that will be cleared are only lent by the bucket."""
-        used = self.backward.used_by_any and self.backward.used_by_any()
+        used = None if self.backward.usage is None else self.backward.usage.by_any()
         if (
             average is not None
             and used is None

@@ -84,15 +84,36 @@ class Strays:
             warnings.warn(messages.added(added, self._remedy), stacklevel=2)
 
 
-class Bypass:
-    """Before the first forward of a wrapper: whether the model is trained without it."""
+class OutsideGradients:
+    """Warns, once each, of gradients that come after the averages of their step, and of training around the wrapper."""
 
     def __init__(self) -> None:
+        self.late = False  # the averages are there, and no forward has ended since
+        self._before_forward = True  # the first one of the wrapper
         self._index: int | None = None  # of the parameter that got the first gradient
         self._version = self._updates = 0
+        self._warned: set[str] = set()
 
-    def trains(self, index: int, parameter: Tensor) -> bool:
-        """Note a gradient of a parameter. Return True once it has come again after `TIMES` updates."""
+    def forward_ends(self) -> None:
+        """Expect gradients of a forward of the wrapper."""
+        self.late = self._before_forward = False
+
+    def note(self, index: int, reducer: Any) -> None:
+        """Note a gradient outside of a synchronized backward. `reducer`: a `Reducer`, whose file imports this one."""
+        parameter = reducer.parameters[index]
+        if self.late:
+            reason, text = "late", messages.late(reducer.names[index])
+        elif self._before_forward and self._trains(index, parameter) and reducer.transport.ranks.world_size > 1:
+            reason, text = "bypassed", messages.BYPASSED
+        else:
+            return
+        if reason not in self._warned:
+            self._warned.add(reason)
+            if not shared(parameter, reducer):
+                warnings.warn(text, stacklevel=3)
+
+    def _trains(self, index: int, parameter: Tensor) -> bool:
+        """Return True once the first parameter has got a gradient again after `TIMES` updates."""
         if self._index is None:
             self._index, self._version = index, parameter._version
         if index != self._index or parameter._version == self._version:

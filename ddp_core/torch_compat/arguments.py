@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from ...compress.builder.options import did_you_mean
 from ..buckets.assignment import caps_in_bytes
 from ..buckets.grad_bucket import plain_names
-from ..reducer.reducer import Rules
+from ..reducer.unused_parameters import Rules
 
 REFUSED = {  # argument: the way out
     "delay_all_reduce_named_params": "leave those parameters to DistributedDataParallel, too",

@@ -21,8 +21,7 @@ from torch.distributed.algorithms.join import JoinHook
 from ..averaging.averager import Averager
 from ..measure.step import Step
 from ..measure.timeline import StepTimes
-from ..reducer.backward_state import Backward
-from ..reducer.reducer import Reducer
+from ..reducer.launch_ready_buckets import Backward, Reducer
 from ..reducer.same_model import agreed_rank
 from ..transport.torch_groups import gloo_threads
 
@@ -168,19 +167,18 @@ class TorchReducer(Reducer):
                 "a backward whose forward ran inside no_sync cannot be synchronized with find_unused_parameters=True, nor "
                 "as the first one with static_graph=True: leave both out"
             )
-        self.begin()
+        self.expect_backward()
 
     def shadow(self) -> None:
         """Take part in a step with zeros: this rank has no more inputs, others have."""
         self.require_finished()
         self._backward = backward = self._opened(Step())
-        backward.over = True
         try:
             self._send_nothing(backward)
             for bucket in self.assignment.buckets:
                 self.average_of(bucket, backward)
         except BaseException as error:
-            backward.fails(error)
+            self.fail(backward, error)
             raise
         self._backward = None
         self._end_step(backward)

@@ -142,7 +142,7 @@ class GradwireStrategy(_Compressing, _Kept):
         by_hand = not self.lightning_module.automatic_optimization
         if isinstance(self.model, DistributedDataParallel) and by_hand and self.model.require_backward_grad_sync:
             reducer = self.model.reducer
-            reducer.begin()
+            reducer.expect_backward()
             closure_loss = watched(closure_loss, reducer, clone=False) if reducer.watches else closure_loss
         super().backward(closure_loss, *args, **kwargs)
 

@@ -137,9 +137,23 @@ def test_a_step_whose_engine_has_failed_gives_no_signs_of_life_to_a_thread_that_
     assert (averager.signs() != first) == going_on
 
 
+class Ending:
+    """A step that is over when one looks for the second time."""
+
+    overwrites, looks = True, 0
+
+    @property
+    def under_way(self):
+        self.looks += 1
+        return self.looks == 1
+
+    def signs(self):
+        return None
+
+
 def test_a_thread_that_saves_makes_no_changes_that_others_wait_for():
     lock, made = StepLock(), []
     lock.waiting.append(lambda: made.append("another thread's"))
-    assert lock.after_step(lambda: "mine", lambda: True, lambda: None) == "mine"
+    assert lock.take(Ending(), lambda under_way: ("mine", under_way)) == ("mine", False)
     assert made == []
     assert len(lock.waiting) == 1

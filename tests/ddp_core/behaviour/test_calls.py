@@ -64,7 +64,7 @@ def calls_of_a_backward(rank, world_size, layers, **options):
 
 def on_the_way(names):
     """Of each bucket, the calls from when it is complete until it is on the wire."""
-    starts = [place for place, name in enumerate(names) if name == "reducer._launch"]
+    starts = [place for place, name in enumerate(names) if name == "launch_ready_buckets._launch"]
     ways = [list(takewhile(lambda name: name != "host_memory.start", names[place:])) for place in starts]
     return [len(way) + 1 for way in ways]
 

@@ -1,4 +1,4 @@
-"""The reducer (Li et al. 2020, algorithm 1): gradients get ready, buckets leave in order, backward ends with the last."""
+"""The reducer (Li et al. 2020, algorithm 1) launches each bucket once it is complete and all before it have left."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
+from enum import Enum, auto
 from typing import Any
 
 import torch
@@ -23,10 +25,57 @@ from ..measure.timeline import Timeline
 from ..transport.protocol import Transport
 from . import messages
 from .autograd import ParameterHooks, arriving, gradient_node
-from .backward_state import Backward, Rules, Usage
-from .stray_gradients import Bypass, living, shared
+from .stray_gradients import OutsideGradients, living
+from .unused_parameters import Rules, Usage
 
 COMPILED = "torch._dynamo.compiled_autograd"  # what runs a backward without Python, where it is in use
+
+
+class Stage(Enum):
+    """The stages of a synchronized backward, in order. Most steps begin with SENDING.
+
+    `Reducer.start` ends EXPECTED, `_end` ends COUNTING, `_launch` ends SENDING, and `_finish` ends SENT.
+    """
+
+    EXPECTED = auto()  # forward has ended, and backward has to show first which parameters it will reach
+    COUNTING = auto()  # the first step of a static graph: no bucket leaves before the last gradient
+    SENDING = auto()  # a bucket leaves once all of its gradients are ready, and all buckets before it have left
+    SENT = auto()  # all buckets have left
+    AVERAGING = auto()  # backward has ended: averages are waited for, and handed out
+    BROKEN = auto()  # an average did not come
+
+
+@dataclass
+class Backward:
+    """The progress of one synchronized backward."""
+
+    step: Step  # the record of it
+    stage: Stage
+    missing: list[int]  # by parameter, firings of its hook until its gradient is ready; below 0 there were too many
+    unready: list[int]  # by bucket, parameters whose gradient is not ready
+    asks: bool  # ranks tell each other which parameters they used
+    leaves_out: bool  # a bucket that no rank used is not sent, or zeros stand for its old gradients
+    usage: Usage | None  # the answer, or that of a static graph's first step; None where nobody asks, or not yet
+    order: list[int] = field(default_factory=list)  # parameters as they got ready; those of all firings in COUNTING
+    undefined: set[int] = field(default_factory=set)  # parameters whose hook fired with no gradient
+    launched: int = 0  # of what `BucketAssignment.sending` lists
+    why_broken: str = ""  # an error's text
+
+    @property
+    def under_way(self) -> bool:
+        """True if other ranks may have received something of it."""
+        asked = self.asks and self.usage is not None
+        return bool(self.order or self.launched or asked or self.stage is Stage.BROKEN)
+
+    def firings(self) -> list[int]:
+        """Return how often each parameter fired in the first backward of a static graph, which now sends them all.
+
+        The order keeps the last firings.
+        """
+        counted = [1 - missing for missing in self.missing]
+        self.missing = [1] * len(counted)
+        self.order = list(dict.fromkeys(reversed(self.order)))[::-1]
+        return counted
 
 
 class Reducer:
@@ -47,15 +96,14 @@ class Reducer:
     ) -> None:
         self.parameters, self.names = list(parameters), list(names)
         self.hooks = ParameterHooks(self.parameters, self.fired, weakref.ref(self))
-        self._warned: set[str] = set()
+        self._warned_of_graphs = False
         self.averager, self.transport = averager, transport
         self.rules, self._timeout = rules, timeout
         self._firings: list[int] | None = None  # of each parameter's hook in a step; None until a static graph is known
-        self._static_usage: Callable[[], Sequence[int]] | None = None  # see `Backward.used_by_any`; of its first step
+        self._static_usage: Usage | None = None  # of its first step
         self._backward: Backward | None = None
         self._used = bytearray(len(parameters))  # on this rank, since the last synchronization
-        self._over = False  # the averages are there, and no forward has begun since
-        self._bypass: Bypass | None = Bypass()  # until the first forward
+        self._outside = OutsideGradients()
         living.add(self)
         self.finished = 0
         self.traced: Sequence[int] = ()  # the parameters that the last step reached, in the order they got ready
@@ -84,42 +132,6 @@ class Reducer:
         self.hooks.detach()
         return RuntimeError(text)
 
-    def _warn(self, reason: str, text: str) -> None:
-        """Warn once for each reason."""
-        if reason not in self._warned:
-            self._warned.add(reason)
-            warnings.warn(text, stacklevel=3)
-
-    def begin(self) -> None:
-        """The end of a forward whose backward is to be synchronized."""
-        self.require_finished()
-        self._over, self._bypass = False, None
-        self._backward = self._opened(Step(forward=self.timeline.forward, now=self.timeline.now))
-        for index, firings in enumerate(self._firings or ()):
-            if not firings:
-                self._pass_over(self._backward, index)
-
-    def _opened(self, step: Step) -> Backward:
-        scale = self.averager.scale
-        for bucket in self.assignment.buckets:
-            bucket.open(scale)
-        counts = self.counts
-        return Backward(
-            missing=[1] * len(self.parameters) if self._firings is None else list(self._firings),
-            counts=counts,
-            started=not (counts or self.rules.dynamic),
-            asks=self.rules.dynamic or (self.rules.static_graph and self._static_usage is None),
-            skips=self.rules.skip_all_reduce_unused_params,
-            leaves_out=self.leaves_out,
-            used_by_any=self._static_usage,
-            step=step,
-        )
-
-    def pause(self) -> None:
-        """A forward whose backward is not synchronized."""
-        self.require_finished()
-        self._over, self._bypass = False, None
-
     @property
     def counts(self) -> bool:
         """True if this step waits for the end of backward: the first one of a static graph, which it counts."""
@@ -136,26 +148,33 @@ class Reducer:
         """True if it must hear that a backward begins."""
         return self.rules.dynamic or self.counts
 
-    def start(self) -> None:
-        """The beginning of a backward, told by a sink or the first gradient: what it will not reach is ready."""
-        with self.hooks.lock:
-            backward = self._backward
-            if backward is None or backward.started:
-                return
-            comes = arriving(self.hooks.nodes, self._anchor_node)
-            if comes is None:
-                return
-            backward.started = True
-            Variable._execution_engine.queue_callback(self._flush)
-            if backward.counts:
-                return
-            for index in range(len(comes)):
-                if not comes[index]:
-                    self._pass_over(backward, index)
-            if backward.leaves_out:
-                self._ask(backward, [a or b for a, b in zip(comes, self._used, strict=True)])
-            else:
-                self._launch(backward)
+    def expect_backward(self) -> None:
+        """Expect a synchronized backward: its forward has ended."""
+        self.require_finished()
+        self._outside.forward_ends()
+        self._backward = self._opened(Step(forward=self.timeline.forward, now=self.timeline.now))
+        for index, firings in enumerate(self._firings or ()):
+            if not firings:
+                self._pass_over(self._backward, index)
+
+    def _opened(self, step: Step) -> Backward:
+        scale = self.averager.scale
+        for bucket in self.assignment.buckets:
+            bucket.open(scale)
+        return Backward(
+            step,
+            Stage.EXPECTED if self.watches else Stage.SENDING,
+            missing=[1] * len(self.parameters) if self._firings is None else list(self._firings),
+            unready=[len(bucket.members) for bucket in self.assignment.buckets],
+            asks=self.rules.dynamic or (self.rules.static_graph and self._static_usage is None),
+            leaves_out=self.leaves_out,
+            usage=self._static_usage,
+        )
+
+    def pause(self) -> None:
+        """A forward whose backward is not synchronized."""
+        self.require_finished()
+        self._outside.forward_ends()
 
     @property
     def unfinished(self) -> bool:
@@ -167,10 +186,33 @@ class Reducer:
         backward = self._backward
         if backward is None or not self.unfinished:
             return
-        if backward.broken:
-            raise self._failure(messages.broken(backward.broken))
+        if backward.stage is Stage.BROKEN:
+            raise self._failure(messages.broken(backward.why_broken))
+        absent = {index: self.names[index] for index, missing in enumerate(backward.missing) if missing > 0}
         static, watched, rank = self._firings is not None, self.rules.find_unused_parameters, self.transport.ranks.rank
-        raise self._failure(messages.unfinished(backward.absent(self.names), rank, static=static, watched=watched))
+        raise self._failure(messages.unfinished(absent, rank, static=static, watched=watched))
+
+    def start(self) -> None:
+        """Begin the backward, at a sink or the first gradient: parameters that it will not reach are ready."""
+        with self.hooks.lock:
+            backward = self._backward
+            if backward is None or backward.stage is not Stage.EXPECTED:
+                return
+            comes = arriving(self.hooks.nodes, self._anchor_node)
+            if comes is None:
+                return
+            Variable._execution_engine.queue_callback(self._end)
+            if self.counts:
+                backward.stage = Stage.COUNTING
+                return
+            backward.stage = Stage.SENDING
+            for index, arrives in enumerate(comes):
+                if not arrives:
+                    self._pass_over(backward, index)
+            if backward.leaves_out:
+                self._ask(backward, [a or b for a, b in zip(comes, self._used, strict=True)])
+            elif self._launch(backward):
+                Variable._execution_engine.queue_callback(self._finish)
 
     @staticmethod
     def fired(owner: weakref.ref[Reducer], index: int, _: Any, gradients: tuple[Tensor | None, ...]) -> None:
@@ -183,89 +225,68 @@ class Reducer:
         backward = self._backward
         if backward is None:
             if defined:
-                self._apart(index)
+                self._outside.note(index, self)
             return
         if not backward.order and getattr(sys.modules.get(COMPILED), "in_compiled_autograd_region", False):
             raise RuntimeError(messages.COMPILED_AUTOGRAD)  # nothing has begun: the next backward may do without
         if not defined:
             backward.undefined.add(index)
-        if not backward.started:
+        if backward.stage is Stage.EXPECTED:
             self.start()
         backward.missing[index] -= 1
-        if backward.missing[index] or backward.counts:
-            self._await_others(backward, index)
+        if backward.missing[index] > 0:
             return
         backward.order.append(index)
+        if backward.stage is Stage.COUNTING:
+            return
+        if backward.missing[index] < 0:  # this backward does not come to its end
+            static, passed_over = self._firings is not None, backward.order.count(index) == 1
+            raise self._failure(messages.twice(self.names[index], static=static, passed_over=passed_over))
         bucket = self.assignment.bucket_of[index]
-        bucket.waiting -= 1
-        if not bucket.waiting:
+        backward.unready[bucket.number] -= 1
+        if not backward.unready[bucket.number]:
             backward.step.ready[bucket.number] = backward.step.now()
-            self._launch(backward)
+            if self._launch(backward):
+                Variable._execution_engine.queue_callback(self._finish)
         elif defined and index in bucket.large:  # now it is in the cache; the others are copied together
             undifferentiated(bucket.copy, index)
-
-    def _apart(self, index: int) -> None:
-        """A gradient came outside of a synchronized backward."""
-        if self._over:
-            self._warn_unless_shared("late", index, messages.late(self.names[index]))
-        elif (
-            self._bypass is not None
-            and self._bypass.trains(index, self.parameters[index])
-            and self.transport.ranks.world_size > 1
-        ):
-            self._warn_unless_shared("bypassed", index, messages.BYPASSED)
-
-    def _warn_unless_shared(self, reason: str, index: int, text: str) -> None:
-        """Warn once, unless another wrapper has the parameter, too, and averages its gradients."""
-        if reason in self._warned:
-            return
-        if shared(self.parameters[index], self):
-            self._warned.add(reason)
-        else:
-            self._warn(reason, text)
-
-    def _await_others(self, backward: Backward, index: int) -> None:
-        """A firing that is not the last one of its parameter, or none that was expected."""
-        if backward.counts:
-            backward.order.append(index)
-        elif backward.missing[index] < 0:
-            passed_over = index not in backward.order
-            static = self._firings is not None
-            backward.order.append(index)  # it is under way, and will not come to its end
-            raise self._failure(messages.twice(self.names[index], static=static, passed_over=passed_over))
 
     def _pass_over(self, backward: Backward, index: int) -> None:
         """Count a parameter as ready: its hook will fire no more."""
         backward.missing[index] = 0
         bucket = self.assignment.bucket_of[index]
-        bucket.waiting -= 1
-        if not bucket.waiting:
+        backward.unready[bucket.number] -= 1
+        if not backward.unready[bucket.number]:
             backward.step.ready[bucket.number] = backward.step.now()
 
-    def _launch(self, backward: Backward) -> None:
-        """Send the buckets that are complete, in order; with the last one, ask for the end of backward."""
+    def _launch(self, backward: Backward) -> bool:
+        """Send the buckets that are complete, in order. Return True with the last one, after which `_finish` comes."""
         sending = self.assignment.sending
-        while backward.launched < len(sending) and not sending[backward.launched].waiting:
+        while backward.stage is Stage.SENDING and not backward.unready[sending[backward.launched].number]:
             bucket = sending[backward.launched]
             backward.launched += 1
-            self._send(backward, bucket)
             if backward.launched == len(sending):
-                if backward.usage is None and backward.asks:
-                    self._ask(backward, self._used)
-                backward.step.last_launch = time.perf_counter()
-                if not backward.ending:
-                    Variable._execution_engine.queue_callback(self._finish)
+                backward.stage = Stage.SENT
+            self._send(backward, bucket)
+        if backward.stage is not Stage.SENT:
+            return False
+        if backward.asks and backward.usage is None:
+            self._ask(backward, self._used)
+        backward.step.last_launch = time.perf_counter()
+        return True
 
     def _send(self, backward: Backward, bucket: Sendable, *, zeros: bool = False) -> None:
         """Give the averager a bucket of gradients; or of `zeros`, on a rank without inputs."""
-        if backward.leaves_out and not backward.needs(bucket):
+        usage, skips = backward.usage, self.rules.skip_all_reduce_unused_params
+        if backward.leaves_out and usage is not None and not usage.keeps(bucket, skips=skips):
             return
         if zeros:
             bucket.clear()
         else:
-            if create_graph := torch.is_grad_enabled():
-                self._warn("create_graph", messages.CREATE_GRAPH)
-            used = (backward.used_by_any and backward.used_by_any()) or self._used
+            if (create_graph := torch.is_grad_enabled()) and not self._warned_of_graphs:
+                self._warned_of_graphs = True
+                warnings.warn(messages.CREATE_GRAPH, stacklevel=2)
+            used = self._used if usage is None else usage.by_any()
             try:
                 undifferentiated(bucket.fill, used) if create_graph else bucket.fill(used)
             except RuntimeError as error:
@@ -287,32 +308,28 @@ class Reducer:
     def _ask(self, backward: Backward, used: Sequence[int]) -> None:
         """Have the ranks tell each other which parameters they used."""
         backward.usage = Usage(used, self.transport, self.device, self._timeout)
-        backward.used_by_any = backward.usage.by_any
 
     @torch._disable_dynamo
-    def _flush(self) -> None:
-        """The end of a backward: what it did not reach was not used."""
+    def _end(self) -> None:
+        """End a backward that `start` began: parameters that it did not reach were not used, and the last bucket leaves."""
         backward = self._backward
-        if backward is None or not backward.started or backward.launched == len(self.assignment.sending):
+        if backward is None or backward.stage not in (Stage.COUNTING, Stage.SENDING):
             return
-        if backward.counts:
-            self._firings = backward.firings()
-        backward.ending = True
-        for index in range(len(backward.missing)):
-            if backward.missing[index] > 0:
+        if backward.stage is Stage.COUNTING:
+            self._firings, backward.stage = backward.firings(), Stage.SENDING
+        for index, missing in enumerate(backward.missing):
+            if missing > 0:
                 self._pass_over(backward, index)
-        self._launch(backward)
-        backward.ending = False
-        if backward.launched == len(self.assignment.sending):
+        if self._launch(backward):
             self._finish()
 
     @torch._disable_dynamo
     def _finish(self) -> None:
         """Wait for the buckets, in order, and hand out the averages; or leave that to whoever hands them out later."""
         backward = self._backward
-        if backward is None or backward.over:
+        if backward is None or backward.stage is not Stage.SENT:
             return
-        backward.over = True
+        backward.stage = Stage.AVERAGING
         backward.step.computed = time.perf_counter()
         self.assignment.traces.append(backward.order)
         try:
@@ -322,12 +339,12 @@ class Reducer:
                     for bucket in self.assignment.buckets:
                         if (average := self.average_of(bucket, backward)) is not None:
                             average = average if self.share == 1.0 else average.div_(self.share)
-                            bucket.deliver(average, backward.used_by_any and backward.used_by_any())
+                            bucket.deliver(average, None if backward.usage is None else backward.usage.by_any())
         except BaseException as error:
-            backward.fails(error)
+            self.fail(backward, error)
             raise
         self._backward = None
-        self._over = True
+        self._outside.late = True
         self._end_step(backward)
         if later is None:
             self.delivered(backward)
@@ -355,9 +372,9 @@ class Reducer:
             before, self.traced = self.traced or backward.order, backward.order
             if before != self.traced and set(before) != set(self.traced):
                 self._reached_others = True
-        self.usage = backward.usage
+        self.usage = backward.usage if backward.asks else None
         if self.rules.static_graph:
-            self._static_usage = backward.used_by_any
+            self._static_usage = backward.usage
         self._used = bytearray(len(self.parameters))
         self.finished += 1
 
@@ -371,6 +388,7 @@ class Reducer:
         """Return those of the parameters that have got a gradient on this rank since the last synchronization."""
         return [index for index in indices if self._used[index]]
 
-    def fail(self, backward: Backward, why: str) -> None:
-        """Averages of a step that was handed over did not come: the next iteration is told."""
-        backward.broken, self._backward = why, backward
+    def fail(self, backward: Backward, error: BaseException) -> None:
+        """Keep for the next iteration why averages did not come."""
+        backward.stage, backward.why_broken = Stage.BROKEN, str(error) or type(error).__name__
+        self._backward = backward

@@ -10,8 +10,8 @@ from torch import nn
 
 from gradwire.ddp_core.buckets.assignment import BucketAssignment
 from gradwire.ddp_core.engine.lanes import FuturePending
-from gradwire.ddp_core.reducer.backward_state import Rules
-from gradwire.ddp_core.reducer.reducer import Reducer
+from gradwire.ddp_core.reducer.launch_ready_buckets import Reducer
+from gradwire.ddp_core.reducer.unused_parameters import Rules
 
 COUNT = 60
 
@@ -41,7 +41,7 @@ def launched_by_two_threads():
     names = [str(index) for index in range(2 * COUNT)]
     assignment = BucketAssignment(parameters, [False] * 2 * COUNT, [16], alias=False)
     reducer = Reducer(parameters, names, assignment, Rules([16]), None, Averager(), timedelta(seconds=20))
-    reducer.begin()
+    reducer.expect_backward()
     losses = [torch.stack([parameter.sum() for parameter in each]).sum() for each in (cpu, meta)]
     threads = [threading.Thread(target=loss.backward) for loss in losses]
     for thread in threads:
