@@ -199,7 +199,8 @@ class Handle(Observed):
         elif lost := sorted(set(saved["parameters"]) - set(renamed)):
             raise ValueError(f"the state has parameters that the model does not train: {', '.join(lost)}")
         self.averager.names, self._bound = names, True
-        self.averager.load(checkpoint.renamed(saved, renamed), follow=False)
+        state = checkpoint.renamed(saved, renamed)
+        self.averager.between_steps(lambda: self.averager.load(state, follow=False))
 
     def name(self, parameters: Mapping[Tensor, str]) -> None:
         """Key the state by these names, too, of tensors that are no model's own parameters, such as shards."""
@@ -304,6 +305,9 @@ class Handle(Observed):
         return merged(states, self.compressor, self.averager.names, self.frozen)
 
     def _load(self, state: Mapping[str, Any]) -> None:
+        self.averager.between_steps(lambda: self._continue_from(state))
+
+    def _continue_from(self, state: Mapping[str, Any]) -> None:
         self.averager.load(state)
         if self._loss_scale is not None:
             self._loss_scale.forget()

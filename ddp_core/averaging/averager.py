@@ -136,10 +136,10 @@ class CompressedAverager:
         memory = self.memory
         self.totals.begin(step, memory.step)
         with self.step_lock.lock:
-            if self.before_step is not None:
-                self.before_step()
             if self.step_lock.waiting:
                 self.step_lock.make_changes()
+            if self.before_step is not None:  # after a load, which forgets the loss scale
+                self.before_step()
             if self._discarded.parameters:
                 self._discarded.check(lambda: memory.counts)
             if memory.step % EVERY == 0:
@@ -297,10 +297,7 @@ class CompressedAverager:
         return self.step, len(self.step.programs), None if quiet else time.monotonic()
 
     def load(self, saved: Mapping[str, Any], *, follow: bool = True) -> None:
-        """Go on from a saved state; `follow`: with its order of buckets, if that is not the first step's."""
-        self.between_steps(lambda: self._load(saved, follow))
-
-    def _load(self, saved: Mapping[str, Any], follow: bool) -> None:
+        """Go on from a saved state, between steps; `follow`: with its order of buckets, if that is not the first step's."""
         self.memory.load_state_dict(saved)
         self._compares = True
         if follow and saved["step"] > 1:

@@ -164,9 +164,9 @@ class ShardAverager:
         """The first gradients of a step come next."""
         step = self._recorded()
         with self.step_lock.lock:
-            self.before_step()
             if self.step_lock.waiting:
                 self.step_lock.make_changes()
+            self.before_step()  # after a load, which forgets the loss scale
             step.number = self.memory.begin_step()
             self.engines.agreement.step += 1
             self.step_lock.thread = threading.get_ident()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -14,7 +13,7 @@ from ...compress.protocol.compressor import Compressor, traits_of
 from ...compress.protocol.layout import Layout
 from ...compress.protocol.requests import Program
 from ...compress.state.shares import ranks_given
-from ...compress.state.tree import Entries, Leaves
+from ...compress.state.tree import Leaves
 from ...kernels import all_finite
 from ..buckets.grad_bucket import as_real
 from ..buckets.sparse import sparse_mean
@@ -32,8 +31,43 @@ def _check_partial(compressor: Compressor, partial: bool) -> None:
 
 
 @dataclass(frozen=True)
+class Unclaimed:
+    """The saved fields of a parameter that no bucket holds: it was loaded, or its bucket is gone. A new bucket claims it.
+
+    `compressor`: whose fields they are, also after a swap; None for a gradient to carry over. `layout`: the parameter's
+    alone; None for a loaded one, whose fields only a bucket can read. `ranks_per_host`: of a loaded one, as in `Snapshot`.
+    """
+
+    fields: Mapping[str, Tensor]
+    compressor: Compressor | None = None
+    layout: Layout | None = None
+    ranks_per_host: int | None = None
+
+    def memory(self, step: int) -> BucketMemory:
+        """Return a memory of the parameter alone, whose layout is known."""
+        assert self.compressor is not None
+        assert self.layout is not None
+        memory = BucketMemory(self.compressor, self.layout, step)
+        memory.load({self.layout.names[0]: self.fields})
+        return memory
+
+    def rescaled(self, factor: float, step: int) -> Unclaimed:
+        """Return it with what is held back multiplied; without fields if that is nothing.
+
+        Raises RuntimeError for fields that only a bucket can read.
+        """
+        if self.layout is not None:
+            memory = self.memory(step)
+            memory.rescale(factor)
+            return replace(self, fields=memory.save().get(self.layout.names[0], {}))
+        if self.fields.keys() != {CARRIED_OVER}:
+            raise RuntimeError("a loaded state can be rescaled after the next backward, not before it")
+        return replace(self, fields={CARRIED_OVER: self.fields[CARRIED_OVER] * factor})
+
+
+@dataclass(frozen=True)
 class Snapshot:
-    """The memory of a model after `step` steps; later ones do not change it. `loaded`: what no bucket has taken up yet.
+    """The memory of a model after `step` steps; later ones do not change it. `unclaimed`: fields of `Unclaimed` parameters.
 
     `ranks_per_host`: where a compressor of two levels took them into account.
     """
@@ -41,18 +75,18 @@ class Snapshot:
     compressor: Compressor
     step: int
     buckets: Sequence[tuple[str, ...]]
-    loaded: Entries
+    unclaimed: Mapping[str, Mapping[str, Tensor]]
     live: Sequence[SlicedMemory]
     ranks_per_host: int | None = None
 
     @property
     def begun(self) -> bool:
         """True if there may be anything to save."""
-        return bool(self.step or self.loaded or self.live)
+        return bool(self.step or self.unclaimed or self.live)
 
     def state_dict(self) -> dict[str, Any]:
         """{"step", "buckets": names of each bucket in order, "parameters": {name: {field: tensor}}}; copies."""
-        entries = dict(self.loaded)
+        entries = {name: dict(fields) for name, fields in self.unclaimed.items()}
         for bucket in self.live:
             entries.update(bucket.save())
         hosts = {} if self.ranks_per_host is None else {"ranks_per_host": self.ranks_per_host}
@@ -73,12 +107,7 @@ class ModelMemory(StepMemory):
         self._names_before: list[tuple[str, ...]] = []  # of the buckets when the step that is under way began
         self._stateful: bool | None = None  # whether any bucket is; None until a step has met them all
         self._sparse_finite: list[DeviceFlag] = []  # of the step that is under way
-        self._unclaimed: Entries = {}
-        self._layouts: dict[str, Layout] = {}  # of those of them that had a bucket, each parameter's alone
-        self._former_compressor: Compressor | None = None  # of `_former_state`: loaded, then swapped before any step
-        self._former_state: Entries = {}
-        self.saved_ranks_per_host: int | None = None  # of a loaded state that no step has taken up
-        self._former_ranks_per_host: int | None = None  # those where the state of `_former_compressor` was
+        self._unclaimed: dict[str, Unclaimed] = {}
 
     @property
     def live(self) -> list[tuple[tuple[str, ...], BucketMemory]]:
@@ -110,7 +139,7 @@ class ModelMemory(StepMemory):
 
     def _still_carrying(self) -> bool:
         """Return True if any rank may carry something over once the last step is committed."""
-        if not self.carrying or self._unclaimed or self._former_state:
+        if not self.carrying or self._unclaimed:
             return self.carrying
         # reversed: within a step the last one has not
         came = all(each.brought_out for bucket in reversed(self._live.values()) for each in reversed(bucket.slices))
@@ -131,17 +160,13 @@ class ModelMemory(StepMemory):
 
     def expect(self, names: Iterable[str], ranks_per_host: int = 1) -> None:
         """Raise ValueError where a state was loaded, and none of its parameters has one of these names, or hosts differ."""
-        if self.saved_ranks_per_host not in (None, ranks_per_host):
+        hosts = {each.ranks_per_host for each in self._unclaimed.values() if each.compressor == self.compressor}
+        if other := hosts - {None, ranks_per_host}:
             raise ValueError(
-                f"the state was saved on hosts of {self.saved_ranks_per_host} ranks, here they have {ranks_per_host}: load "
-                f"the states of all ranks with load_state_dict(states, resize=True)"
+                f"the state was saved on hosts of {other.pop()} ranks, here they have {ranks_per_host}: load the states of "
+                f"all ranks with load_state_dict(states, resize=True)"
             )
-        self.saved_ranks_per_host = None
-        loaded = {
-            *self._unclaimed,
-            *self._former_state,
-            *(name for bucket in self._unclaimed_buckets for name in bucket),
-        }
+        loaded = {*self._unclaimed, *(name for bucket in self._unclaimed_buckets for name in bucket)}
         if loaded and loaded.isdisjoint(names):
             raise ValueError(
                 f"the loaded state is of parameters such as {min(loaded)!r}, the model has others, such as {min(names)!r}: "
@@ -155,41 +180,34 @@ class ModelMemory(StepMemory):
             self._release(self._live.pop(names))
         options = {"partial": self.partial, "carrying": self.carrying, "undo": bool(self.undo)}
         bucket = SlicedMemory(self.compressor, layout, cuts, self.step, **options)
-        bucket.load({name: self._unclaimed.pop(name) for name in layout.names if name in self._unclaimed})
-        self._layouts = {name: layout for name, layout in self._layouts.items() if name in self._unclaimed}
-        self._adopt(bucket)
+        self._claim(bucket)
         self._live[layout.names] = bucket
         self._stateful = None
         return bucket
 
     def _release(self, bucket: SlicedMemory) -> None:
-        """Keep the state of a bucket that is no more, until others claim it."""
-        self._unclaimed.update(bucket.save())
-        self._layouts |= {name: bucket.layout.select((place,)) for place, name in enumerate(bucket.layout.names)}
+        """Keep the state of a bucket that is no more."""
+        saved, layout = bucket.save(), bucket.layout
+        for place, name in enumerate(layout.names):
+            if name in saved:
+                self._unclaimed[name] = Unclaimed(saved[name], self.compressor, layout.select((place,)))
 
-    def _released(self) -> Iterator[tuple[str, BucketMemory]]:
-        """A memory of its own for each parameter whose state was released and not claimed."""
-        for name, layout in self._layouts.items():
-            if name in self._unclaimed:
-                memory = BucketMemory(self.compressor, layout, self.step)
-                memory.load({name: self._unclaimed[name]})
-                yield name, memory
+    def _claim(self, bucket: SlicedMemory) -> None:
+        """Move the state of its parameters into a new bucket. From a compressor before a swap it takes what is held back."""
+        mine = {name: self._unclaimed.pop(name) for name in bucket.layout.names if name in self._unclaimed}
+        swapped = {name: each for name, each in mine.items() if each.compressor not in (None, self.compressor)}
+        bucket.load({name: each.fields for name, each in mine.items() if name not in swapped})
+        if swapped:
+            one = next(iter(swapped.values()))  # they are of one load
+            assert one.compressor is not None
+            ranks = replace(bucket.layout.ranks, per_host=one.ranks_per_host or 1)
+            former = BucketMemory(one.compressor, replace(bucket.layout, ranks=ranks), self.step)
+            former.load({name: each.fields for name, each in swapped.items()})
+            bucket.carry_over(former.held_back())
 
     def arrange(self, order: Iterable[tuple[str, ...]]) -> None:
         """Have the buckets in this order where they are listed; the first mention counts."""
         self._live = {names: self._live[names] for names in (*order, *self._live) if names in self._live}
-
-    def _adopt(self, bucket: SlicedMemory) -> None:
-        """Let a bucket owe what another compressor's state holds back for its parameters."""
-        names = [name for name in bucket.layout.names if name in self._former_state]
-        if names and self._former_compressor is not None:
-            ranks = dataclasses.replace(bucket.layout.ranks, per_host=self._former_ranks_per_host or 1)
-            layout = dataclasses.replace(bucket.layout, ranks=ranks)
-            former = BucketMemory(self._former_compressor, layout, self.step)
-            former.load({name: self._former_state.pop(name) for name in names})
-            bucket.carry_over(former.held_back())
-        if not self._former_state:
-            self._former_compressor = None
 
     @property
     def watched(self) -> bool:
@@ -241,33 +259,19 @@ class ModelMemory(StepMemory):
         """Go on with another compressor; what was held back is carried to the next average."""
         _check_partial(compressor, self.partial)
         self.commit()
-        released = {name: memory.held_back()[name] for name, memory in self._released()}
-        if self._former_compressor is None:
-            self._former_compressor = self.compressor
-            self._former_state = {name: fields for name, fields in self._unclaimed.items() if name not in released}
-            self._unclaimed = {}
-            self._former_ranks_per_host, self.saved_ranks_per_host = self.saved_ranks_per_host, None
-        for held_back in (released, *(bucket.held_back() for bucket in self._live.values())):
-            self._unclaimed |= {name: {CARRIED_OVER: numbers} for name, numbers in held_back.items()}
+        owed = [each.memory(self.step).held_back() for each in self._unclaimed.values() if each.layout is not None]
+        owed += [bucket.held_back() for bucket in self._live.values()]
+        self._unclaimed |= {name: Unclaimed({CARRIED_OVER: held[name]}) for held in owed for name in held}
         self._choose(compressor)
         self._unclaimed_buckets = [*self._live, *self._unclaimed_buckets]
-        self._live, self._stateful, self._layouts = {}, None, {}
-        self.carrying = bool(self._unclaimed or self._former_state)
+        self._live, self._stateful = {}, None
+        self.carrying = bool(self._unclaimed)
 
     def rescale(self, factor: float) -> None:
         """Multiply what all buckets hold back. Raises RuntimeError for a loaded state that no step has taken up yet."""
         self.commit()
-        others = [fields for name, fields in self._unclaimed.items() if name not in self._layouts]
-        if self._former_state or any(set(fields) != {CARRIED_OVER} for fields in others):
-            raise RuntimeError("a loaded state can be rescaled after the next backward, not before it")
-        for name, memory in list(self._released()):
-            memory.rescale(factor)
-            if name in (saved := memory.save()):
-                self._unclaimed[name] = saved[name]
-            else:  # it held nothing back
-                del self._unclaimed[name], self._layouts[name]
-        for fields in others:
-            fields[CARRIED_OVER] = fields[CARRIED_OVER] * factor
+        rescaled = {name: each.rescaled(factor, self.step) for name, each in self._unclaimed.items()}
+        self._unclaimed = {name: each for name, each in rescaled.items() if each.fields}
         for _, each in self.live:
             each.rescale(factor)
 
@@ -276,7 +280,7 @@ class ModelMemory(StepMemory):
 
         Raises RuntimeError for a state that was loaded, then swapped, and that no step has taken up.
         """
-        if self._former_state:
+        if any(each.compressor not in (None, self.compressor) for each in self._unclaimed.values()):
             raise RuntimeError(
                 "a state that was loaded, then swapped, can be saved after the next backward, not before it"
             )
@@ -284,27 +288,20 @@ class ModelMemory(StepMemory):
             self.note_save_within()
         carrying, keep = (self.carrying, False) if under_way else (self._still_carrying(), self._finite())
         buckets = self._names_before if under_way else [*self._live, *self._unclaimed_buckets]
-        loaded = {name: dict(fields) for name, fields in self._unclaimed.items()}
+        unclaimed = {name: each.fields for name, each in self._unclaimed.items()}
         live = [bucket.snapshot(keep=keep, carrying=carrying) for bucket in self._live.values()]
-        on_hosts = {bucket.layout.ranks.per_host for bucket in live} if ranks_given(self.compressor) is not None else ()
-        return Snapshot(
-            self.compressor,
-            self.step - under_way,
-            buckets,
-            loaded,
-            live,
-            max(on_hosts, default=self.saved_ranks_per_host),
-        )
+        on_hosts = {each.ranks_per_host for each in self._unclaimed.values() if each.ranks_per_host is not None}
+        if ranks_given(self.compressor) is not None:
+            on_hosts.update(bucket.layout.ranks.per_host for bucket in live)
+        return Snapshot(self.compressor, self.step - under_way, buckets, unclaimed, live, max(on_hosts, default=None))
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Take a saved state; buckets claim their parts when they are met."""
         self.step, self.committed, self._discarded = int(saved["step"]), True, False
         self._unclaimed_buckets = [tuple(names) for names in saved["buckets"] if names]
-        self._live, self._stateful, self._layouts = {}, None, {}
-        self._unclaimed = {
-            name: {field: numbers.detach() for field, numbers in fields.items()}
-            for name, fields in saved["parameters"].items()
-        }
-        self.carrying = any(CARRIED_OVER in fields for fields in self._unclaimed.values())
-        self.saved_ranks_per_host = saved.get("ranks_per_host")
-        self._former_compressor, self._former_state = None, {}
+        self._live, self._stateful = {}, None
+        self._unclaimed = {}
+        for name, fields in saved["parameters"].items():
+            detached = {field: numbers.detach() for field, numbers in fields.items()}
+            self._unclaimed[name] = Unclaimed(detached, self.compressor, ranks_per_host=saved.get("ranks_per_host"))
+        self.carrying = any(CARRIED_OVER in each.fields for each in self._unclaimed.values())

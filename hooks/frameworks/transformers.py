@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -181,9 +181,25 @@ class LocalStepsCallback(CheckpointedCallback):
         super().__init__(trainer, resume_from_checkpoint)
         self._options = options
         self.local: LocalSteps | None = None
+        train = trainer.train
+
+        @wraps(train)
+        def train_and_close(*arguments: Any, **named: Any) -> Any:
+            try:
+                return train(*arguments, **named)
+            finally:
+                self._close()  # no event of callbacks says that training broke off
+
+        trainer.train = train_and_close
+
+    def _close(self) -> None:
+        if self.local is not None:
+            self.local.close()
+            self._state = self.local = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
         """Begin to average models, of the optimizer that the Trainer has made by now."""
+        self._close()  # the Trainer may begin anew, with smaller batches
         ddp = self._wrapped(args)
         if ddp is None:
             return
@@ -197,7 +213,7 @@ class LocalStepsCallback(CheckpointedCallback):
         """Average the model, which is then the same on all ranks."""
         if self.local is not None:
             self.local.finish()
-            self._state = self.local = None
+            self._close()
 
     def _scalars(self) -> dict[str, float]:
         return local_scalars(self.local) if self.local is not None else {}

@@ -160,7 +160,7 @@ class ShardHandle(Observed):
             of_replicas = self._carried(state) if resize else self.replicas.fitting(among_replicas(state))
         states = self.averager.loaded(state["parameters"], means=resize)
         in_use = self.averager.in_use.loaded({} if resize else state["weights"])
-        self.averager.between_steps(lambda: self._load(states, state["step"], in_use, of_replicas))
+        self._stepping.between_steps(lambda: self._load(states, state["step"], in_use, of_replicas))
 
     def _load(
         self,

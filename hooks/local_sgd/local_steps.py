@@ -121,6 +121,7 @@ class LocalSteps:
         self._setup = self._described(model, outer, compressor, outliers)
         self._missed = self._missed_in_a_row = 0  # rounds to which this site gave nothing
         self._flight: Future[RoundStats] | None = None  # the round on its way, until training has taken it up
+        self._hangs = False  # it has not ended in time; nobody waits for it again
         self._replaced = False  # a round brought another model, which the next turn takes over
         self._warned: set[str] = set()  # names of parameters that a warning has named
         self._lock = threading.RLock()  # held at a turn, and while a thread saves or loads
@@ -240,13 +241,14 @@ class LocalSteps:
                     self._take_buffers()
 
     def _arrived(self) -> RoundStats | None:
-        """Wait until the round on its way has come to its end; None where there is none."""
+        """Wait until the round on its way has come to its end, once; None where there is none."""
         while self._flight is not None:
             moved = self._rounds.moved
             try:
-                return self._flight.result(self._rounds.sites.patience)
+                return self._flight.result(0 if self._hangs else self._rounds.sites.patience)
             except WaitTimeout as error:
                 if moved == self._rounds.moved:  # else a site takes a model over, as slowly as its line is
+                    self._hangs = True
                     raise RuntimeError(
                         f"a round of LocalSteps has not ended within {self._rounds.sites.patience:.0f} s: a site hangs"
                     ) from error
@@ -271,7 +273,7 @@ class LocalSteps:
 
     def _let_go(self, ended: Future[RoundStats]) -> None:
         """Forget a round that has ended. One that failed has no average: the next difference has the same changes again."""
-        self._flight = None
+        self._flight, self._hangs = None, False
         if ended.exception() is not None:
             self._replaced = self._replaced or self._rounds.replaced
             for part in self._parts:
@@ -360,11 +362,11 @@ class LocalSteps:
         self.close()
 
     def close(self) -> None:
-        """End local SGD without averaging: the sites' models differ."""
+        """End local SGD without averaging: the sites' models differ. It does not wait for a round that hangs."""
         self.closed = True
         for hook in self._hooks:
             hook.remove()
-        self._rounds.close()
+        self._rounds.abandon() if self._hangs else self._rounds.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return this site's state for a checkpoint, to be saved with its model and optimizer.

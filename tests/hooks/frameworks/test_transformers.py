@@ -173,6 +173,43 @@ def test_trainer_trains_by_local_steps_with_a_checkpoint(ranks, tmp_path):
         assert rounds[-1] == STEPS
 
 
+def broken_off(rank, world_size, folder):
+    """What local SGD leaves behind after a training that raised, and parameters after a second training."""
+    from transformers import TrainerCallback
+
+    from gradwire.transformers import LocalStepsCallback
+
+    class Breaks(TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            if breaks and state.global_step == STEPS:
+                raise ValueError("broken off")
+
+    with launched(rank, world_size):
+        trainer, callback = trainer_of(
+            world_size,
+            folder,
+            callback=lambda trainer: LocalStepsCallback(trainer, every=2, fragments=1),
+            save_strategy="no",
+        )
+        trainer.add_callback(Breaks())
+        breaks = True
+        with pytest.raises(ValueError, match="broken off"):
+            trainer.train()
+        left = callback.local is None, len(trainer.optimizer.optimizer._optimizer_step_post_hooks)
+        breaks = False
+        trainer.train()
+        forget_accelerate()
+    return left, numbers(trainer.model)
+
+
+@needing("transformers", "accelerate")
+def test_a_training_by_local_steps_that_breaks_off_leaves_no_hook_behind(ranks, tmp_path):
+    answers = ranks.run(broken_off, 2, str(tmp_path), timeout=TIMEOUT)
+    for left, parameters in answers:
+        assert left == (True, 0)
+        assert same(parameters, answers[0][1])
+
+
 def evaluated(rank, world_size, folder):
     """What training after an evaluation raises, and the bytes of a step where the advice is followed, in both ways."""
     from transformers import Trainer, TrainingArguments

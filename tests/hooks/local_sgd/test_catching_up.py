@@ -1,5 +1,6 @@
 """A site that lacks the others' model gets it, alone and in pieces: a slow line takes as long as it needs."""
 
+import time
 from collections import Counter
 from concurrent.futures import TimeoutError as WaitTimeout
 from datetime import timedelta
@@ -15,7 +16,8 @@ from gradwire.hooks.local_sgd.link import Link
 from gradwire.hooks.local_sgd.outer import outer
 from gradwire.hooks.local_sgd.rounds import Rounds
 
-from .sites import LIMIT, Net, together, until
+from .sites import LIMIT, Net, descend, together, until
+from .test_threads import Gate
 
 SIZE = 10_000  # parameters, and as many numbers of momentum, of 4 bytes each
 WHOLE = 8 * SIZE
@@ -114,3 +116,38 @@ def test_a_round_in_which_pieces_arrive_does_not_hang_and_one_in_which_none_do_d
         local._arrived()
     local._flight = None
     local.close()
+
+
+def test_a_round_that_hangs_is_waited_for_once(places):
+    gate, place, model = Gate(), places(1), Net(0)
+    place.patience, seconds = 1.0, []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"every": 1, "fragments": 1, "compressor": "none", "transport": gate}
+    local = LocalSteps(model, optimizer, at=place, **options)
+    gate.open.clear()
+    descend(model, optimizer, 0, 0)
+    for call in (optimizer.step, optimizer.step, local.state_dict):
+        began = time.monotonic()
+        with pytest.raises(RuntimeError, match=r"has not ended within .*: a site hangs"):
+            call()
+        seconds.append(time.monotonic() - began)
+    assert seconds[0] >= place.patience > 2 * sum(seconds[1:])
+    gate.open.set()
+    until(lambda: local._flight.done())
+    descend(model, optimizer, 0, 1)
+    assert local.round == 1
+    local.finish()
+
+
+def test_the_end_of_local_sgd_does_not_wait_for_a_round_that_hangs(places):
+    gate, place, model = Gate(), places(1), Net(0)
+    place.patience = 0.1
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    local = LocalSteps(model, optimizer, at=place, every=1, fragments=1, compressor="none", transport=gate)
+    gate.open.clear()
+    descend(model, optimizer, 0, 0)
+    with pytest.raises(RuntimeError, match="a site hangs"):
+        optimizer.step()
+    local.close()
+    assert not local._flight.done()
+    gate.open.set()
