@@ -54,11 +54,10 @@ def log_to_wandb(name: str, run: RunResult, config: Mapping[str, Any], out: Path
     except Exception as error:
         if mode != "online":
             raise
-        where = out / "wandb"
         logger.warning(
             "wandb does not start online (%s): runs are kept offline in %s, and `wandb sync` sends them later",
             _in_one_line(error),
-            where,
+            out / "wandb",
         )
         os.environ["WANDB_MODE"] = "offline"
         found = start(mode="offline")

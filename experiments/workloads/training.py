@@ -173,8 +173,9 @@ def train(
     peak = None if turns else max(map(int, exchange(str(peak_memory(device)), over(group))))
     digest = same_digest(model, group)
     result = result_of(spec, config, model, sent, history, evaluation, group.size(), digest, peak, turn_steps)
-    for each in filter(None, (handle, local)):
-        each.close()  # not where this rank fails: its peers would fail, too, before it has told why
+    used = local or handle
+    if used is not None:
+        used.close()  # not where this rank fails: its peers would fail, too, before it has told why
     return result
 
 
