@@ -16,8 +16,9 @@ OPENING = """\
 # Command line
 
 `gradwire COMMAND --help` prints the same texts. Each option is also a key of the YAML files that `--config` reads:
-`batch_size` for `--batch-size`. The exit code is 0, 2 if the command refuses an option, and 130 after Ctrl-C.
-Set `GRADWIRE_TRACEBACK=1` to see where an error comes from ([environment variables](environment-variables.md)).
+`batch_size` for `--batch-size`. The exit code is 0, 1 if a part of the work failed, 2 if the command refuses an option,
+and 130 after Ctrl-C. Set `GRADWIRE_TRACEBACK=1` to see where an error comes from
+([environment variables](environment-variables.md)).
 """
 
 

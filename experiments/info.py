@@ -1,4 +1,4 @@
-"""`gradwire info`: what there is on this machine to train and to communicate with."""
+"""`gradwire info`: what there is on this host to train and to communicate with."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def info(config: InfoConfig) -> int:
 
 
 def collect() -> dict[str, Any]:
-    """All that `gradwire info` tells, ready for JSON.
+    """Return all that `gradwire info` shows, ready for JSON.
 
     Memory is in bytes, link speeds in Mbit/s; None stands for what is not installed or not known.
     """
@@ -120,7 +120,7 @@ def gpus() -> list[dict[str, Any]]:
 
 
 def process_groups() -> dict[str, bool]:
-    """Which backends of torch.distributed this build of torch has."""
+    """Return {backend of torch.distributed: True if this build of torch has it}."""
     checks = {name: getattr(dist, f"is_{name}_available", None) for name in PROCESS_GROUPS}
     return {name: bool(dist.is_available() and check and check()) for name, check in checks.items()}
 
@@ -150,7 +150,7 @@ def _devices(processor: Mapping[str, Any], cards: Sequence[Mapping[str, Any]]) -
 
 
 def _pairs(kinds: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[str, ...]]:
-    """How many pairs of GPUs there are of each kind of connection."""
+    """Yield the number of pairs of GPUs for each kind of connection."""
     each = Counter(kind for mine, others in kinds.items() for other, kind in others.items() if mine < other)
     for kind, count in sorted(each.items()):
         yield (

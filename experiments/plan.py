@@ -19,7 +19,7 @@ from ..hooks.local_sgd.arguments import site_compressor
 from ..hooks.local_sgd.plan import SitesPlan, Wan, recommended, sites_plan
 from ..hooks.plan import Plan, plan, ready_order
 from .network.link import parse_rate, shown_rate
-from .workloads.data import data_names, data_shape
+from .workloads.data import DATA, data_shape
 from .workloads.models import ModelConfig, build_model
 from .workloads.sharding import TORCH, check_payloads, parts, payloads
 from .workloads.training import loss_of
@@ -27,6 +27,8 @@ from .workloads.training import loss_of
 BUSES = {"pcie3x16": "126gbit", "pcie4x16": "252gbit", "pcie5x16": "504gbit"}  # 16 lanes of 8, 16, 32 GT/s, 128b/130b
 OF_DDP, OF_FSDP = ("none", "bf16", "powersgd:rank=4", "topk", "onebit"), ("none", "bf16", "int8/int4", "int4")
 FOR_SITES = ["none", "bf16", "int8", "int4", "int2"]
+SHOWN = ("compressor", "payload_bytes_per_step", "sent_bytes_per_step", "compression_ratio")
+SHOWN += ("state_bytes", "work_bytes", "bytes_per_parameter")
 MEMORY = ("state", "work", "per parameter")
 MATRIX, MOST_PARAMETERS = 4096, 1e13
 RUN_AT_MOST = 2**26  # parameters: one backward of a larger model is traced on the meta device, at no cost
@@ -39,8 +41,8 @@ class PlanConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     """model to plan for, and its sizes"""
     data: str | None = None
-    """data set whose shapes the model is built for: text, digits, patterns, mnist or cifar10; that of the model's
-    paper if not given"""
+    """data set whose shapes the model is built for: text, packages, digits, patterns, mnist or cifar10; that of
+    the model's paper if not given"""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """ddp, or fsdp for torch's FSDP2; with fsdp a compressor is WEIGHTS/GRADIENTS such as int8/int4, or one word for
     both"""
@@ -76,8 +78,8 @@ class PlanConfig:
     """print JSON instead of a table"""
 
     def __post_init__(self) -> None:
-        if self.data is not None and self.data not in data_names():
-            raise ValueError(f"unknown data {self.data!r}; there are: {', '.join(data_names())}")
+        if self.data is not None and self.data not in DATA:
+            raise ValueError(f"unknown data {self.data!r}; there are: {', '.join(DATA)}")
         if self.workers < 1:
             raise ValueError(f"--workers is at least 1, got {self.workers}")
         if self.bucket_mb is not None and not self.bucket_mb > 0:
@@ -124,14 +126,9 @@ def plan_command(config: PlanConfig) -> int:
     plans = [_planned(model, order, spec, config) for spec in config.specs]
     elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
     if config.json:
-        rows = [_row(each) | _on_bus(config, each) for each in plans]
-        document = {
-            "model": config.model.name,
-            "parameters": elements,
-            "world_size": config.workers,
-            "rows": rows,
-        }
-        print(json.dumps(document, indent=2))
+        rows = [{name: getattr(each, name) for name in SHOWN} | _on_bus(config, each) for each in plans]
+        about = {"model": config.model.name, "parameters": elements, "world_size": config.workers}
+        print(json.dumps({**about, "rows": rows}, indent=2))
     else:
         Console().print(_table(config, elements, plans))
     return 0
@@ -140,7 +137,7 @@ def plan_command(config: PlanConfig) -> int:
 def _traced(config: PlanConfig) -> tuple[nn.Module, list[Tensor]]:
     """The model, and its parameters in the order in which a backward makes their gradients ready, as DDP finds it."""
     data = data_shape(config.data, config.model) if config.data else None
-    sample = data or data_shape("text" if config.model.kind == "tokens" else "cifar10", config.model)
+    sample = data_shape(config.data, config.model)
     with torch.device("meta"):
         elements = sum(p.numel() for p in build_model(config.model, data).parameters())
     with torch.random.fork_rng(), torch.device("cpu" if elements <= RUN_AT_MOST else "meta"):
@@ -245,18 +242,6 @@ def _spread(whole: Plan, config: PlanConfig) -> Plan:
         sent_bytes_per_step=whole.sent_bytes_per_step / steps,
         compression_ratio=whole.compression_ratio * steps,
     )
-
-
-def _row(each: Plan) -> dict[str, object]:
-    return {
-        "compressor": each.compressor,
-        "payload_bytes_per_step": each.payload_bytes_per_step,
-        "sent_bytes_per_step": each.sent_bytes_per_step,
-        "compression_ratio": each.compression_ratio,
-        "state_bytes": each.state_bytes,
-        "work_bytes": each.work_bytes,
-        "bytes_per_parameter": each.bytes_per_parameter,
-    }
 
 
 def _memory(state: int, work: int, parameters: int) -> tuple[str, str, str]:

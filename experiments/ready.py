@@ -60,7 +60,7 @@ def ready(config: ReadyConfig) -> int:
 
 def _prepared(config: ReadyConfig, device: torch.device) -> tuple[nn.Module, Callable[[], Tensor]]:
     """The model with random weights, and its loss on a random batch."""
-    shape = data_shape("text" if config.model.kind == "tokens" else "cifar10", config.model)
+    shape = data_shape(None, config.model)
     with torch.random.fork_rng():
         model = build_model(config.model, shape).to(device)
         inputs, targets = (tensor.to(device) for tensor in shape.example(config.batch_size))

@@ -1,4 +1,4 @@
-"""`gradwire rendezvous`: where sites meet that train by local steps."""
+"""`gradwire rendezvous`: the address at which sites of local SGD meet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..hooks.local_sgd.server import keep as keep_rendezvous
 
 @dataclass(frozen=True)
 class RendezvousConfig:
-    """Keep a place where sites meet that train by local steps, until Ctrl-C; sites may come and go meanwhile."""
+    """Keep the address at which sites of local SGD meet, until Ctrl-C; sites may come and go meanwhile."""
 
     host: str = "127.0.0.1"
     """address at which to listen: one that the other sites reach, or 0.0.0.0 for all addresses of this host"""
@@ -24,8 +24,8 @@ class RendezvousConfig:
     """TCP port that sites connect to; 0 takes a free one"""
 
     secret_file: Path | None = None
-    """file with the secret of all sites; by default the secret is GRADWIRE_SECRET, or a new one beyond 127.0.0.1. A file
-    with a private key and its certificate encrypts connections"""
+    """file with the secret of all sites; if not given, the secret is GRADWIRE_SECRET, and without that a --host other
+    than 127.0.0.1 gets a new one. A file with a private key and its certificate encrypts connections"""
 
     relay: bool = False
     """pass payloads on between sites, which then need to reach this address alone"""

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..hooks.watching.folder import reports_in
-from .results.table import milliseconds
+from .results.rows import milliseconds
 
 STALE = 3.0  # times the seconds that a report takes to come
 LEAST = 10.0  # seconds without a report that never count as stale
@@ -47,7 +47,7 @@ class TopConfig:
 
 @dataclass(frozen=True)
 class RankNow:
-    """What a rank has told last, and `age`, the seconds since rank 0 has written that."""
+    """The last report of a rank, and its `age`: seconds since rank 0 wrote it."""
 
     told: dict[str, Any]
     age: float
@@ -59,7 +59,7 @@ class RankNow:
 
     @property
     def stale(self) -> bool:
-        """Whether a report should have come long ago."""
+        """Return True if a report is long overdue."""
         expected = float(self.told["every"]) * (self.number("step_seconds") or 0.0)
         return self.age > max(LEAST, STALE * expected)
 
@@ -88,8 +88,8 @@ def ranks_in(folder: Path, now: float) -> list[RankNow]:
         raise ValueError(f"cannot read {folder}: {error.strerror}") from error
     if not found:
         raise ValueError(
-            f"{folder} has no report of a rank: call handle.watch(folder=...) on all ranks, and look on the host of rank 0, "
-            f"once as many steps have gone as its every= says"
+            f"{folder} has no report of a rank: call handle.watch(every=N, folder=...) on all ranks, and look on the host "
+            "of rank 0 after N steps"
         )
     return found
 

@@ -25,8 +25,9 @@ from ..hooks.report_loss import COMPRESSOR, FOLDER, STEPS
 from .ranks.child import CommandFailure, run_to_end
 from .ranks.stopping import sigterm_interrupts
 from .results.files import check_file, figures_document, prepared_folder, write_json
-from .results.table import milliseconds
+from .results.rows import milliseconds
 
+HEADINGS = ("step time", "speed-up", "sent per step", "fewer bytes", "training loss")
 LAST = 10  # the loss is the mean of the last tenth of the steps
 
 
@@ -143,14 +144,7 @@ def _measured(spec: str, ranks: Sequence[Sequence[dict[str, float]]]) -> Tried:
 def _table(rows: Sequence[Tried]) -> Table:
     shown, first = Table(), rows[0]
     shown.add_column("compressor", no_wrap=True)
-    for heading in (
-        "step time",
-        "speed-up",
-        "sent per step",
-        "fewer bytes",
-        "training loss",
-        f"above {first.compressor}",
-    ):
+    for heading in (*HEADINGS, f"above {first.compressor}"):
         shown.add_column(heading, justify="right")
     for row in rows:
         above = row.loss / first.loss - 1 if first.loss else math.nan

@@ -207,7 +207,7 @@ def test_a_watch_with_a_folder_is_what_top_shows_as_printed(tmp_path, forked, mo
     (tmp_path / "train.py").write_text(text, "utf-8")
     forked("python train.py")
     monkeypatch.chdir(tmp_path)
-    (command,) = re.findall(r"`gradwire (top \S+ --once=true)`", PAGES["docs/watch.md"])
+    (command,) = re.findall(r"`gradwire (top \S+ --once)`", PAGES["docs/watch.md"])
     assert main(shlex.split(command)) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("powersgd, 1 ranks")

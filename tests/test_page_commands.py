@@ -48,7 +48,6 @@ ELSEWHERE = {  # a test, and beginnings or all of the commands that it runs, wit
     "tests/experiments/test_try_script.py": [r"gradwire try"],
     "tests/experiments/bench/test_diff.py": [r"gradwire diff"],
     "tests/experiments/network/lab/test_hosts.py": [r"gradwire netlab --clean$"],
-    "tests/experiments/network/lab/test_command.py": [r"gradwire netlab .* --check$"],
     "tests/experiments/network/lab/test_launcher.py": [r"gradwire netlab --hosts 4 --rate 100mbit -- "],
 }
 SHORTENED = ("advise", "bench", "collective", "compare", "kernels", "ready", "sweep")

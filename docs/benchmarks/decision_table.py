@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import gradwire
-from gradwire.experiments.workloads.emulation import emulated, load_trace
+from gradwire.experiments.workloads.emulation import EmulatedModel, load_trace
 from gradwire.hooks.advice.decision_table import (
     ADAMW,
     ANSWERS,
@@ -57,7 +57,7 @@ def gpt() -> nn.Module:
 def sent(name: str, spec: str, ranks: int) -> float:
     """Return the bytes that a rank sends per step."""
     with torch.device("meta"):
-        model = gpt() if name == GPT else emulated(load_trace("resnet50"))
+        model = gpt() if name == GPT else EmulatedModel(load_trace("resnet50"))
     return gradwire.plan(model, spec, world_size=ranks).sent_bytes_per_step
 
 

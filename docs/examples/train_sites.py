@@ -19,7 +19,7 @@ address, site, *files = sys.argv[1], int(sys.argv[2]), *map(Path, sys.argv[3:])
 model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 at = gradwire.Rendezvous(address, sites=2, name=f"site {site}", secret=next(iter(files), None))  # gradwire
-local = gradwire.LocalSteps(model, optimizer, every=8, outer="average", at=at)  # gradwire: the line to add
+local = gradwire.LocalSteps(model, optimizer, every=8, at=at)  # gradwire: the line to add
 
 while local.round < ROUNDS:  # all sites count rounds alike
     source = torch.Generator().manual_seed(1_000_000 * site + local.steps)  # data of each site's own

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,11 +20,11 @@ from ..network.lab import backend_here, rerun_on_hosts
 from ..network.link import over_link
 from ..ranks.device import chosen_backend, device_here
 from ..ranks.group import joined
-from ..ranks.launchers import threads_here, under_launcher
+from ..ranks.launchers import threads_here
 from ..ranks.processes import supervised
-from ..results.files import check_file, command_line, environment
+from ..results.files import check_file, command_line, environment, write_json
 from ..workloads.data import data_shape
-from ..workloads.emulation import EmulationConfig, emulated
+from ..workloads.emulation import EmulatedModel, EmulationConfig
 from ..workloads.models import ModelConfig, build_model
 from ..workloads.optimizers import OptimizerName, optimizers_for
 from ..workloads.training import loss_of
@@ -88,11 +86,11 @@ def advise_command(config: AdviseConfig) -> int:
     """Measure, show and write; the command's exit code. What can be refused is refused before any rank starts."""
     if (code := rerun_on_hosts(config.slowed_netlab)) is not None:
         return code
-    adopt_launcher()
-    ranks = int(os.environ["WORLD_SIZE"]) if under_launcher() else config.nproc
+    launched = adopt_launcher() is not None
+    ranks = int(os.environ["WORLD_SIZE"]) if launched else config.nproc
     if ranks < FEWEST_RANKS:
         raise ValueError(f"advice needs two ranks or more, and there is {ranks}: --nproc 2, or torchrun on hosts")
-    if config.hosts and not (config.link or config.netlab.hosts or under_launcher()):
+    if config.hosts and not (config.link or config.netlab.hosts or launched):
         raise ValueError(
             "other hosts are not predicted from the links inside this one: add --link 1gbit or --netlab.hosts 2, or start "
             "ranks on hosts with torchrun"
@@ -101,7 +99,7 @@ def advise_command(config: AdviseConfig) -> int:
         _model(config)
     wanted = backend_here(config.backend, config.link)
     backend = chosen_backend(wanted, int(os.environ.get("LOCAL_WORLD_SIZE", config.nproc)))
-    if under_launcher():
+    if launched:
         run_rank(int(os.environ["RANK"]), None, config, backend)
         return 0
     return supervised(run_rank, config.nproc, config, backend)
@@ -138,14 +136,13 @@ def run_rank(rank: int, rendezvous: dict[str, Any] | None, config: AdviseConfig,
 
 
 def _model(config: AdviseConfig) -> nn.Module:
-    return build_model(config.model) if config.trace is None else emulated(config.trace, config.dilate)
+    return build_model(config.model) if config.trace is None else EmulatedModel(config.trace, config.dilate)
 
 
 def _batch(config: AdviseConfig, device: torch.device) -> tuple[Tensor, Tensor] | None:
     if config.trace is not None:
         return None
-    shape = data_shape("text" if config.model.kind == "tokens" else "cifar10", config.model)
-    inputs, targets = shape.example(config.batch_size)
+    inputs, targets = data_shape(None, config.model).example(config.batch_size)
     return inputs.to(device), targets.to(device)
 
 
@@ -175,9 +172,8 @@ def _show_and_write(config: AdviseConfig, advice: Advice) -> None:
         print(f"NOT REAL: {label}")
     print(advice)
     if config.json:
-        path = Path(config.json).expanduser()
-        path.write_text(json.dumps(document(config, advice), indent=1) + "\n", encoding="utf-8")
-        print(f"predictions  {path}")
+        write_json(document(config, advice), config.json)
+        print(f"predictions  {config.json}")
 
 
 def document(config: AdviseConfig, advice: Advice) -> dict[str, Any]:

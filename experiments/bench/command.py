@@ -18,7 +18,7 @@ from ..network.interfaces import interfaces
 from ..network.lab import backend_here, rerun_on_hosts
 from ..network.link import over_link
 from ..ranks.device import chosen_backend, device_here, shared_gpus, unused_gpus
-from ..ranks.launchers import lab_here, threads_here, under_launcher
+from ..ranks.launchers import lab_here, threads_here
 from ..ranks.processes import supervised
 from ..results.files import figures_document, write_json
 from ..results.progress_bar import progress_bar
@@ -41,14 +41,14 @@ def bench_command(config: BenchConfig) -> int:
     for task in config.tasks():
         with torch.device("meta"):
             task.build()
-    ranks = int(os.environ["WORLD_SIZE"]) if under_launcher() else config.nproc
+    ranks = int(os.environ["WORLD_SIZE"]) if launcher else config.nproc
     if too_large := [each for each in config.world_sizes if each > ranks]:
         raise ValueError(f"world_sizes has {too_large[0]}, and there are {ranks} ranks")
     wanted = backend_here(config.backend, config.link)
     backend = chosen_backend(wanted, int(os.environ.get("LOCAL_WORLD_SIZE", config.nproc)))
-    if under_launcher():
+    if launcher:
         torch.set_num_threads(threads_here(config.threads, config.nproc))
-        run_rank(config, backend, "netlab" if lab_here() else launcher or "torchrun", None)
+        run_rank(config, backend, "netlab" if lab_here() else launcher, None)
         return 0
     return supervised(rank_main, config.nproc, config, backend)
 
@@ -102,7 +102,7 @@ def _document(config: BenchConfig, world: World, launcher: str) -> dict[str, Any
 
 
 def _warnings(config: BenchConfig, backend: str) -> Iterator[str]:
-    """What the figures do not show."""
+    """Yield warnings of what the figures do not show."""
     local = int(os.environ.get("LOCAL_WORLD_SIZE", config.nproc))
     yield from filter(None, (unused_gpus(backend), shared_gpus(backend, local)))
     turns = config.warmup

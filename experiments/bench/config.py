@@ -1,4 +1,4 @@
-"""What to measure."""
+"""Options of `gradwire bench`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class BenchConfig(EmulationConfig):
     """Seconds a training step with DistributedDataParallel, over models, world sizes and settings."""
 
     models: list[str] = field(default_factory=lambda: list(RESNETS))
-    """models to time: resnet50, resnet101, resnext50_32x4d, resnext101_32x8d, vgg19, gpt, bert, mlp, tiny"""
+    """models to time: resnet50, resnet101, resnext50_32x4d, resnext101_32x8d, vgg19, gpt, bert, mlp, resnet18-cifar, tiny
+    or torchvision:NAME"""
     batch_size: int = 32
     """samples per rank and step; the trace of an emulated accelerator has its own"""
     image_size: int = 224
@@ -80,7 +81,7 @@ class BenchConfig(EmulationConfig):
             compressor(spec)
 
     def tasks(self) -> list[Task]:
-        """What is trained, one after the other."""
+        """Return the models to train, one after the other."""
         if self.trace is not None:
             return [emulated_task(self.trace, self.dilate)]
         return [task(name, self.image_size) for name in dict.fromkeys(self.models)]
@@ -112,7 +113,7 @@ class BenchConfig(EmulationConfig):
 
 
 def _exists(case: Case) -> bool:
-    """Whether there is such a setting: what torch's DistributedDataParallel does, or any order with all that it needs."""
+    """Return True if there is such a setting: torch's DDP has one order and one group, and other orders need overlap."""
     backward = case.order == BACKWARD
     if case.ddp == "torch" and not (backward and case.process_groups == 1):
         return False

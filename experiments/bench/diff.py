@@ -78,7 +78,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _facts(document: Mapping[str, Any]) -> dict[str, str]:
-    """What a file says of versions, machine, options and emulation, by name."""
+    """Return a file's versions, host, options and emulated parts, by name."""
     parts = {key: document[key] for key in ("gradwire", "torch")} | {"not real": "; ".join(document["labels"])}
     parts |= {f"environment.{name}": found for name, found in document["environment"].items()}
     parts |= {f"config.{name}": found for name, found in document["config"].items()}
@@ -102,7 +102,7 @@ def _factors(*files: Sequence[Row]) -> list[str]:
 
 
 def _key(row: Row, factors: Sequence[str]) -> tuple[Any, ...]:
-    """What two rows that are compared have in common: model, ranks and setting."""
+    """Return the key by which two rows are compared: model, ranks and setting."""
     bare = row["ddp"] == NO_DDP.ddp
     return (*(row[name] for name in SAME), bare, *(None if bare else row[name] for name in factors))
 
@@ -116,7 +116,7 @@ def _grown(base: Row, test: Row, name: str) -> float:
 def _regressions(
     both: Sequence[tuple[Row, Row]], missing: Sequence[Row], factors: Sequence[str], fail_over: float
 ) -> Iterator[str]:
-    """What has become slower than is allowed, or is missing; `no ddp` only tells of the machine."""
+    """Yield a line for each row that is too slow or missing; `no ddp` does not count, as it shows the host alone."""
     for base, test in both:
         grown = _grown(base, test, GATE)
         if base["ddp"] != NO_DDP.ddp and grown > fail_over:

@@ -1,4 +1,4 @@
-"""What the benchmark trains: models at the sizes of their papers, synthetic samples, a loss."""
+"""The trainings of the benchmark: models at the sizes of their papers, synthetic samples, a loss."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from ...compress.builder.options import did_you_mean
-from ..workloads.emulation import Trace, emulated
+from ..workloads.emulation import EmulatedModel, Trace
 from ..workloads.models import TORCHVISION, VISION
 from ..workloads.models.networks import GPT, MLP, ResNet18
+from ..workloads.training import loss_of
 
 RESNETS = VISION[:4]
 PICTURE_CLASSES, CLASSES = 1000, 10
@@ -57,16 +57,14 @@ def task(name: str, image_size: int) -> Task:
 
 def emulated_task(trace: Trace, dilate: float) -> Task:
     """The layers of a trace, which take its time: neither inputs nor targets matter."""
-    return Task(trace.name, lambda: emulated(trace, dilate), _nothing, _own_loss, trace.batch_size, fused=True)
-
-
-def _nothing(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    return torch.zeros(count), torch.zeros(count)
-
-
-def _own_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-    loss: Tensor = model(inputs)
-    return loss
+    return Task(
+        trace.name,
+        lambda: EmulatedModel(trace, dilate),
+        lambda count, generator: (torch.zeros(count), torch.zeros(count)),
+        lambda model, inputs, targets: model(inputs),
+        trace.batch_size,
+        fused=True,
+    )
 
 
 def _pictures(name: str, size: int) -> Task:
@@ -75,7 +73,7 @@ def _pictures(name: str, size: int) -> Task:
 
         return classifier(name, PICTURE_CLASSES)
 
-    return Task(name, build, _images((3, size, size), PICTURE_CLASSES), _class_loss)
+    return Task(name, build, _images((3, size, size), PICTURE_CLASSES), loss_of)
 
 
 def _images(shape: tuple[int, ...], classes: int) -> Sampler:
@@ -84,10 +82,6 @@ def _images(shape: tuple[int, ...], classes: int) -> Sampler:
         torch.rand(count, *shape, generator=generator),
         torch.randint(classes, (count,), generator=generator),
     )
-
-
-def _class_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-    return cross_entropy(model(inputs), targets)
 
 
 def _tiny() -> nn.Module:
@@ -105,10 +99,6 @@ def _gpt_sample(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-def _token_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-    return cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
-
-
 def _bert() -> nn.Module:
     """BERT-base with its masked-language output (Devlin et al. 2019), weights random."""
     from transformers import BertConfig, BertForMaskedLM  # here, since it is optional
@@ -122,20 +112,13 @@ def _bert_sample(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor
     return tokens[0], tokens[1]
 
 
-def _bert_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-    loss: Tensor = model(inputs, labels=targets).loss
-    return loss
-
-
 OTHERS = {
     task.name: task
     for task in (
-        Task("gpt", _gpt, _gpt_sample, _token_loss),
-        Task("bert", _bert, _bert_sample, _bert_loss),
-        Task(
-            "mlp", lambda: MLP(SMALL_IMAGE, CLASSES, width=1024, layers=4), _images(SMALL_IMAGE, CLASSES), _class_loss
-        ),
-        Task("tiny", _tiny, _images((TINY_WIDTH,), TINY_WIDTH), _class_loss),
-        Task("resnet18-cifar", lambda: ResNet18(3, CLASSES), _images(SMALL_IMAGE, CLASSES), _class_loss),
+        Task("gpt", _gpt, _gpt_sample, loss_of),
+        Task("bert", _bert, _bert_sample, lambda model, inputs, targets: model(inputs, labels=targets).loss),
+        Task("mlp", lambda: MLP(SMALL_IMAGE, CLASSES, width=1024, layers=4), _images(SMALL_IMAGE, CLASSES), loss_of),
+        Task("tiny", _tiny, _images((TINY_WIDTH,), TINY_WIDTH), loss_of),
+        Task("resnet18-cifar", lambda: ResNet18(3, CLASSES), _images(SMALL_IMAGE, CLASSES), loss_of),
     )
 }

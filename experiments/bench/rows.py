@@ -1,4 +1,4 @@
-"""What was measured: settings and rows, and what a step could take at best."""
+"""Settings and rows of the benchmark, and lower bounds of a step's time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PHASES = ("forward", "backward", "exposed", "optimizer")
 @dataclass(frozen=True)
 class Case:
     """A setting of the benchmark. `bucket_mb`: None is 1 MiB for the first bucket and 25 for the others; in another `order`
-    than backward's it is the size of slices on the wire, and None is what gradwire.overlap takes.
+    than backward's it is the payload of a slice, and None is what gradwire.overlap takes.
     """
 
     ddp: Literal["torch", "gradwire", "none"]
@@ -40,7 +40,7 @@ FACTORS = tuple(field.name for field in dataclasses.fields(Case))
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes of one rank in a synchronized iteration; `ratio` is what a dense float32 ring all-reduce sends over them."""
+    """Bytes of one rank in a synchronized iteration; `ratio`: those of an uncompressed float32 all-reduce over them."""
 
     payload_bytes: int = 0
     sent_bytes: float = 0.0
@@ -49,26 +49,17 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Placement:
-    """Ranks 0 to `world_size` - 1, and the machines that they are on."""
+    """Ranks 0 to `world_size` - 1, and the hosts that they are on."""
 
     world_size: int
     machines: int
 
-    @property
-    def ranks_per_machine(self) -> int:
-        """Ranks on each of the machines."""
-        return self.world_size // self.machines
-
-    def __str__(self) -> str:
-        """As PyTorch's benchmark has it: 2M/8G is two machines with eight ranks each."""
-        return f"{self.machines}M/{self.ranks_per_machine}G"
-
 
 @dataclass(frozen=True)
 class Measured:
-    """What the ranks measured of one setting: seconds of an iteration, turn by turn and rank by rank, and its phases.
+    """The ranks' measurements of one setting: seconds of an iteration, turn by turn and rank by rank, and its phases.
 
-    `slice_mb`: MiB on the wire of what was sent at once; None where that is buckets.
+    `slice_mb`: MiB of payload of a slice; None where buckets are sent.
     """
 
     seconds: Sequence[float]
@@ -93,7 +84,7 @@ def row(
         "batch_size": batch_size,
         "world_size": placement.world_size,
         "machines": placement.machines,
-        "ranks_per_machine": placement.ranks_per_machine,
+        "ranks_per_machine": placement.world_size // placement.machines,
         **dataclasses.asdict(case),
         "slice_mb": measured.slice_mb,
         "measurements": {
@@ -126,7 +117,7 @@ def bounds(config: EmulationConfig, case: Case, world_size: int) -> dict[str, fl
 def bound_here(
     config: EmulationConfig, case: Case, world_size: int, stretch: float | None, optimizer: float
 ) -> float | None:
-    """T* of this machine, whose forward and backward took `stretch` times as long, and whose optimizer so many seconds."""
+    """T* of this host, whose forward and backward took `stretch` times as long, and whose optimizer so many seconds."""
     step = _step(config, case, world_size, stretch or 1.0)
     return None if step is None else optimal(step) + optimizer
 

@@ -27,7 +27,7 @@ Advance: TypeAlias = Callable[[int], None]  # called after every turn, with its 
 def world_sizes(config: BenchConfig, world: World) -> list[int]:
     """The numbers of ranks to measure, ascending.
 
-    Raises ValueError for one that does not divide evenly among its machines.
+    Raises ValueError for one that does not divide evenly among its hosts.
     """
     machine = sum(world.placement(count).machines == 1 for count in range(1, world.size + 1))
     doubled = [2**power for power in range(world.size.bit_length())]
@@ -91,7 +91,7 @@ def _batches(cases: Sequence[Case], setup: Setup, world: World, control: dist.Pr
 
 
 def _free_memory(world: World) -> int:
-    """Bytes for this rank: of the GPU, or its share of the machine's."""
+    """Bytes for this rank: of the GPU, or its share of the host's."""
     if world.device.type == "cuda":
         return torch.cuda.mem_get_info(world.device)[0]
     listing = Path("/proc/meminfo")
@@ -99,7 +99,7 @@ def _free_memory(world: World) -> int:
         return 2**62
     fields = dict(line.split(":", 1) for line in listing.read_text().splitlines())
     own_host = list(world.hosts).count(world.hosts[world.rank])
-    neighbours = world.size if lab_here() else own_host  # all hosts of a lab are on one machine
+    neighbours = world.size if lab_here() else own_host  # all hosts of a lab are on one host
     return int(fields["MemAvailable"].split()[0]) * 1024 // neighbours
 
 
@@ -108,7 +108,7 @@ def _packed(measured: Measured) -> str:
 
 
 def _unpacked(texts: Sequence[str]) -> Measured:
-    """What all ranks measured; what it sent is the first one's."""
+    """Return the measurements of all ranks; the traffic is the first one's."""
     found = [json.loads(text) for text in texts]
     seconds = list(itertools.chain.from_iterable(each[0] for each in found))
     phases = {name: list(itertools.chain.from_iterable(each[1][name] for each in found)) for name in PHASES}

@@ -16,14 +16,16 @@ KEPT_UP = 1.2  # times the seconds of the emulated accelerator
 
 
 def header(document: Mapping[str, Any]) -> Iterator[str]:
-    """Versions, the machine and its networks, and what is emulated."""
+    """Versions, the host and its networks, and what is emulated."""
     about = document["environment"]
     yield f"gradwire {document['gradwire']}, torch {document['torch']}, CUDA {about['cuda'] or 'none'}"
     yield (
         f"{about['world_size']} ranks on {about['device']} by {about['backend']}, started by {about['launched_by']}, "
         f"hosts: {', '.join(about['hosts'])}"
     )
-    yield ", ".join([about["processor"], f"{about['cores']} cores, {about['threads']} threads a rank", *about["gpus"]])
+    yield ", ".join(
+        [about["processor"], f"{about['cores']} cores, {about['threads']} threads per rank", *about["gpus"]]
+    )
     for each in about["interfaces"]:
         speed = f"{each['speed_mbit']} Mbit/s" if each["speed_mbit"] else "speed unknown"
         addresses = " ".join(each["addresses"]) or "no address"
@@ -51,14 +53,14 @@ def value(factor: str, setting: Any) -> str:
 
 
 def common(cases: Sequence[Case]) -> str:
-    """What all settings have in common."""
+    """Return the factors that all settings share, in words."""
     same = [name for name in FACTORS if name not in varied(cases)]
     words = [value(name, getattr(cases[0], name)) for name in same]
     return ", ".join(f"{word} DDP" if name == "ddp" else word for name, word in zip(same, words, strict=True))
 
 
 def late(rows: Sequence[Mapping[str, Any]], cases: Sequence[Case]) -> list[str]:
-    """Where this machine did not keep up with the accelerator that it emulates."""
+    """Return a line for each row in which this host did not keep up with the emulated accelerator."""
     return [
         f"{', '.join([place(row), *(value(name, row[name]) for name in varied(cases))])}: forward and backward took "
         f"{row['stretch']:.1f}x the time of the emulated accelerator, since this host did not keep up. A larger "
@@ -69,7 +71,7 @@ def late(rows: Sequence[Mapping[str, Any]], cases: Sequence[Case]) -> list[str]:
 
 
 def place(row: Mapping[str, Any]) -> str:
-    """How many ranks, and where: `2 ranks 1M/2G` is one machine with two."""
+    """Return the ranks of a row and their places: `2 ranks 1M/2G` is one host with two."""
     count = row["world_size"]
     where = "no ddp" if row["ddp"] == NO_DDP.ddp else f"{row['machines']}M/{row['ranks_per_machine']}G"
     return f"{count} rank{'s' if count > 1 else ''} {where}"
@@ -81,7 +83,7 @@ def table(rows: Sequence[Mapping[str, Any]], cases: Sequence[Case]) -> Table:
     table = Table(caption="phases: medians; exposed: communication after the last gradient", caption_justify="left")
     for heading in ("ranks", *factors):
         table.add_column(heading, no_wrap=True)
-    for heading in (*(f"sec/iter\n{name}" for name in PERCENTILES), "ex/sec\np50", *PHASES, "sent a rank", "ratio"):
+    for heading in (*(f"sec/iter\n{name}" for name in PERCENTILES), "ex/sec\np50", *PHASES, "sent\nper rank", "ratio"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         bare, measured = row["ddp"] == NO_DDP.ddp, row["measurements"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -24,7 +24,7 @@ LR, MOMENTUM, WEIGHT_DECAY = 0.001, 0.9, 1e-4  # as in PyTorch's benchmark
 
 @dataclass(frozen=True)
 class Setup:
-    """What all settings have in common."""
+    """Options that all settings share."""
 
     task: Task
     batch_size: int
@@ -111,7 +111,7 @@ class Trial:
     def _iteration(self, *, synced: bool) -> tuple[float, ...]:
         """When it began, and when each of its phases ended."""
         begin = self._clock.now()
-        with self._local(synced):
+        with nullcontext() if synced else getattr(self._model, "no_sync", nullcontext)():
             loss = self._setup.task.loss(self._model, self._inputs, self._targets)
             forward = self._clock.now()
             (loss / self.case.sync_every).backward()
@@ -122,10 +122,6 @@ class Trial:
         assert self._last_gradient.moment is not None
         return begin, forward, self._last_gradient.moment, backward, self._clock.now()
 
-    def _local(self, synced: bool) -> AbstractContextManager[object]:
-        no_sync = getattr(self._model, "no_sync", nullcontext)
-        return nullcontext() if synced else no_sync()
-
     def end_warmup(self) -> None:
         """Warm-up is over: measure from here on."""
         self._last_gradient.watch_last_only()
@@ -134,7 +130,7 @@ class Trial:
             phase.clear()
 
     def measured(self) -> Measured:
-        """What this rank measured.
+        """Return the measurements of this rank.
 
         Raises RuntimeError where the ranks have different parameters: their averages were not the same.
         """

@@ -24,7 +24,7 @@ HEARTBEAT, DONE = "beat", "done"
 class World:
     """This rank among all; they know each other by `store` alone, until some of them make a group.
 
-    `local_ranks` and `hosts` are those of every rank: its place on its machine, and the machine's name.
+    `local_ranks` and `hosts` are those of every rank: its place on its host, and the host's name.
     """
 
     store: dist.Store
@@ -37,7 +37,7 @@ class World:
     hosts: Sequence[str]
 
     def placement(self, count: int) -> Placement:
-        """Where ranks 0 to `count` - 1 are: every machine has one rank that is its first."""
+        """Return the placement of ranks 0 to `count` - 1: every host has one rank that is its first."""
         return Placement(count, max(1, list(self.local_ranks[:count]).count(0)))
 
     @contextmanager

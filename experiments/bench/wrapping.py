@@ -102,7 +102,7 @@ def no_buffer_sync() -> dict[str, bool]:
 
 
 def traffic(model: nn.Module, case: Case, handle: Handle | None, world_size: int) -> Traffic:
-    """What a rank sends in a synchronized iteration: measured where gradwire sends it, else what torch's all-reduces do."""
+    """Return a rank's bytes in a synchronized iteration: measured, or for torch's all-reduces computed."""
     elements = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     if case.ddp == "none":
         return Traffic()
@@ -114,7 +114,7 @@ def traffic(model: nn.Module, case: Case, handle: Handle | None, world_size: int
 
 
 def slice_mb(model: nn.Module, case: Case, world_size: int) -> float | None:
-    """MiB on the wire of what a setting sends at once; None where that is buckets."""
+    """Return the MiB of payload of a slice; None for a setting that sends buckets."""
     if case.order == BACKWARD:
         return None
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -70,9 +70,9 @@ def place(source: str) -> str:
 
 
 def split_specs(text: str) -> list[str]:
-    """Split comma-separated specifications, of which each may have comma-separated options.
+    """Split comma-separated compressors, each of which may have comma-separated options.
 
-    A piece with "=" and no ":" before it continues the options of the specification on its left.
+    A piece with "=" and no ":" before it continues the options of the compressor on its left.
 
     >>> split_specs("powersgd:rank=1,start_iter=10,onebit")
     ['powersgd:rank=1,start_iter=10', 'onebit']
@@ -101,7 +101,7 @@ def fields_of(config_class: type[Any], prefix: str = "") -> Fields:
 def assignments(
     arguments: Sequence[str], fields: Fields, defaults: Path | None, positional: Sequence[str] = ()
 ) -> list[Assignment]:
-    """What the command line and its `--config` files say, in the order written, later ones winning.
+    """Return the assignments of the command line and its `--config` files, in the order written: later ones win.
 
     `defaults` is the file that is read first where no `--config` is given. `positional` names the fields that take the
     arguments without a flag, and all that follows a `--`. Raises ValueError for what cannot be read and for unknown
@@ -174,7 +174,7 @@ def config_file(text: str) -> Path:
 
 
 def from_file(path: Path, fields: Fields) -> list[Assignment]:
-    """What a YAML file says. Raises ValueError where it cannot be read or has unknown keys."""
+    """Return the assignments of a YAML file. Raises ValueError if it cannot be read or has unknown keys."""
     import yaml  # here, so that a missing library is reported with the way to install it
 
     try:
@@ -226,7 +226,7 @@ def item_type(hint: Any) -> Any | None:
 
 
 def described(hint: Any) -> str:
-    """What a field takes, in words."""
+    """Return the values that a field takes, in words."""
     if item := item_type(hint):
         return f"items separated by commas, each {described(item)}"
     if hint in WORDS:

@@ -49,7 +49,7 @@ class Command:
 COMMANDS: dict[str, Command] = {
     "compare": Command(
         "Train one model with each compressor and compare loss, step time and bytes sent.",
-        function=".compare:compare",
+        function=".compare.command:compare",
         examples=(
             "gradwire compare --steps 20",
             "gradwire compare --link 100mbit,none --compressors none,bf16,int4",
@@ -115,7 +115,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "sweep": Command(
         "Run a study: one command at every point of a grid, with a table and pictures; finished points are kept.",
-        function=".sweep:sweep_command",
+        function=".sweep.command:sweep_command",
         examples=(
             "gradwire sweep --config ddp-fig2-allreduce --short",
             "gradwire sweep --config ddp-fig2-allreduce --out runs/all-reduce",
@@ -148,7 +148,7 @@ COMMANDS: dict[str, Command] = {
         function=".network.lab.command:netlab_command",
         examples=(
             "gradwire netlab --hosts 4 --rate 100mbit -- python train.py",
-            "gradwire netlab --hosts 2 --rate 100mbit --check",
+            "gradwire netlab --clean",
         ),
         positional=("command",),
     ),

@@ -1,4 +1,4 @@
-"""What `gradwire COMMAND --help` shows: a sentence, examples, and options in groups, the common ones first."""
+"""The text of `gradwire COMMAND --help`: a sentence, examples, and options in groups, the common ones first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ EMULATED = "laboratory options (emulated hosts, networks and accelerators)"
 EVERY_COMMAND = "options of every command"
 METAVARS = {
     "checkpoints": "PATH",
-    "html": "FILE",
     "json": "FILE",
     "link": "RATE",
     "local_outer": "OPTIMIZER",
@@ -25,7 +24,6 @@ METAVARS = {
     "data": "NAME",
     "out": "PATH",
     "path": "PATH",
-    "picture": "FILE",
     "rate": "RATE",
     "utilization": "FILE",
 }
@@ -93,7 +91,7 @@ def _group(dest: str, command: Command, fields: Fields) -> str:
 
 
 def _metavar(dest: str, hint: Any, default: Any, action: argparse.Action) -> Any:
-    """What stands behind a flag; nothing where a flag alone means true."""
+    """Return the text behind a flag; nothing if a flag alone means true."""
     name = dest.rpartition(".")[2]
     kinds = {hint, *get_args(hint)}
     if hint is None:

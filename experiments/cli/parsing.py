@@ -64,7 +64,7 @@ def _flag(assignment: Assignment, fields: Fields) -> str:
 
 
 def _refusal(parser: ArgumentParser, given: list[Assignment], fields: Fields) -> str:
-    """Which assignment is not accepted, and what would be."""
+    """Return the message for the first assignment that is not accepted."""
     for each in given:
         try:
             parser.parse_args([_flag(each, fields)])

@@ -91,7 +91,7 @@ def _show_and_write(config: CollectiveConfig, rows: Sequence[Row]) -> None:
 
 
 def _table(rows: Sequence[Row]) -> Table:
-    """What is the same for all rows is in the title; where rows compare, what tells least is left out."""
+    """Return the rows as a table. Values of all rows are in the title; a comparison leaves out `LEAST_TELLING`."""
     first = rows[0]
     same = {name: len({row[name] for row in rows}) == 1 for name in ("operation", "backend", "total_elements")}
     compared = not (same["operation"] and same["backend"])

@@ -1,4 +1,4 @@
-"""What `gradwire collective` measures, and the measurement on one rank."""
+"""Options of `gradwire collective`, and the measurement on one rank."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def rows_of(
 
 
 def pieces_of(operation: Operation, size: int, total: int, ranks: int, device: torch.device) -> Sequence[Start]:
-    """What begins the operation on each piece; where ranks have a block each, these are rounded up to whole numbers."""
+    """Return the functions that start the operation on each piece; blocks of ranks are rounded up to whole numbers."""
     if operation == "all_reduce":
         return [partial(start_sum, piece) for piece in torch.zeros(total, device=device).split(size)]
     count, block = -(-total // size), -(-size // ranks)

@@ -44,8 +44,15 @@ from .config import CompareConfig
 logger = logging.getLogger(__name__)
 RESULTS = "results.json"
 TABLE_WIDTH = 132  # columns, so that no cell breaks
-Trainer: TypeAlias = Callable[[str, str | None, Report], Training]  # of a compressor's specification and a link
+Trainer: TypeAlias = Callable[[str, str | None, Report], Training]  # of a compressor and a link
 OF_NO_RESULT = ("out", "logger", "compressors", "checkpoints")  # options that change no training
+PROGRESS = (  # a bar for each compressor, with the seconds of its training so far
+    TextColumn("{task.description}"),
+    BarColumn(bar_width=30),
+    MofNCompleteColumn(),
+    TextColumn("{task.fields[loss]}"),
+    TextColumn("{task.fields[seconds]:.1f} s"),
+)
 WRITTEN = (RESULTS, "loss.png", "tradeoff.png", "report.html")  # in the output folder, at the end or on the way
 
 
@@ -88,7 +95,7 @@ def _begun(config: CompareConfig, backend: str, ranks: int) -> Path:
 
 
 def _warnings(config: CompareConfig, backend: str) -> Iterator[str]:
-    """What the user may not expect of the run."""
+    """Yield warnings of what the user may not expect."""
     local = int(os.environ.get("LOCAL_WORLD_SIZE", config.nproc))
     yield from filter(None, (unused_gpus(backend), shared_gpus(backend, local)))
     synced = config.steps // config.sync_every
@@ -101,7 +108,7 @@ def _warnings(config: CompareConfig, backend: str) -> Iterator[str]:
 
 
 def _network(config: CompareConfig) -> str | None:
-    """What all runs had, or what each of them has, one after the other."""
+    """Return the network of all runs, or those of the runs, one after the other."""
     if config.simulated:
         return SIMULATED
     several = len(config.links) > 1
@@ -180,7 +187,7 @@ def _run_all(config: CompareConfig, results: Results, trainer: Trainer, out: Pat
         results.write(out / RESULTS)
     at_once = len(config.compressors) if config.in_turns else 1
     for link in config.links:
-        with _progress(link, config, show=out is not None) as bar:
+        with Progress(*PROGRESS, disable=out is None) as bar:
             reports = [_reporter(bar, _name(spec, link, config), config) for spec in config.compressors]
             pairs = zip(config.compressors, reports, strict=True)
             trainings = [trainer(spec, link, report) for spec, report in pairs]
@@ -213,19 +220,6 @@ def _placed(run: RunResult, link: str | None, config: CompareConfig) -> RunResul
 def _name(spec: str, link: str | None, config: CompareConfig) -> str:
     """Return the name of a run, with its link if there are several."""
     return f"{spec}, {shown_rate(link) if link else NO_LINK}" if len(config.links) > 1 else spec
-
-
-def _progress(link: str | None, config: CompareConfig, *, show: bool) -> Progress:
-    """Return a bar for each compressor, with the seconds of its training so far."""
-    width = max(len(_name(spec, link, config)) for spec in config.compressors)
-    return Progress(
-        TextColumn(f"{{task.description:<{width}}}"),
-        BarColumn(bar_width=30),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[loss]}"),
-        TextColumn("{task.fields[seconds]:.1f} s"),
-        disable=not show,
-    )
 
 
 def _empty_results(config: CompareConfig, dataset: Dataset, backend: str, launcher: str, world_size: int) -> Results:

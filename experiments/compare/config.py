@@ -1,4 +1,4 @@
-"""What `gradwire compare` is asked for."""
+"""Options of `gradwire compare`."""
 
 from __future__ import annotations
 
@@ -74,5 +74,5 @@ class CompareConfig(TrainingConfig):
 
     @property
     def in_turns(self) -> bool:
-        """Whether trainings take turns: it needs another one, and nothing under way between steps."""
+        """True if trainings take turns: that needs several, and nothing under way between steps."""
         return self.turns and len(self.compressors) > 1 and not self.local_every and not self.simulated

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from statistics import median
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.dispatch import REFERENCE
-from ..results.files import environment, figures_document
+from ..results.files import environment
 from .cases import DTYPES, Case
 from .check import Checked, check, first, kept, outcome
 from .heavy_tail import HeavyTail
@@ -54,27 +54,15 @@ class Row:
 
 
 def copy_bytes_per_second(rows: Sequence[Row]) -> float | None:
-    """The machine's speed in copies, on the most threads that were measured: the median of all rows."""
+    """The host's speed in copies, on the most threads that were measured: the median of all rows."""
     most = max(row.threads for row in rows)
     speeds = [row.copy_bytes_per_second for row in rows if row.threads == most and row.copy_bytes_per_second]
     return median(speeds) if speeds else None
 
 
-def document(config: Any, rows: Sequence[Row], machine: Mapping[str, Any]) -> dict[str, Any]:
-    """All rows as the file has them."""
-    found = figures_document("kernels", config, [asdict(row) for row in rows])
-    return {**found, "environment": dict(machine), "copy_bytes_per_second": copy_bytes_per_second(rows)}
-
-
-def machine(cache_bytes: int) -> dict[str, Any]:
-    """Where the figures come from, and how many processes were running (the load of the last minute)."""
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-    return {**environment(), "last_level_cache_bytes": cache_bytes, "load": load}
-
-
 @dataclass(frozen=True)
 class Group:
-    """What is measured together."""
+    """A case at one size and dtype, measured together on all its backends and numbers of threads."""
 
     case: Case
     elements: int
@@ -95,7 +83,8 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.clock = ColdClock(self.device)
-        self.machine = machine(self.clock.cache_bytes)
+        about = {"last_level_cache_bytes": self.clock.cache_bytes, "load": os.getloadavg()[0]}  # of the last minute
+        self.machine = {**environment(), **about}
         self._numbers = HeavyTail(self.largest, self.device)
         size = max(4 * self.largest, COPIED * self.clock.cache_bytes)
         self._source, self._target = torch.ones(2, size, dtype=torch.uint8, device=self.device)
@@ -121,7 +110,7 @@ class Bench:
         return [self._row(group, threads, job, name, result, timings) for name, result in own.items()]
 
     def _does_part(self, group: Group, backend: str, result: Checked) -> bool:
-        """Whether a backend does any part of a job itself, or does it wrong."""
+        """Return True if a backend does any part of a job itself, or does it wrong."""
         if result.wrong or set(result.by_others) != set(group.case.uses):
             return True
         others = ", ".join(sorted(set(result.by_others.values())))
@@ -139,7 +128,7 @@ class Bench:
         return race(racers, self.clock, self.repeats, self.seconds)
 
     def _copied(self, group: Group) -> tuple[Tensor, Tensor]:
-        """What is copied: as many elements as the group has, or more where the cache could hold them."""
+        """Return source and target of the copy: as many elements as the group has, or more if the cache could hold them."""
         dtype = DTYPES[group.dtype]
         elements = max(group.elements, COPIED * self.clock.cache_bytes // dtype.itemsize)
         return self._source.view(dtype)[:elements], self._target.view(dtype)[:elements]

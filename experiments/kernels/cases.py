@@ -24,15 +24,20 @@ EVERY, WIDE = tuple(DTYPES), ("fp32",)
 
 @dataclass(frozen=True)
 class Case:
-    """A job as compressors run it: its name, the operations in it, the dtypes that a bucket may have, how it is made.
+    """A job as compressors run it: its name, the dtypes that a bucket may have, how it is made, the operations in it.
 
     A backend has the job where it has one of the operations.
     """
 
     name: str
-    uses: tuple[str, ...]
     dtypes: tuple[str, ...]
     make: Callable[[int, torch.dtype, torch.device], Job]
+    parts: tuple[str, ...] = ()  # none: the operation of the same name
+
+    @property
+    def uses(self) -> tuple[str, ...]:
+        """The names of the operations."""
+        return self.parts or (self.name.partition(":")[0],)
 
     @property
     def operations(self) -> list[Operation[Any, Any]]:
@@ -42,44 +47,39 @@ class Case:
 
 FACTORS = ("low_rank_left", "orthogonalize", "low_rank_right", "low_rank_finish", "normalize")
 CASES = (
-    Case("cast_scaled:to=fp16", ("cast_scaled",), WIDE, partial(narrow, to=torch.float16)),
-    Case("cast_scaled:to=bf16", ("cast_scaled",), WIDE, partial(narrow, to=torch.bfloat16)),
-    Case("cast_scaled:from=fp16", ("cast_scaled",), WIDE, partial(widen, source=torch.float16)),
-    Case("cast_scaled:from=bf16", ("cast_scaled",), WIDE, partial(widen, source=torch.bfloat16)),
-    Case("gather_scaled", ("gather_scaled",), EVERY, gather),
-    Case("sign_pack", ("sign_pack",), EVERY, sign_pack),
-    Case("sign_unpack_mean:voters=2", ("sign_unpack_mean",), EVERY, partial(sign_unpack_mean, voters=2)),
-    Case("sign_unpack_mean:voters=4", ("sign_unpack_mean",), EVERY, partial(sign_unpack_mean, voters=4)),
-    Case("sign_unpack_mean:voters=8", ("sign_unpack_mean",), EVERY, partial(sign_unpack_mean, voters=8)),
-    Case("quantize_blocks", ("quantize_blocks",), EVERY, quantize_blocks),
-    Case("quantize_blocks:bits=4", ("quantize_blocks",), EVERY, partial(quantize_blocks, bits=4)),
-    Case("quantize_blocks:bits=2", ("quantize_blocks",), EVERY, partial(quantize_blocks, bits=2)),
-    Case("quantize_blocks:halves", ("quantize_blocks",), EVERY, partial(quantize_blocks, bits=2, exponent=HALVES)),
-    Case("quantize_blocks:exponent=4", ("quantize_blocks",), EVERY, partial(quantize_blocks, exponent=4)),
-    Case("dequantize_mean:voters=4", ("dequantize_mean",), EVERY, partial(dequantize_mean, voters=4)),
-    Case("dequantize_mean:bits=4", ("dequantize_mean",), EVERY, partial(dequantize_mean, voters=4, bits=4)),
-    Case("dequantize_mean:bits=2", ("dequantize_mean",), EVERY, partial(dequantize_mean, voters=4, bits=2)),
-    Case(
-        "dequantize_mean:halves",
-        ("dequantize_mean",),
-        EVERY,
-        partial(dequantize_mean, voters=4, bits=2, exponent=HALVES),
-    ),
-    Case("dequantize_mean:exponent=4", ("dequantize_mean",), EVERY, partial(dequantize_mean, voters=4, exponent=4)),
-    Case("rotate_blocks", ("rotate_blocks",), WIDE, rotate_blocks),
-    Case("rotate_blocks:block=1024", ("rotate_blocks",), WIDE, partial(rotate_blocks, block=1024)),
-    Case("select_largest", ("select_largest",), EVERY, select_largest),
-    Case("scatter_mean:voters=4", ("scatter_mean",), WIDE, partial(scatter_mean, voters=4)),
-    Case("powersgd:rank=1", FACTORS, WIDE, partial(powersgd_round, rank=1)),
-    Case("powersgd:rank=4", FACTORS, WIDE, partial(powersgd_round, rank=4)),
-    Case("powersgd:rank=32", FACTORS, WIDE, partial(powersgd_round, rank=32)),
-    Case("low_rank_left:rank=4", ("low_rank_left",), WIDE, partial(left, rank=4)),
-    Case("low_rank_right:rank=4", ("low_rank_right",), WIDE, partial(right, rank=4)),
-    Case("low_rank_finish:rank=4", ("low_rank_finish",), WIDE, partial(finish, rank=4)),
-    Case("orthogonalize:rank=4", ("orthogonalize",), WIDE, partial(orthogonalize, rank=4)),
-    Case("orthogonalize:rank=32", ("orthogonalize",), WIDE, partial(orthogonalize, rank=32)),
-    Case("normalize:rank=4", ("normalize",), WIDE, partial(normalize, rank=4)),
-    Case("all_finite", ("all_finite",), EVERY, all_finite),
+    Case("cast_scaled:to=fp16", WIDE, partial(narrow, to=torch.float16)),
+    Case("cast_scaled:to=bf16", WIDE, partial(narrow, to=torch.bfloat16)),
+    Case("cast_scaled:from=fp16", WIDE, partial(widen, source=torch.float16)),
+    Case("cast_scaled:from=bf16", WIDE, partial(widen, source=torch.bfloat16)),
+    Case("gather_scaled", EVERY, gather),
+    Case("sign_pack", EVERY, sign_pack),
+    Case("sign_unpack_mean:voters=2", EVERY, partial(sign_unpack_mean, voters=2)),
+    Case("sign_unpack_mean:voters=4", EVERY, partial(sign_unpack_mean, voters=4)),
+    Case("sign_unpack_mean:voters=8", EVERY, partial(sign_unpack_mean, voters=8)),
+    Case("quantize_blocks", EVERY, quantize_blocks),
+    Case("quantize_blocks:bits=4", EVERY, partial(quantize_blocks, bits=4)),
+    Case("quantize_blocks:bits=2", EVERY, partial(quantize_blocks, bits=2)),
+    Case("quantize_blocks:halves", EVERY, partial(quantize_blocks, bits=2, exponent=HALVES)),
+    Case("quantize_blocks:exponent=4", EVERY, partial(quantize_blocks, exponent=4)),
+    Case("dequantize_mean:voters=4", EVERY, partial(dequantize_mean, voters=4)),
+    Case("dequantize_mean:bits=4", EVERY, partial(dequantize_mean, voters=4, bits=4)),
+    Case("dequantize_mean:bits=2", EVERY, partial(dequantize_mean, voters=4, bits=2)),
+    Case("dequantize_mean:halves", EVERY, partial(dequantize_mean, voters=4, bits=2, exponent=HALVES)),
+    Case("dequantize_mean:exponent=4", EVERY, partial(dequantize_mean, voters=4, exponent=4)),
+    Case("rotate_blocks", WIDE, rotate_blocks),
+    Case("rotate_blocks:block=1024", WIDE, partial(rotate_blocks, block=1024)),
+    Case("select_largest", EVERY, select_largest),
+    Case("scatter_mean:voters=4", WIDE, partial(scatter_mean, voters=4)),
+    Case("powersgd:rank=1", WIDE, partial(powersgd_round, rank=1), FACTORS),
+    Case("powersgd:rank=4", WIDE, partial(powersgd_round, rank=4), FACTORS),
+    Case("powersgd:rank=32", WIDE, partial(powersgd_round, rank=32), FACTORS),
+    Case("low_rank_left:rank=4", WIDE, partial(left, rank=4)),
+    Case("low_rank_right:rank=4", WIDE, partial(right, rank=4)),
+    Case("low_rank_finish:rank=4", WIDE, partial(finish, rank=4)),
+    Case("orthogonalize:rank=4", WIDE, partial(orthogonalize, rank=4)),
+    Case("orthogonalize:rank=32", WIDE, partial(orthogonalize, rank=32)),
+    Case("normalize:rank=4", WIDE, partial(normalize, rank=4)),
+    Case("all_finite", EVERY, all_finite),
 )
 
 

@@ -28,7 +28,7 @@ def narrow(elements: int, dtype: torch.dtype, device: torch.device, to: torch.dt
 
 
 def widen(elements: int, dtype: torch.dtype, device: torch.device, source: torch.dtype) -> Job:
-    """What arrived in 16 bits, to the dtype of the bucket, as the wrappers fp16 and bf16 receive, and torch's hooks."""
+    """Received 16 bits to the dtype of the bucket, as in the wrappers fp16 and bf16 and in torch's hooks."""
     received = torch.zeros(elements, dtype=source, device=device)
     out = torch.zeros(elements, dtype=dtype, device=device)
     return Job(
@@ -64,7 +64,7 @@ def gather(elements: int, dtype: torch.dtype, device: torch.device) -> Job:
 
 
 def all_finite(elements: int, dtype: torch.dtype, device: torch.device) -> Job:
-    """Whether all numbers of a bucket are finite, as every step with error feedback asks.
+    """The check of every step with error feedback that all numbers of a bucket are finite.
 
     The baseline is fast, although a sum of finite numbers may overflow; `isfinite().all()` takes ten times as long.
     """

@@ -1,4 +1,4 @@
-"""Whether a backend does a job as the reference does."""
+"""Comparison of a backend's results with the reference's."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _passed_on(ran: dict[str, str], operation: Operation[Any, Any], backend: str
 
 
 def difference(expected: Output, found: Output) -> str:
-    """How far a result is off, in words; empty where it is right."""
+    """Return the difference of a result in words; empty if it is right."""
     wanted, got = expected.values.reshape(-1), found.values.reshape(-1)
     size = 0.0 if found.exact else float(wanted.norm(dtype=torch.float32)) / max(1, wanted.numel()) ** 0.5
     start = 0
@@ -115,7 +115,7 @@ def difference(expected: Output, found: Output) -> str:
 
 
 def _beyond_rounding(wanted: Tensor, got: Tensor, size: float) -> Tensor:
-    """Where numbers differ by more than sums in another order may; `size` is the root mean square of all numbers."""
+    """Mark numbers that differ by more than sums in another order may; `size`: the root mean square of all numbers."""
     tolerance = max(SUM_TOLERANCE, torch.finfo(got.dtype).eps)
     allowed = wanted.abs().float().add_(size).mul_(tolerance)
     return ~((got.float() - wanted.float()).abs() <= allowed)  # what is NaN is off

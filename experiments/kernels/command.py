@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 import torch
 
 from ...kernels import Backend, backends
 from ..ranks.stopping import INTERRUPTED, sigterm_interrupts
-from ..results.files import check_file, write_json
+from ..results.files import check_file, figures_document, write_json
 from ..results.rows import elements_of
-from .bench import Bench, Group, Limit, Row, document
+from .bench import Bench, Group, Limit, Row, copy_bytes_per_second
 from .cases import Case, chosen_cases
 from .low_rank import SMALLEST
 from .race import FEWEST
@@ -86,7 +86,9 @@ def kernels_command(config: KernelsConfig) -> int:
     show(rows)
     print(*notes(rows, bench.skipped, bench.machine), sep="\n")
     if config.json:
-        write_json(document(config, rows, bench.machine), config.json)
+        document = figures_document("kernels", config, [asdict(row) for row in rows])
+        document |= {"environment": bench.machine, "copy_bytes_per_second": copy_bytes_per_second(rows)}
+        write_json(document, config.json)
         print(f"figures    {config.json}")
     return INTERRUPTED if stopped else int(any(not row.correct for row in rows))
 
@@ -124,7 +126,7 @@ def _unfit(backend: Backend, device: torch.device) -> str:
 
 
 def planned(config: KernelsConfig, device: torch.device, used: tuple[str, ...]) -> tuple[list[Group], list[str]]:
-    """What to measure, in order of size, and what is asked for but does not exist."""
+    """Return the groups to measure, in order of size, and lines on jobs that do not exist."""
     default = SIZES + (LARGER_SIZES if device.type == "cuda" else ())
     every = torch.get_num_threads()
     threads = tuple(dict.fromkeys(config.threads or ([every] if device.type == "cuda" else [1, every])))

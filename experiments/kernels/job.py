@@ -1,4 +1,4 @@
-"""What the benchmark runs: a job has its buffers, the operations to time, and the same by torch's operators."""
+"""A job of the benchmark: its buffers, the operations to time, and the same by torch's operators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .heavy_tail import HeavyTail, poison
 
 @dataclass(frozen=True)
 class Output:
-    """What a run left behind; `exact`: the same bits from every implementation, not the same up to rounding."""
+    """A result of a run; `exact`: the same bits from every implementation, not the same up to rounding."""
 
     name: str
     values: Tensor

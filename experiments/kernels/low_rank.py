@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable
 from itertools import cycle
 
 import torch
@@ -54,20 +54,8 @@ class LowRank:
         self.torch_p = [torch.zeros(m.rows, rank, device=device) for m in self.factors.matrices]
         self.torch_q = [torch.zeros(m.columns, rank, device=device) for m in self.factors.matrices]
 
-    def job(
-        self,
-        baseline: str,
-        reads: Sequence[Tensor],
-        writes: Sequence[Tensor],
-        floor_bytes: float,
-        ways: tuple[Callable[[], object], Callable[[], object]],
-        results: Callable[[], list[Output]],
-    ) -> Job:
-        """A job on these buffers. `ways`: by the operations of `gradwire.kernels`, and by torch's."""
-        return Job(baseline, [*reads], [*writes], floor_bytes, *ways, results, self.keep_first)
-
     def keep_first(self, numbers: HeavyTail) -> None:
-        """What P and Q are before a run, for the baseline too."""
+        """Keep P and Q as they are before a run, for the baseline too."""
         self.first_p.copy_(self.p)
         self.first_q.copy_(self.q)
         for ours, theirs in ((self.factors.left(self.p), self.torch_p), (self.factors.right(self.q), self.torch_q)):
@@ -94,39 +82,27 @@ class LowRank:
         kernels.normalize(self.q, self.factors, self.first_q)
 
     def whole(self) -> None:
-        """As powersgd, without its all-reduces."""
+        """Run a step of powersgd, without its all-reduces."""
         for part in (self.left, self.orthogonalize, self.right, self.finish, self.normalize):
             part()
 
     def torch_left(self) -> None:
         """Two passes."""
         self.residual.add_(self.grad)
-        self._torch_products(self.residual)
-
-    def _torch_products(self, matrices: Tensor) -> None:
-        for m, q, p in zip(self.factors.full(matrices), self.torch_q, self.torch_p, strict=True):
-            torch.mm(m, q, out=p)
+        products(self.factors.full(self.residual), self.torch_q, self.torch_p)
 
     def torch_orthogonalize(self) -> None:
-        """As torch's hook: one call for each matrix, and no factorization for a single column."""
+        """Do as torch's hook: one call for each matrix, and no factorization for a single column."""
         for p in self.torch_p:
             p.copy_(torch.linalg.qr(p).Q if p.shape[1] > 1 else p / p.norm())
 
     def torch_right(self) -> None:
         """One pass."""
-        self._torch_transposed(self.residual)
-
-    def _torch_transposed(self, matrices: Tensor) -> None:
-        for m, p, q in zip(self.factors.full(matrices), self.torch_p, self.torch_q, strict=True):
-            torch.mm(m.T, p, out=q)
-
-    def _torch_outer(self) -> None:
-        for g, p, q in zip(self.factors.full(self.grad), self.torch_p, self.torch_q, strict=True):
-            torch.mm(p, q.T, out=g)
+        products([m.T for m in self.factors.full(self.residual)], self.torch_p, self.torch_q)
 
     def torch_finish(self) -> None:
         """Two passes."""
-        self._torch_outer()
+        products(self.torch_p, [q.T for q in self.torch_q], self.factors.full(self.grad))
         self.residual.sub_(self.grad)
 
     def torch_normalize(self) -> None:
@@ -135,39 +111,44 @@ class LowRank:
             q.div_(q.norm(dim=0))
 
     def torch_whole(self) -> None:
-        """As torch's hook, which moves 44 bytes an element."""
-        before = self.grad.add_(self.residual).clone()
-        self._torch_products(self.grad)
+        """Do as torch's hook, which moves 44 bytes per element."""
+        before, matrices = self.grad.add_(self.residual).clone(), list(self.factors.full(self.grad))
+        products(matrices, self.torch_q, self.torch_p)
         self.torch_orthogonalize()
-        self._torch_transposed(self.grad)
-        self._torch_outer()
+        products([m.T for m in matrices], self.torch_p, self.torch_q)
+        products(self.torch_p, [q.T for q in self.torch_q], matrices)
         torch.sub(before, self.grad, out=self.residual)
+
+
+def products(lefts: Iterable[Tensor], rights: Iterable[Tensor], outs: Iterable[Tensor]) -> None:
+    """One product of matrices after another, by torch."""
+    for first, second, out in zip(lefts, rights, outs, strict=True):
+        torch.mm(first, second, out=out)
 
 
 def left(elements: int, dtype: torch.dtype, device: torch.device, rank: int) -> Job:
     """Gradient and residual in, M out; M exactly, P up to the rounding of sums."""
     b = LowRank(elements, dtype, device, rank)
     floor = b.grad.nbytes + 2 * b.residual.nbytes
-    ways = (b.left, b.torch_left)
     results = [Output("residual", b.residual, exact=True), Output("p", b.p)]
-    return b.job("add_, mm", [b.grad, b.residual, b.q], [b.p], floor, ways, lambda: results)
+    reads = [b.grad, b.residual, b.q]
+    return Job("add_, mm", reads, [b.p], floor, b.left, b.torch_left, lambda: results, b.keep_first)
 
 
 def right(elements: int, dtype: torch.dtype, device: torch.device, rank: int) -> Job:
     """M in; Q up to the rounding of sums."""
     b = LowRank(elements, dtype, device, rank)
-    baseline = "mm of the transposed matrix"
-    return b.job(
-        baseline, [b.residual, b.p], [b.q], b.residual.nbytes, (b.right, b.torch_right), lambda: [Output("q", b.q)]
-    )
+    baseline, floor, results = "mm of the transposed matrix", b.residual.nbytes, [Output("q", b.q)]
+    return Job(baseline, [b.residual, b.p], [b.q], floor, b.right, b.torch_right, lambda: results, b.keep_first)
 
 
 def finish(elements: int, dtype: torch.dtype, device: torch.device, rank: int) -> Job:
     """M in, gradient and residual out; both up to the rounding of sums."""
     b = LowRank(elements, dtype, device, rank)
-    floor, ways = b.grad.nbytes + 2 * b.residual.nbytes, (b.finish, b.torch_finish)
+    floor = b.grad.nbytes + 2 * b.residual.nbytes
     results = [Output("grad", b.grad), Output("residual", b.residual)]
-    return b.job("mm, sub_", [b.residual, b.p, b.q], [b.grad], floor, ways, lambda: results)
+    reads = [b.residual, b.p, b.q]
+    return Job("mm, sub_", reads, [b.grad], floor, b.finish, b.torch_finish, lambda: results, b.keep_first)
 
 
 def orthogonalize(elements: int, dtype: torch.dtype, device: torch.device, rank: int) -> Job:
@@ -176,19 +157,19 @@ def orthogonalize(elements: int, dtype: torch.dtype, device: torch.device, rank:
 
     def results() -> list[Output]:
         bases, given = list(b.factors.left(b.p)), list(b.factors.left(b.first_p))
-        products = torch.stack([basis @ basis.T for basis in bases])
+        squares = torch.stack([basis @ basis.T for basis in bases])
         kept = torch.cat([(g @ basis.T @ basis).view(-1) for basis, g in zip(bases, given, strict=True)])
-        return [Output("basis times its transpose", products), Output("projection", kept)]
+        return [Output("basis times its transpose", squares), Output("projection", kept)]
 
-    ways = (b.orthogonalize, b.torch_orthogonalize)
-    return b.job("linalg.qr of each matrix", [b.p], [], 2 * b.p.nbytes, ways, results)
+    baseline, floor = "linalg.qr of each matrix", 2 * b.p.nbytes
+    return Job(baseline, [b.p], [], floor, b.orthogonalize, b.torch_orthogonalize, results, b.keep_first)
 
 
 def normalize(elements: int, dtype: torch.dtype, device: torch.device, rank: int) -> Job:
     """Q in and out, up to rounding."""
     b = LowRank(elements, dtype, device, rank)
-    ways = (b.normalize, b.torch_normalize)
-    return b.job("norm, div_ of each matrix", [b.q], [], 2 * b.q.nbytes, ways, lambda: [Output("q", b.q)])
+    baseline, floor, results = "norm, div_ of each matrix", 2 * b.q.nbytes, [Output("q", b.q)]
+    return Job(baseline, [b.q], [], floor, b.normalize, b.torch_normalize, lambda: results, b.keep_first)
 
 
 def powersgd_round(elements: int, dtype: torch.dtype, device: torch.device, rank: int) -> Job:
@@ -204,5 +185,5 @@ def powersgd_round(elements: int, dtype: torch.dtype, device: torch.device, rank
         return [Output("grad", b.grad), Output("residual", b.residual), Output("lengths of q", lengths)]
 
     baseline = "torch's hook: add_, clone, mm, linalg.qr, mm, mm, sub"
-    floor = 2 * b.grad.nbytes + 5 * b.residual.nbytes
-    return b.job(baseline, [b.grad, b.residual, b.q], [b.p], floor, (b.whole, b.torch_whole), results)
+    reads, floor = [b.grad, b.residual, b.q], 2 * b.grad.nbytes + 5 * b.residual.nbytes
+    return Job(baseline, reads, [b.p], floor, b.whole, b.torch_whole, results, b.keep_first)

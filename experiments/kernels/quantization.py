@@ -73,7 +73,7 @@ def torch_codes(blocks: Tensor, scales: Tensor, bits: int, exponent: int) -> Ten
 
 
 def _shifts(bits: int, device: torch.device) -> Tensor:
-    """Where codes that share a byte begin."""
+    """Return the first bits of the codes that share a byte."""
     return torch.arange(0, 8, bits, dtype=torch.int8, device=device)
 
 

@@ -35,7 +35,7 @@ class ColdClock:
         self._written = torch.zeros(EVICTION * self.cache_bytes, dtype=torch.uint8, device=device)
 
     def seconds(self, work: Callable[[], object]) -> float:
-        """How long the work takes, on threads that are at rest."""
+        """Return the seconds of the work, on threads that are at rest."""
         self._written.add_(1)
         if self._on_gpu:
             torch.cuda._sleep(ASLEEP)
@@ -49,7 +49,7 @@ class ColdClock:
 
 
 def last_level_cache(root: Path = CACHES) -> int:
-    """Bytes of all last-level caches that the processors of this machine share."""
+    """Bytes of all last-level caches that the processors of this host share."""
     found: dict[tuple[int, str], int] = {}  # (level, the processors that share it)
     for folder in root.glob("cpu[0-9]*/cache/index[0-9]*"):
         level, shared, size = ((folder / name).read_text().strip() for name in ("level", "shared_cpu_list", "size"))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..results.rows import milliseconds
 from .bench import Row
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ GIGA = 1e9
 
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[int, str | None], None]]:
-    """A bar on the terminal, which goes on by a number of steps and tells what is under way."""
+    """A bar on the terminal, with the job that is under way; the function moves it by a number of steps."""
     if find_spec("rich") is None:
         yield lambda steps, description: None
         return
@@ -46,7 +47,7 @@ def show(rows: Sequence[Row]) -> None:
 
 
 def lines(rows: Sequence[Row]) -> Iterator[str]:
-    """What the tables tell, a line for each row."""
+    """Yield the contents of the tables, a line for each row."""
     for row in sorted(rows, key=_place):
         told = ", ".join(f"{name} {figure}" for name, figure in zip(HEADINGS, figures(row), strict=True) if figure)
         yield f"{_title(row)}: {row.operation} on {_backend(row)}: {told}"
@@ -104,23 +105,13 @@ def figures(row: Row) -> tuple[str, ...]:
     )
 
 
-def milliseconds(seconds: float) -> str:
-    """Seconds as text in milliseconds, to three digits.
-
-    >>> milliseconds(0.0123), milliseconds(0.00012)
-    ('12.3 ms', '0.12 ms')
-    """
-    value = seconds * 1000
-    return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms" if value >= 10 else f"{value:.2f} ms"
-
-
 def threaded(count: int) -> str:
     """A number of threads in words."""
     return f"{count} thread{'s' * (count > 1)}"
 
 
 def notes(rows: Sequence[Row], skipped: Sequence[str], machine: Mapping[str, Any]) -> Iterator[str]:
-    """What the tables do not say: what is wrong, asterisks, copies, the baselines, what was not measured, the machine."""
+    """Yield lines below the tables: wrong results, asterisks, copies, baselines, jobs left out, the host."""
     for row in rows:
         if row.wrong:
             yield f"WRONG: {row.operation} on {row.backend}, {_title(row)}: {row.wrong}"
@@ -131,8 +122,8 @@ def notes(rows: Sequence[Row], skipped: Sequence[str], machine: Mapping[str, Any
     for operation, baseline in dict.fromkeys((row.operation.partition("=")[0], row.baseline) for row in rows):
         yield f"torch for {operation}: {baseline}"
     yield from (f"not measured: {each}" for each in skipped)
-    load = "" if machine["load"] is None else f", load {machine['load']:.1f} before the start"
-    yield f"{', '.join([machine['processor'], *machine['gpus']])}, {machine['cores']} cores{load}, torch {torch.__version__}"
+    about = [machine["processor"], *machine["gpus"], f"{machine['cores']} cores"]
+    yield f"{', '.join(about)}, load {machine['load']:.1f} before the start, torch {torch.__version__}"
 
 
 def _shared_out(row: Row) -> str:

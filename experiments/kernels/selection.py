@@ -44,7 +44,7 @@ def select_largest(elements: int, dtype: torch.dtype, device: torch.device) -> J
 
 
 def scatter_mean(elements: int, dtype: torch.dtype, device: torch.device, voters: int) -> Job:
-    """The mean of several ranks' 1 %, dense, as topk decodes: every index and value in, the dense mean out."""
+    """The mean of several ranks' 1 % as a full bucket, as topk decodes: every index and value in, the mean out."""
     indices = torch.zeros(voters, 1, math.ceil(RATIO * elements), dtype=torch.int32, device=device)
     values = torch.zeros(indices.shape, device=device)
     out = torch.zeros(elements, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""The network interfaces of this machine."""
+"""The network interfaces of this host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux's netdevice(7)
 
 
 def interfaces() -> list[dict[str, Any]]:
-    """Network interfaces: name, state, addresses, and link speed where the driver tells it."""
+    """Network interfaces: name, state, addresses, and link speed if the driver knows it."""
     return [
         {
             "name": name,

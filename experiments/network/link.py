@@ -33,7 +33,7 @@ def parse_rate(text: str) -> float:
 
 
 def _refused(given: str) -> str:
-    """What to write instead of what is no rate."""
+    """Return the message for a text that is no rate, with the way to write one."""
     if match := AMBIGUOUS.fullmatch(given):
         number, prefix = match["number"], (match["prefix"] or "").lower()
         return (
@@ -80,7 +80,7 @@ def links_of(text: str | None) -> tuple[str | None, ...]:
 
 
 def over_link(link: str | None) -> Decorator | None:
-    """What to put around a transport so that what gradwire sends takes at least the time that such a link would need.
+    """Return a wrapper of transports that delays gradwire's messages as a link of this rate would.
 
     Every rank has one link, which carries the bytes that it sends one collective after the other, in the order started;
     no latency is added, and what really travels takes its own time beside it. None is no link. For process groups whose

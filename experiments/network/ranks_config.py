@@ -10,7 +10,7 @@ from .lab import NetlabConfig, check_lab
 
 @dataclass(frozen=True)
 class RanksConfig:
-    """How many ranks there are, what joins them, and how long they wait for each other."""
+    """The number of ranks, their process group, and their time limit."""
 
     nproc: int = 2
     """number of ranks on this host; a launcher such as torchrun decides itself"""

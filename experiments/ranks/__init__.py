@@ -1,1 +1,1 @@
-"""Ranks: processes that a launcher or this machine starts, the process group that they join, and their end."""
+"""Ranks: processes that a launcher or this host starts, the process group that they join, and their end."""

@@ -1,4 +1,4 @@
-"""Which process group the ranks of a machine get, and on which device they train."""
+"""The process group and the device of a host's ranks."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def chosen_backend(backend: str, nproc: int) -> str:
 
 
 def device_of(backend: str) -> Literal["cpu", "cuda"]:
-    """Where the ranks of a process group train: on GPUs with NCCL and gloo-cuda, on the CPU with Gloo."""
+    """Return the kind of device: GPUs with NCCL and gloo-cuda, the CPU with Gloo."""
     return "cuda" if backend in ON_GPUS else "cpu"
 
 
 def device_here(backend: str, rank: int = 0) -> torch.device:
     """This rank's device; a GPU is made the current one. Where there are more ranks than GPUs, they share them.
 
-    `rank`: its number on this machine, where no launcher tells.
+    `rank`: its number on this host, without a launcher.
     """
     if device_of(backend) == "cpu":
         return torch.device("cpu")
@@ -43,22 +43,22 @@ def device_here(backend: str, rank: int = 0) -> torch.device:
 
 
 def unused_gpus(backend: str) -> str | None:
-    """What to tell a user whose GPUs the ranks do without; None where they use them, and where there are none."""
+    """Return a warning of GPUs that the ranks do not use; None if they use them or if there are none."""
     count = torch.cuda.device_count()
     if not count or device_of(backend) == "cuda":
         return None
     return (
-        f"{count} GPU{'s' if count > 1 else ''} here and not used: with {backend} the ranks train on the CPU; --backend "
-        "nccl takes a GPU for every rank of this host, and neither lab nor emulated link. With gloo-cuda ranks share GPUs"
+        f"{count} GPU{'s' if count > 1 else ''} here and not used: with {backend} the ranks train on the CPU. --backend "
+        "nccl needs a GPU for each rank of this host, and no lab or emulated link. With gloo-cuda ranks share GPUs"
     )
 
 
 def shared_gpus(backend: str, nproc: int) -> str | None:
-    """What to tell a user whose ranks share GPUs; None where each has its own."""
+    """Return a warning of ranks that share GPUs; None if each has its own."""
     count = torch.cuda.device_count()
     if backend != "gloo-cuda" or nproc <= count:
         return None
     return (
-        f"{nproc} ranks share {count} GPU{'s' if count > 1 else ''}, and Gloo has the host wait: losses and bytes hold, "
-        "speeds are not those of ranks with a GPU each"
+        f"{nproc} ranks share {count} GPU{'s' if count > 1 else ''}, and the host waits for Gloo: losses and bytes are "
+        "right, but step times are not those of ranks with a GPU each"
     )

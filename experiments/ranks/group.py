@@ -37,5 +37,5 @@ def further_group(backend: str) -> dist.ProcessGroup:
 
 
 def rendezvous_in(folder: Path, rank: int, nproc: int) -> dict[str, Any]:
-    """For `joined`: a file in a folder of this machine, of whatever name, through which `nproc` ranks meet."""
+    """For `joined`: a file in a folder of this host, of whatever name, through which `nproc` ranks meet."""
     return {"store": dist.FileStore(str(folder / RENDEZVOUS), nproc), "rank": rank, "world_size": nproc}

@@ -1,4 +1,4 @@
-"""What the environment says about the ranks of a command: a launcher, a network lab, threads."""
+"""Facts about a command's ranks from the environment: a network lab, threads."""
 
 from __future__ import annotations
 
@@ -7,20 +7,15 @@ import os
 LAB_VARIABLE = "GRADWIRE_NETLAB"  # in the environment of every rank in a lab: what the lab is like
 
 
-def under_launcher() -> bool:
-    """Whether torchrun, or another launcher that sets its variables, has started this process as a rank."""
-    return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
-
-
 def lab_here() -> str | None:
     """The lab that this process runs in, such as `4 hosts at 100 Mbit/s`; None where it runs in none."""
     return os.environ.get(LAB_VARIABLE) or None
 
 
 def threads_here(asked: int, nproc: int) -> int:
-    """Torch's threads for a rank: `asked`, or for 0 an equal share of the cores among the ranks on this machine.
+    """Torch's threads for a rank: `asked`, or for 0 an equal share of the cores among the ranks on this host.
 
-    These are all ranks in a lab, those that a launcher tells of, or else `nproc`.
+    These are all ranks in a lab, those of the launcher, or else `nproc`.
     """
     variable = "WORLD_SIZE" if lab_here() else "LOCAL_WORLD_SIZE"
     sharing = int(os.environ.get(variable, nproc))

@@ -1,4 +1,4 @@
-"""Ranks on this machine: started together, ended together."""
+"""Ranks on this host: started together, ended together."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RankFailure(RuntimeError):
 def run_ranks(function: Callable[..., None], nproc: int, *args: Any) -> None:
     """Run `function(rank, rendezvous, *args)` in `nproc` new processes; `rendezvous` is for `joined`.
 
-    Returns when all have ended. Raises RankFailure within seconds of the first rank that fails, and tells of that one.
+    Returns when all have ended. Raises RankFailure within seconds of the first rank that fails, with its error.
     Whatever happens, no process is left; on Linux not even where this one is killed.
     """
     others = set(multiprocessing.active_children())
@@ -62,7 +62,7 @@ def run_ranks(function: Callable[..., None], nproc: int, *args: Any) -> None:
 
 
 def _killed(processes: Sequence[BaseProcess]) -> Iterator[str]:
-    """Which ranks were killed, for want of which others may have raised."""
+    """Yield a line for each rank that was killed: other ranks may have raised errors for want of it."""
     for rank, process in enumerate(processes):
         if process.exitcode == -signal.SIGKILL:
             yield f"rank {rank}: process {rank} terminated with signal SIGKILL"

@@ -1,4 +1,4 @@
-"""How processes end: on Ctrl-C and SIGTERM, and with the process that started them."""
+"""The end of processes: on Ctrl-C and SIGTERM, and with the process that started them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def killed_with(parent: int) -> Callable[[], None]:
-    """What a child calls so that the kernel kills it when process `parent`, which started it, dies in whatever way.
+    """Return a function for a child to call: the kernel then kills the child when its `parent` dies in any way.
 
     Prepared before the fork, as little may be done after it. Only Linux has this; elsewhere the call does nothing.
     """

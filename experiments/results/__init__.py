@@ -1,4 +1,4 @@
-"""What is measured and how it is kept, shown and drawn."""
+"""Results: how they are kept, shown and drawn."""
 
 from .comparison import Evaluation, Results, RunResult, Seconds
 

@@ -1,4 +1,4 @@
-"""What a comparison found, and the file that keeps it."""
+"""Results of a comparison, and the file that keeps them."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Results:
 
     @property
     def ranks(self) -> str:
-        """How many there were, and on what: `2 ranks, gloo on cpu, emulated link 100mbit`."""
+        """The ranks in words: `2 ranks, gloo on cpu, emulated link 100mbit`."""
         return ranks_on(self.world_size, self.backend, self.environment.get("device"), self.environment.get("network"))
 
     def by_network(self) -> list[Results]:
@@ -134,7 +134,7 @@ class Results:
 
 
 def ranks_on(count: int, backend: str, device: str | None, network: str | None) -> str:
-    """So many ranks, and on what, as far as it is known.
+    """Return the number of ranks, and where they ran, in words.
 
     >>> ranks_on(2, "gloo", "cpu", "emulated link 100mbit")
     '2 ranks, gloo on cpu, emulated link 100mbit'

@@ -1,4 +1,4 @@
-"""Files that a command is asked to write, refused before it measures; they name its command line and its machine."""
+"""Files that a command is asked to write, refused before it measures; they name its command line and its host."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def command_line() -> str:
 
 
 def environment() -> dict[str, Any]:
-    """The machine that the figures come from."""
+    """The host that the figures come from."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -80,7 +80,7 @@ def _processor() -> str:
 
 
 def figures_document(kind: str, config: Any, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a command's file has: versions, its command line, the machine, its options (a dataclass), and the rows."""
+    """Return the contents of a command's file: versions, command line, host, options (a dataclass) and rows."""
     versions = {"kind": kind, "gradwire": __version__, "torch": torch.__version__}
     about = {"command": command_line(), "environment": environment(), "config": asdict(config)}
     return {**versions, **about, "rows": list(rows)}
@@ -99,5 +99,5 @@ def write_json(document: Mapping[str, Any], path: str) -> None:
 
 
 def _special(file: Path) -> bool:
-    """Whether there is a pipe or a device, which no file may replace."""
+    """Return True for a pipe or a device, which no file may replace."""
     return file.exists() and not file.is_file()

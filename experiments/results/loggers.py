@@ -34,7 +34,7 @@ def log(trackers: Sequence[str], name: str, run: RunResult, config: Mapping[str,
         try:
             LOGGERS[tracker](name, run, {**config, "compressor": run.compressor}, out)
         except Exception as error:
-            logger.warning("%s has not all of %s: %s", tracker, name, _in_one_line(error))
+            logger.warning("%s did not log all of %s: %s", tracker, name, _in_one_line(error))
 
 
 def log_to_wandb(name: str, run: RunResult, config: Mapping[str, Any], out: Path) -> None:
@@ -54,11 +54,10 @@ def log_to_wandb(name: str, run: RunResult, config: Mapping[str, Any], out: Path
     except Exception as error:
         if mode != "online":
             raise
-        where = out / "wandb"
         logger.warning(
             "wandb does not start online (%s): runs are kept offline in %s, and `wandb sync` sends them later",
             _in_one_line(error),
-            where,
+            out / "wandb",
         )
         os.environ["WANDB_MODE"] = "offline"
         found = start(mode="offline")

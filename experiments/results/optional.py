@@ -20,7 +20,7 @@ INSTALL = {  # import name: what brings it
 
 
 def way_to_install(error: ModuleNotFoundError) -> str | None:
-    """Which library is missing, and the way to get it; None where what is missing is none of them."""
+    """Return the missing library and the way to get it; None if the missing module is none of them."""
     library = (error.name or "").partition(".")[0]
     return f"{library} is not installed; pip install '{INSTALL[library]}'" if library in INSTALL else None
 

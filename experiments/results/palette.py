@@ -1,4 +1,4 @@
-"""How pictures look: colours, marks and dashes that tell lines apart without colour, too."""
+"""The look of pictures: colours, and marks and dashes that separate lines without colour, too."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DPI = 130  # of a picture
 
 
 class Look(NamedTuple):
-    """How a line is drawn, in matplotlib's words."""
+    """The look of a line, in matplotlib's words."""
 
     color: str
     marker: str
@@ -19,7 +19,7 @@ class Look(NamedTuple):
 
 
 def look(index: int) -> Look:
-    """Of the line with this number: a colour and a mark of its own, dashed where the colours come round again.
+    """Return the look of the line with this number: a colour and a mark of its own, dashed if colours repeat.
 
     >>> look(0), look(8)
     (Look(color='#0072B2', marker='o', style='-'), Look(color='#0072B2', marker='o', style='--'))

@@ -91,7 +91,7 @@ def _legend(figure: Figure, axes: Axes) -> None:
 
 
 def _on(results: Results, networks: Sequence[Results]) -> str:
-    """Which network it is, where there are several."""
+    """Return the name of the network if there are several."""
     return f", {results.environment['network']}" if len(networks) > 1 else ""
 
 

@@ -42,7 +42,9 @@ def write_report(results: Results, pictures: Sequence[Path], path: Path) -> list
 def _section(results: Results, pictures: Sequence[Path]) -> dict[str, Any]:
     """Return what the template shows of one network."""
     data, network = results.data, results.environment.get("network")
-    source = f"{data['source']}: {data['train_samples']} samples to train on, {data['held_out_samples']} held out."
+    source = (
+        f"{data['source']}: {data['train_samples']} samples to train on, {data['held_out_samples']} for validation."
+    )
     return {
         "title": ", ".join(filter(None, [f"{results.model['name']} on {data['name']}", network])),
         "about": f"{results.model['parameters']:,} parameters, {results.ranks}; "

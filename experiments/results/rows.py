@@ -41,6 +41,16 @@ def shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 10000 else f"{value:.4g}"
 
 
+def milliseconds(seconds: float) -> str:
+    """Seconds as text in milliseconds, to three digits.
+
+    >>> milliseconds(0.0123), milliseconds(0.00012)
+    ('12.3 ms', '0.12 ms')
+    """
+    value = seconds * 1000
+    return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms" if value >= 10 else f"{value:.2f} ms"
+
+
 def elements_of(text: str, least: int = 1) -> int:
     """A number of elements from its text, in powers of ten. Raises ValueError for less than `least`.
 

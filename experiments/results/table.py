@@ -8,6 +8,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from .comparison import Results, RunResult
+from .rows import milliseconds
 from .time_to_loss import TimeToLoss, digits, meaning, times_to_loss
 
 HEADINGS = (
@@ -68,11 +69,6 @@ def _to_loss(time: TimeToLoss | None) -> str:
         return NEVER
     low, median, high = time.quartiles
     return f"{digits(median)} s" + (f" ({digits(low)}-{digits(high)})" if len(time.repeats) > 1 else "")
-
-
-def milliseconds(seconds: float) -> str:
-    """Seconds as text in milliseconds."""
-    return f"{seconds * 1000:.0f} ms" if seconds >= 0.1 else f"{seconds * 1000:.1f} ms"
 
 
 def final_loss(run: RunResult) -> float:

@@ -1,4 +1,4 @@
-"""How long each compressor trains until it reaches the loss of 16 bits, and how sure that is."""
+"""The time that each compressor trains until it reaches the loss of 16 bits, and its spread over repeats."""
 
 from __future__ import annotations
 

@@ -11,13 +11,13 @@ from ..network.link import parse_rate
 from ..results.rows import Row
 from ..results.statistics import smoothed, steps_to
 
-RUNS = "runs"  # the column that tells how many rows a mean is of
+RUNS = "runs"  # the column with the number of rows of a mean
 SPREAD = ".spread"  # behind the name of a column: how far the numbers of a mean spread
 SOURCE = "data.source"  # the column of the data; rows of other data, such as packages of another day, are not compared
 
 
 def speedup(row: Row, other: Row, *, of: str) -> float | None:
-    """How many times as small a column is as in the other row: 2 is twice as fast."""
+    """Return the column of the other row over this row's: 2 is twice as fast."""
     return _divided(other.get(of), row.get(of))
 
 
@@ -148,7 +148,7 @@ def _mean(rows: Sequence[Row], over: Sequence[str], kept: Sequence[str], lists: 
 
 
 def _agreed(values: Sequence[Any]) -> Any:
-    """What all rows have, a mean of lists, or nothing."""
+    """Return the value that all rows have, a mean of lists, or None."""
     if all(value == values[0] for value in values):
         return values[0]
     if all(isinstance(value, list) for value in values) and all(len(value) == len(values[0]) for value in values):

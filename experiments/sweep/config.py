@@ -1,4 +1,4 @@
-"""What a study file says, and what its pictures show."""
+"""Keys of a study file and of its pictures."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Figure:
         return [*self.columns, *self.where, *self.bounds.values()]
 
     def shown(self, rows: Sequence[Row]) -> list[Row]:
-        """Of the rows, those that it is about and that have what it draws."""
+        """Return the rows that it is about and that have the columns to draw."""
         wanted = {name: value if isinstance(value, list) else [value] for name, value in self.where.items()}
         about = [row for row in rows if all(row.get(name) in values for name, values in wanted.items())]
         return [row for row in about if all(row.get(name) is not None for name in (self.x, *self.y))]

@@ -1,4 +1,4 @@
-"""What a study leaves behind: rows, pictures, words; for a terminal, a reader and other programs."""
+"""Results of a study: rows, pictures and text, for a terminal, a reader and other programs."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ class Outcome:
 
     @cached_property
     def columns(self) -> list[str]:
-        """Of the table: those asked for that any row has and that are no lists."""
+        """The columns of the table: those asked for that any row has and that are no lists."""
         rows = self.rows
         wanted = dict.fromkeys(column_of(name, rows[0]) for name in self.config.shown) if rows else {}
         return [name for name in wanted if any(_plain(row.get(name)) for row in rows)]
 
     @property
     def labels(self) -> list[str]:
-        """What was emulated, of any row."""
+        """The emulated parts of any row."""
         return labels_of(self.rows)
 
     @property
@@ -141,7 +141,7 @@ class Outcome:
 
 
 def labels_of(rows: Sequence[Row]) -> list[str]:
-    """What was emulated or set, of any row."""
+    """Return the emulated parts of any row."""
     return list(dict.fromkeys(label for row in rows for label in row.get("labels") or ()))
 
 

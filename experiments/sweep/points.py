@@ -39,11 +39,11 @@ class Point:
 
     @property
     def arguments(self) -> list[str]:
-        """What follows `gradwire` on the command line."""
+        """The words behind `gradwire` on the command line."""
         return [self.command, *_flags(self.given)]
 
     def key(self) -> str:
-        """What identifies the run: its command line, in any order of options, and gradwire's version.
+        """Return the identity of the run: its command line, in any order of options, and gradwire's version.
 
         A command that gets a new option keeps the points that ran without it.
         """
@@ -75,7 +75,7 @@ def points_of(config: SweepConfig) -> list[Point]:
 
 
 def _lies_in(place: Mapping[str, Any], part: Mapping[str, Any]) -> bool:
-    """Whether a place of the grid has one of a part's values of each of the part's options."""
+    """Return True if a place of the grid has one of a part's values for each of the part's options."""
     return all(set(_texts(place.get(name))) & set(_texts(values)) for name, values in part.items())
 
 

@@ -1,1 +1,1 @@
-"""What is trained: models, data, the training itself, and an emulated accelerator that takes its time."""
+"""Trainings: models, data, the training itself, and an emulated accelerator that takes its time."""

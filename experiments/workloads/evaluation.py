@@ -1,9 +1,10 @@
-"""What a trained model is: its loss on held-out data, and a digest of its parameters."""
+"""The validation loss of a trained model, and a digest of its parameters."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from itertools import islice
 
 import torch
 import torch.distributed as dist
@@ -20,9 +21,9 @@ from .sample import Batch
 def evaluate(
     model: nn.Module, dataset: Dataset, batch_size: int, batches: int, group: dist.ProcessGroup, device: torch.device
 ) -> Evaluation:
-    """Loss and accuracy on so many held-out batches, which the ranks share."""
-    given = dataset.evaluation_batches(batch_size, batches)
-    return evaluation_of(ask(AllReduce(held_out_sums(model, _share(given, group), device)), over(group)))
+    """Return loss and accuracy on `batches` validation batches, which the ranks share."""
+    share = islice(dataset.evaluation_batches(batch_size, batches), group.rank(), None, group.size())
+    return evaluation_of(ask(AllReduce(held_out_sums(model, share, device)), over(group)))
 
 
 @torch.no_grad()
@@ -44,12 +45,6 @@ def evaluation_of(sums: Tensor) -> Evaluation:
     """The means, from the sums of all batches or their mean over ranks."""
     loss_sum, hit_sum, count = sums.tolist()
     return Evaluation(loss=loss_sum / count, accuracy=hit_sum / count)
-
-
-def _share(batches: Iterator[Batch], group: dist.ProcessGroup) -> Iterator[Batch]:
-    for index, batch in enumerate(batches):
-        if index % group.size() == group.rank():
-            yield batch
 
 
 def same_digest(model: nn.Module, group: dist.ProcessGroup) -> str:

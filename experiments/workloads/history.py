@@ -1,4 +1,4 @@
-"""What a training run has measured so far."""
+"""Measurements of a training run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Steps: TypeAlias = Sequence[tuple[int, float, float]]  # number, mean loss over 
 
 @dataclass
 class History:
-    """What a run has measured so far: this rank's `losses`, and `mean_losses` over ranks up to the last look."""
+    """Measurements so far: this rank's `losses`, and `mean_losses` over ranks up to the last look."""
 
     losses: list[float] = field(default_factory=list)
     mean_losses: list[float] = field(default_factory=list)

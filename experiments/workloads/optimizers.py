@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 from torch import nn
@@ -46,3 +47,11 @@ def schedule_for(optimizer: Optimizer, name: str, warmup: int, steps: int) -> La
         return 1.0 if name == "constant" else (1 + math.cos(math.pi * done)) / 2
 
     return LambdaLR(optimizer, factor)
+
+
+def update(optimizers: Sequence[Optimizer], schedules: Sequence[LambdaLR]) -> None:
+    """Update the model and the learning rates, and drop the gradients."""
+    for optimizer, schedule in zip(optimizers, schedules, strict=True):
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()

@@ -20,8 +20,8 @@ AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizers)
 def ordered(model: nn.Module, optimizer: AnyOptimizer, order: Order, slice_mb: float | None = None) -> AnyOptimizer:
     """The optimizer of a model whose gradients go in an order, or all of its optimizers.
 
-    `backward`: buckets, all of which have arrived when backward ends. `slices`: the same with slices of `slice_mb` MiB on
-    the wire. `priority`, `auto`: gradwire.overlap's. Raises ValueError for another order than backward's where the model is
+    `backward`: buckets, all of which have arrived when backward ends. `slices`: the same with slices of `slice_mb` MiB of
+    payload. `priority`, `auto`: gradwire.overlap's. Raises ValueError for another order than backward's where the model is
     not wrapped in gradwire's DistributedDataParallel.
     """
     if order == BACKWARD:
@@ -40,7 +40,7 @@ def drain(optimizer: Optimizers) -> None:
 
 
 def waited_seconds(optimizer: Optimizer) -> float:
-    """What the last forward waited for the step before it, by the host's clock; on a GPU it did not."""
+    """Return the seconds that the last forward waited for the step before it; 0 on a GPU, whose host does not wait."""
     on_gpu = any(parameter.is_cuda for group in optimizer.param_groups for parameter in group["params"])
     if on_gpu or not isinstance(optimizer, OverlappedOptimizer):
         return 0.0

@@ -1,4 +1,4 @@
-"""What samples look like: all that a model and its data set know of each other."""
+"""Shapes of samples: all that a model and its data set know of each other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Batch: TypeAlias = tuple[Tensor, Tensor]  # inputs and targets
 
 @dataclass(frozen=True)
 class SampleShape:
-    """What a sample looks like.
+    """The shape of a sample.
 
     `kind` is `tokens` (int64 tokens and the tokens that follow, both (context,)) or `images` (float32 `input_shape` and
     an int64 class).

@@ -19,12 +19,12 @@ from ...ddp_core import Decorator
 from ...hooks.fsdp import ShardHandle
 from ...hooks.torch_ddp import attach
 
-TORCH = "torch"  # in place of a specification: FSDP2 with its own communication
+TORCH = "torch"  # in place of a compressor: FSDP2 with its own communication
 SHARE = 50  # modules of a list with at least so small a part of all parameters are sharded by themselves
 
 
 def check_payloads(spec: str) -> None:
-    """Raise ValueError unless a specification says how weights and gradients travel."""
+    """Raise ValueError unless a text names compressors of weights and gradients."""
     if spec != TORCH:
         gather, reduce = payloads(spec)
         weight_gather(gather)
@@ -32,7 +32,7 @@ def check_payloads(spec: str) -> None:
 
 
 def payloads(spec: str) -> tuple[str, str]:
-    """How weights travel, and how gradients do.
+    """Return the compressor of the weights, and that of the gradients.
 
     >>> payloads("int8/int4"), payloads("int8")
     (('int8', 'int4'), ('int8', 'int8'))
@@ -98,18 +98,13 @@ def copy_whole(model: nn.Module, bare: nn.Module) -> None:
     """The exact parameters of a sharded model, and its buffers, into one that is not sharded. A collective call."""
     with torch.no_grad():
         for own, theirs in zip(bare.parameters(), model.parameters(), strict=True):
-            own.copy_(_whole(theirs))
+            own.copy_(theirs.full_tensor())  # type: ignore[attr-defined]
         for mine, buffer in zip(bare.buffers(), model.buffers(), strict=True):
             mine.copy_(buffer)
 
 
-def _whole(parameter: Tensor) -> Tensor:
-    whole: Tensor = parameter.full_tensor()  # type: ignore[attr-defined]
-    return whole
-
-
 def torchs_traffic(model: nn.Module, world_size: int, batches: int) -> Traffic:
-    """What torch's own communication sends in an optimizer step of so many batches, by its rules: it is not measured.
+    """Compute what torch's own communication sends in an optimizer step of so many batches, by its rules.
 
     In each batch weights of all modules are gathered in forward, and but for the outermost again in backward. Gradients are
     summed by a reduce-scatter, which is an all-reduce in Gloo.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import islice
 from typing import Any
@@ -20,7 +20,7 @@ from .communication import Communication
 from .data import Dataset
 from .history import History
 from .memory import reset_peak_memory
-from .optimizers import optimizers_for, schedule_for
+from .optimizers import optimizers_for, update
 from .training import CPU, REPORT_EVERY, Report, TrainingConfig, initial_model, loss_of, result_here
 
 CHECKPOINT_EVERY = 100  # steps
@@ -94,10 +94,7 @@ class SimulatedTraining:
         self.model = initial_model(config, dataset, CPU)
         self.ranks = SimulatedRanks(self.model, compressor(spec), world_size, config.bucket_mb)
         self.optimizers = optimizers_for(self.model, spec, config.optimizer, config.lr, config.momentum)
-        steps = config.optimizer_steps
-        self.schedules: list[Any] = [
-            schedule_for(each, config.schedule, config.warmup, steps) for each in self.optimizers
-        ]
+        self.schedules = config.schedules(self.optimizers)
         self.batches = [
             dataset.train_batches(config.batch_size, seed=config.seed, rank=rank, world_size=world_size)
             for rank in range(world_size)
@@ -116,9 +113,7 @@ class SimulatedTraining:
             self.ranks.average()
             share = (time.process_time() - start) / self.ranks.world_size
             start = time.process_time()
-            for optimizer, schedule in zip(self.optimizers, self.schedules, strict=True):
-                optimizer.step()
-                schedule.step()
+            update(self.optimizers, self.schedules)
             seconds += share + time.process_time() - start
             self.averaging += share
         self.history.add(loss, seconds)
@@ -129,7 +124,8 @@ class SimulatedTraining:
         losses: list[float] = []
         seconds: list[float] = []
         for rank in reversed(range(len(self.batches))):  # rank 0 comes last: its buffers stay
-            _restore(self.model.buffers(), before)
+            for buffer, value in zip(self.model.buffers(), before, strict=True):
+                buffer.copy_(value)
             inputs, targets = next(self.batches[rank])
             self.ranks.begin(rank)
             start = time.process_time()
@@ -194,8 +190,3 @@ def train_simulated(
     if checkpoint is not None:
         checkpoint.delete()
     return result
-
-
-def _restore(buffers: Iterator[Tensor], values: Sequence[Tensor]) -> None:
-    for buffer, value in zip(buffers, values, strict=True):
-        buffer.copy_(value)

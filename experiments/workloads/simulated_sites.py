@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch.distributed as dist
 from torch import Tensor
@@ -20,14 +20,13 @@ from ...hooks.local_sgd.meeting import SiteReply
 from ...hooks.local_sgd.sites import WAITS, Meeting
 from ...hooks.local_sgd.standing import Claim
 from ..results.comparison import RunResult
-from .communication import NOT_MEASURED
+from .communication import NOT_MEASURED, of_local
 from .data import Dataset
 from .evaluation import digest_of
 from .history import History
-from .local_training import LocalTraining
 from .memory import reset_peak_memory
-from .optimizers import optimizers_for, schedule_for
-from .training import CPU, REPORT_EVERY, Report, TrainingConfig, initial_model, loss_of, result_here
+from .optimizers import optimizers_for, update
+from .training import CPU, REPORT_EVERY, Report, TrainingConfig, initial_model, local_steps, loss_of, result_here
 
 T = TypeVar("T")
 
@@ -98,20 +97,17 @@ class Site:
     """One site's model, optimizers and batches."""
 
     def __init__(self, spec: str, config: TrainingConfig, dataset: Dataset, exchange: Exchange, place: int) -> None:
-        self.config, timeout = config, timedelta(seconds=config.timeout)
+        self.spec, self.config = spec, config
         self.model = initial_model(config, dataset, CPU)
         self.optimizers = optimizers_for(self.model, "none", config.optimizer, config.lr, config.momentum)
-        steps = config.optimizer_steps
-        self.schedules: list[Any] = [
-            schedule_for(each, config.schedule, config.warmup, steps) for each in self.optimizers
-        ]
+        self.schedules = config.schedules(self.optimizers)
         self.batches = dataset.train_batches(config.batch_size, seed=config.seed, rank=place, world_size=exchange.sites)
-        self.local = LocalTraining(spec, config.local_every, config.local_outer, timeout, None)
-        self._at = SimulatedSites(exchange, place, timeout)
+        self._at = SimulatedSites(exchange, place, timedelta(seconds=config.timeout))
 
     def begin(self) -> Callable[[], None]:
         """Meet the other sites; return the function that averages the whole model at the end."""
-        return self.local.begin(self.model, self.optimizers, self._at)
+        self.local = local_steps(self.spec, self.config, self.model, self.optimizers, at=self._at)
+        return self.local.synchronize
 
     def step(self, *, synced: bool) -> float:
         """Train on one batch, and return its loss."""
@@ -119,10 +115,7 @@ class Site:
         loss = loss_of(self.model, inputs, targets)
         (loss / self.config.sync_every).backward()
         if synced:
-            for optimizer, schedule in zip(self.optimizers, self.schedules, strict=True):
-                optimizer.step()
-                schedule.step()
-                optimizer.zero_grad()
+            update(self.optimizers, self.schedules)
         return loss.item()
 
 
@@ -148,7 +141,7 @@ def train_simulated_sites(spec: str, config: TrainingConfig, dataset: Dataset, c
     digests = {digest_of(site.model) for site in sites}
     if len(digests) > 1:
         raise RuntimeError(f"the sites ended with different parameters: {sorted(digests)}")
-    sent = replace(sites[0].local.of_steps(config.optimizer_steps), seconds=NOT_MEASURED)
+    sent = replace(of_local(sites[0].local, config.optimizer_steps), seconds=NOT_MEASURED)
     result = result_here(spec, config, sites[0].model, dataset, sent, history, count)
     for site in sites:
         site.local.close()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -16,30 +16,32 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
-from ...compress import compressor, warm_up_steps
+from ...compress import Optimizers, compressor, warm_up_steps
 from ...ddp_core import Decorator, DistributedDataParallel, Handle, exchange, over
 from ...hooks.fsdp import ShardHandle
 from ...hooks.fsdp.plan import plan_sharded
+from ...hooks.local_sgd.local_steps import LocalSteps
+from ...hooks.local_sgd.outer import outer
 from ...hooks.plan import plan, ratio
 from ...hooks.torch_ddp import attach
 from ..network.ranks_config import RanksConfig
 from ..results.comparison import Evaluation, RunResult
 from ..results.statistics import percentiles
 from ..results.time_to_loss import REPEATS
-from .communication import Communication, of_handle, of_torch
+from .communication import FRAGMENTS, Communication, of_handle, of_local, of_torch
 from .data import DataConfig, Dataset
 from .evaluation import digest_of, evaluate, evaluation_of, held_out_sums, same_digest
 from .history import History, Steps
-from .local_training import LocalTraining, check_local
 from .memory import peak_memory, reset_peak_memory
 from .models import ModelConfig, build_model
-from .optimizers import OptimizerName, optimizers_for, schedule_for
+from .optimizers import OptimizerName, optimizers_for, schedule_for, update
 from .order import BACKWARD, Order, drain, ordered
 from .sharding import TORCH, copy_whole, parts, payloads, sharded, torchs_traffic, without_sync
 from .turns import Training
 
-LONGEST_TURN = 5  # steps: short enough that a change of the machine's speed hits the turns of all trainings
+LONGEST_TURN = 5  # steps: short enough that a change of the host's speed hits the turns of all trainings
 REPORT_EVERY = 10  # steps between two looks at the loss of all ranks
 CPU = torch.device("cpu")  # of simulated ranks
 Report: TypeAlias = Callable[[Steps], None]
@@ -104,16 +106,27 @@ class TrainingConfig(RanksConfig):
         if self.order != BACKWARD and self.ddp == "torch":
             raise ValueError(f"order {self.order} needs gradwire's DistributedDataParallel: leave out --ddp torch")
         if self.local_every:
-            check_local(self.local_every, self.local_outer, self.parallel, self.order)
+            self._check_local()
         if not 0 <= self.warmup < self.optimizer_steps:
             raise ValueError(
                 f"warmup is at least 0 and less than the optimizer steps, {self.optimizer_steps}, got {self.warmup}"
             )
 
+    def _check_local(self) -> None:
+        if self.local_every < 1:
+            raise ValueError(f"local_every is at least 1, or 0 for none; got {self.local_every}")
+        if self.parallel != "ddp" or self.order != BACKWARD:
+            raise ValueError("local SGD trains the bare model: leave out parallel and order")
+        outer(self.local_outer)
+
     @property
     def optimizer_steps(self) -> int:
         """Steps of the optimizer in the run."""
         return self.steps // self.sync_every
+
+    def schedules(self, optimizers: Sequence[Optimizer]) -> list[LambdaLR]:
+        """The learning rates of a run."""
+        return [schedule_for(each, self.schedule, self.warmup, self.optimizer_steps) for each in optimizers]
 
     @property
     def turn_steps(self) -> int:
@@ -143,32 +156,36 @@ def train(
     model = initial_model(config, dataset, device)
     wrapped, handle = _wrapped(model, spec, config, device, transport)
     optimizers = _optimizers(wrapped, spec, config)
-    at_end = handle.begin(wrapped, optimizers) if isinstance(handle, LocalTraining) else (lambda: None)
+    local = local_steps(spec, config, wrapped, optimizers, transport) if config.local_every else None
+    at_end = local.synchronize if local else (lambda: None)
     turn_steps = config.turn_steps if turns else None
     history = yield from _steps(wrapped, optimizers, config, dataset, group, device, report, at_end, turn_steps)
     if config.parallel == "fsdp":
         model = initial_model(config, dataset, device)
         copy_whole(wrapped, model)
     evaluation = evaluate(model, dataset, config.batch_size, config.eval_batches, group, device)
-    if handle is None:
-        sent = of_torch(torchs_traffic(wrapped, group.size(), config.sync_every), config.optimizer_steps)
+    if local is not None:
+        sent = of_local(local, config.optimizer_steps)
+    elif handle is not None:
+        sent = of_handle(handle)
     else:
-        sent = handle.of_steps(config.optimizer_steps) if isinstance(handle, LocalTraining) else of_handle(handle)
+        sent = of_torch(torchs_traffic(wrapped, group.size(), config.sync_every), config.optimizer_steps)
     peak = None if turns else max(map(int, exchange(str(peak_memory(device)), over(group))))
     digest = same_digest(model, group)
     result = result_of(spec, config, model, sent, history, evaluation, group.size(), digest, peak, turn_steps)
-    if handle is not None:
-        handle.close()  # not where this rank fails: its peers would fail, too, before it has told why
+    used = local or handle
+    if used is not None:
+        used.close()  # not where this rank fails: its peers would fail, too, before it has told why
     return result
 
 
 def _wrapped(
     model: nn.Module, spec: str, config: TrainingConfig, device: torch.device, transport: Decorator | None
-) -> tuple[nn.Module, Handle | ShardHandle | LocalTraining | None]:
-    """The model as what is configured trains it, and the handle of its compression; None where torch communicates."""
+) -> tuple[nn.Module, Handle | ShardHandle | None]:
+    """The model as what is configured trains it, and the handle of its compression; None for torch's and local SGD."""
     timeout = timedelta(seconds=config.timeout)
     if config.local_every:
-        return model, LocalTraining(spec, config.local_every, config.local_outer, timeout, transport)
+        return model, None
     if config.parallel == "fsdp":
         return model, sharded(model, spec, device, timeout, transport)
     if config.ddp == "torch":
@@ -183,6 +200,28 @@ def _wrapped(
         transport=transport,
     )
     return ours, ours.compression
+
+
+def local_steps(
+    spec: str,
+    config: TrainingConfig,
+    model: nn.Module,
+    optimizers: Optimizers,
+    transport: Decorator | None = None,
+    at: Any = None,
+) -> LocalSteps:
+    """Begin local SGD of a model. `at` finds the sites, by default all ranks of the process group."""
+    return LocalSteps(
+        model,
+        optimizers,
+        every=config.local_every,
+        outer=config.local_outer,
+        compressor=spec,
+        fragments=min(FRAGMENTS, config.local_every),
+        timeout=timedelta(seconds=config.timeout),
+        transport=transport,
+        at=at,
+    )
 
 
 def initial_model(config: TrainingConfig, dataset: Dataset, device: torch.device) -> nn.Module:
@@ -215,7 +254,7 @@ def _steps(
     turn_steps: int | None,
 ) -> Generator[None, None, History]:
     """Train, and pause after each turn with nothing under way."""
-    schedules = [schedule_for(each, config.schedule, config.warmup, config.optimizer_steps) for each in optimizers]
+    schedules = config.schedules(optimizers)
     batches = dataset.train_batches(config.batch_size, seed=config.seed, rank=group.rank(), world_size=group.size())
     history = History()
     for step in range(config.steps):
@@ -226,10 +265,7 @@ def _steps(
             loss = loss_of(model, inputs, targets)
             (loss / config.sync_every).backward()
         if synced:
-            for optimizer, schedule in zip(optimizers, schedules, strict=True):
-                optimizer.step()
-                schedule.step()
-                optimizer.zero_grad()
+            update(optimizers, schedules)
         ends_turn = turn_steps is not None and (step + 1) % turn_steps == 0
         if ends_turn or step + 1 == config.steps:
             drain(optimizers)

@@ -1,4 +1,4 @@
-"""Trainings that take turns, so that a machine that changes speed slows all of them alike.
+"""Trainings that take turns, so that a host that changes speed slows all of them alike.
 
 Each training is a generator that pauses after every few steps. All trainings of a network live in the same ranks, and each
 one computes exactly what it would compute alone.

@@ -1,4 +1,4 @@
-"""What a lab is like, and what it means for the process group and for results."""
+"""Options of a lab, and its effect on the process group and on results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST_HOSTS = 99
 
 @dataclass(frozen=True)
 class NetlabConfig:
-    """Hosts on this machine, every one behind a link of its own, which its ranks share."""
+    """Hosts on this host, every one behind a link of its own, which its ranks share."""
 
     hosts: int = 0
     """number of emulated hosts, each a network namespace with its own link (Linux, root); 0 emulates none"""
@@ -64,7 +64,7 @@ def backend_here(wanted: str, link: str | None = None, hosts: int = 0) -> str:
 
 
 def labels(link: str | None = None) -> list[str]:
-    """What every result must say of the network it was measured on; nothing for a real one.
+    """Return the labels of results measured on an emulated network; none for a real one.
 
     `link` is the rate of an emulated link (`gradwire.experiments.network.link`).
     """

@@ -87,7 +87,7 @@ class Lab:
         return f"gwl{self.owner}v{host}"
 
     def address(self, host: int) -> IPv4Address:
-        """Where the other hosts find it."""
+        """Return the address at which the other hosts find a host."""
         return self.subnet[host + 1]
 
 
@@ -206,7 +206,7 @@ def _delete(*words: str, path: Path) -> None:
 
 
 def free_subnet() -> IPv4Network:
-    """Room for 254 hosts that no route of this machine knows of."""
+    """Room for 254 hosts that no route of this host knows of."""
     routes = json.loads(run("ip", "-json", "-4", "route", "show", "table", "all") or "[]")
     known = [IPv4Network(route["dst"], strict=False) for route in routes if route["dst"] != "default"]
     for subnet in BENCHMARKING.subnets(new_prefix=24):

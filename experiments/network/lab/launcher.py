@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import IO
 
-from ...ranks.launchers import LAB_VARIABLE, lab_here, under_launcher
+from ....ddp_core.transport.launchers import launcher_of
+from ...ranks.launchers import LAB_VARIABLE, lab_here
 from ...ranks.own_command import own_command
 from ...ranks.stopping import killed_with, sigterm_interrupts
 from ...results.files import check_file
@@ -67,7 +68,7 @@ def _check(config: NetlabConfig, command: Sequence[str]) -> None:
         raise NetlabError(f"hosts is at least 1, got {config.hosts}: --hosts 4")
     if lab_here() is not None:
         raise NetlabError(f"this process is on a host of a lab already ({lab_here()}), and labs do not nest")
-    if under_launcher():
+    if launcher_of(os.environ) is not None:
         raise NetlabError("a lab starts its ranks by itself: run this without torchrun, once")
     if not command or shutil.which(command[0]) is None:
         raise NetlabError(f"no such command: {command[0] if command else 'give one behind --'}")

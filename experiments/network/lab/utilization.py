@@ -50,7 +50,7 @@ class Utilization:
 
     @classmethod
     def read(cls, path: Path) -> Utilization:
-        """What `write` wrote. Raises ValueError for another file."""
+        """Read what `write` wrote. Raises ValueError for another file."""
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if document.pop("kind", None) != "utilization":
             raise ValueError(f"{path} is no file of --utilization")

@@ -1,6 +1,6 @@
-"""The data that the drivers train on: on the machine already, never downloaded."""
+"""The data that the drivers train on: on the host already, never downloaded."""
 
 from .dataset import Dataset
-from .load import DataConfig, data_names, data_shape, load_dataset
+from .load import DATA, DataConfig, data_shape, load_dataset
 
-__all__ = ["DataConfig", "Dataset", "data_names", "data_shape", "load_dataset"]
+__all__ = ["DATA", "DataConfig", "Dataset", "data_shape", "load_dataset"]

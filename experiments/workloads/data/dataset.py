@@ -16,7 +16,7 @@ from ..sample import Batch, SampleShape
 
 @dataclass(frozen=True)
 class Dataset(SampleShape):
-    """Samples to train on and samples held out; `source` says where they lie."""
+    """Samples to train on and validation samples; `source` says where they lie."""
 
     train: Samples[Batch]
     held_out: Samples[Batch]
@@ -43,14 +43,14 @@ class Dataset(SampleShape):
             yield from loader
 
     def evaluation_batches(self, batch_size: int, limit: int) -> Iterator[Batch]:
-        """At most `limit` batches of held-out samples, spread evenly, the same at every call."""
+        """At most `limit` batches of validation samples, spread evenly, the same at every call."""
         size = len(self.held_out)  # type: ignore[arg-type]
         wanted = min(limit * batch_size, size)
         chosen = Subset(self.held_out, [index * size // wanted for index in range(wanted)])
         return islice(iter(DataLoader(chosen, batch_size, generator=torch.Generator())), limit)
 
     def summary(self) -> dict[str, Any]:
-        """What `results.json` says about the data."""
+        """Return the entry of `results.json` about the data."""
         return {
             "name": self.name,
             "source": self.source,

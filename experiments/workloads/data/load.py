@@ -26,7 +26,7 @@ DATA: dict[str, Callable[[Path | None, int], Dataset]] = {
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which data, and where they lie."""
+    """A data set, and the place where it lies."""
 
     name: str = "text"
     """data set: text, packages (the text of installed packages), digits, patterns (generated images), mnist or
@@ -42,13 +42,8 @@ class DataConfig:
             raise ValueError(f"--data.path {self.path} does not exist: name a file or folder that does")
 
 
-def data_names() -> list[str]:
-    """What `DataConfig.name` may be."""
-    return list(DATA)
-
-
-def data_shape(name: str, model: ModelConfig) -> SampleShape:
-    """What the samples of a data set look like, without loading it."""
+def data_shape(name: str | None, model: ModelConfig) -> SampleShape:
+    """Return the shape of a data set's samples without loading it; None is text or cifar10, whichever the model reads."""
     return {
         "text": SampleShape("text", "tokens", BYTES, (model.context,)),
         "packages": SampleShape("packages", "tokens", BYTES, (model.context,)),
@@ -56,7 +51,7 @@ def data_shape(name: str, model: ModelConfig) -> SampleShape:
         "patterns": SampleShape("patterns", "images", 10, (1, 8, 8)),
         "mnist": SampleShape("mnist", "images", 10, (1, 28, 28)),
         "cifar10": SampleShape("cifar10", "images", 10, (3, 32, 32)),
-    }[name]
+    }[name or ("text" if model.kind == "tokens" else "cifar10")]
 
 
 def load_dataset(config: DataConfig, model: ModelConfig) -> Dataset:

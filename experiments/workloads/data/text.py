@@ -37,22 +37,22 @@ class Windows(Samples[Batch]):
 def text(path: Path | None, context: int) -> Dataset:
     """A file, a folder of files, or by default the source text of Python's standard library, as bytes.
 
-    Files are read in the order of their names, and one in ten is held out. Raises ValueError for what cannot be read and
-    for too little text.
+    Files are read in the order of their names, and one in ten is for validation. Raises ValueError for what cannot be
+    read and for too little text.
     """
     folder = path or Path(sysconfig.get_paths()["stdlib"])
     train, held_out = _single(folder) if folder.is_file() else _split(_files(folder, only_python=path is None))
     samples, kept = Windows(tokens_of(train), context), Windows(tokens_of(held_out), context)
     if not (len(samples) and len(kept)):
         raise ValueError(
-            f"{folder} holds too little text: {len(train)} bytes to train on and {len(held_out)} held out, "
+            f"{folder} holds too little text: {len(train)} bytes to train on and {len(held_out)} for validation, "
             f"and a sample takes {context + 1}"
         )
     return Dataset("text", "tokens", BYTES, (context,), samples, kept, str(path or "Python's standard library"))
 
 
 def _files(folder: Path, *, only_python: bool) -> list[Path]:
-    """All files below a folder, hidden ones left out; of the library its modules alone, which every machine has."""
+    """All files below a folder, hidden ones left out; of the library its modules alone, which every host has."""
     if not folder.is_dir():
         raise ValueError(f"there is no text at {folder}: give --data.path a file or a folder")
     found = [file for file in sorted(folder.rglob("*.py" if only_python else "*")) if file.is_file()]

@@ -1,7 +1,7 @@
 """An emulated accelerator: layers take the time of a trace, and gradients are real bytes."""
 
-from .model import EmulatedModel, emulated
-from .options import EmulationConfig, chosen_trace
+from .model import EmulatedModel
+from .options import EmulationConfig
 from .recording import from_flops
 from .shipped import load_trace
 from .step_model import step_by_layers, step_by_slices
@@ -12,8 +12,6 @@ __all__ = [
     "EmulationConfig",
     "Layer",
     "Trace",
-    "chosen_trace",
-    "emulated",
     "from_flops",
     "load_trace",
     "step_by_layers",

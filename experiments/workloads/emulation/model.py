@@ -1,4 +1,4 @@
-"""An emulated accelerator: a model whose layers take the time of a trace, and hardly any of this machine's."""
+"""An emulated accelerator: a model whose layers take the time of a trace, and hardly any of this host's."""
 
 from __future__ import annotations
 
@@ -18,19 +18,6 @@ from ...kernels.heavy_tail import HeavyTail
 from .trace import Layer, Trace
 
 POOL = 2**20  # numbers that a gradient takes in one piece: the pool is twice that, 8 MiB
-
-
-def emulated(trace: Trace, dilate: float = 1.0) -> EmulatedModel:
-    """Return a model with the parameters of a trace, whose layers take the seconds of the trace.
-
-    Args:
-        trace: the trace.
-        dilate: factor of all seconds.
-
-    Returns:
-        A module to train like any other.
-    """
-    return EmulatedModel(trace, dilate)
 
 
 @dataclass
@@ -113,8 +100,14 @@ class EmulatedModel(nn.Module):
 
     forward takes anything and returns a scalar, 0, whose backward gives every parameter a gradient, in the order and at
     the times of the trace. Gradients are drawn from random numbers with a heavy tail and are linear in the gradient of
-    that scalar, so that loss scaling works. `dilate` multiplies all times. Raises ValueError for a dilation that is not
-    above 0, and for names that no module can have.
+    that scalar, so that loss scaling works.
+
+    Args:
+        trace: the trace.
+        dilate: factor of all seconds.
+
+    Raises:
+        ValueError: the factor is not above 0, or no module can have a parameter of a name in the trace.
     """
 
     def __init__(self, trace: Trace, dilate: float = 1.0) -> None:
@@ -140,7 +133,7 @@ class EmulatedModel(nn.Module):
 
     @property
     def late_seconds(self) -> float:
-        """How much longer than the trace the last forward and backward took, as this machine could not keep up."""
+        """Seconds that the last forward and backward took beyond the trace, as this host could not keep up."""
         return self._last.forward.late_seconds + self._last.backward.late_seconds
 
     def extra_repr(self) -> str:

@@ -1,4 +1,4 @@
-"""Traces of a real model, from its floating-point operations."""
+"""Layers and traces of a real model, from its floating-point operations."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from .trace import BACKWARD_OF_FORWARD, Layer, Shape, Trace
+from .definitions import LayerDefinition, timed
+from .trace import Shape, Trace
 
 Mark: TypeAlias = tuple[str, int]  # a layer, and what the meter showed when it began
-Shares: TypeAlias = dict[str, float]
 
 
 def from_flops(model: nn.Module, inputs: Tensor, *, name: str, source: str, samples_per_second: float) -> Trace:
@@ -34,24 +34,41 @@ def from_flops(model: nn.Module, inputs: Tensor, *, name: str, source: str, samp
     Raises:
         ValueError: the throughput is not above 0, or torch counts no operations in the model.
     """
-    from torch.utils.flop_counter import FlopCounterMode  # here, since it takes a second to import
-
     if not samples_per_second > 0:
         raise ValueError(f"samples_per_second is above 0, got {samples_per_second}")
+    layers = layers_of(model, inputs)
+    if not any(layer.operations for layer in layers):
+        raise ValueError(f"{name} has no floating-point operations that torch counts, so no layer's time is known")
+    return timed(name, source, len(inputs), layers, len(inputs) / samples_per_second)
+
+
+def layers_of(model: nn.Module, inputs: Tensor) -> list[LayerDefinition]:
+    """Return the layers of a model in the order of forward, with the operations of a batch, by a run on the meta device.
+
+    Parameters outside of modules that are called come first.
+    """
+    from torch.utils.flop_counter import FlopCounterMode  # here, since it takes a second to import
+
     shadow, batch = copy.deepcopy(model).to("meta"), inputs.to("meta")
     units = units_of(shadow, batch)
+    marks: list[Mark] = []
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        marks: list[Mark] = []
         with _marking(shadow, units, marks, counter.get_total_flops):
             shadow(batch)
-        operations = _shares(marks, counter.get_total_flops(), units)
-    total = sum(operations.values()) * (1 + BACKWARD_OF_FORWARD)
-    if not total:
-        raise ValueError(f"{name} has no floating-point operations that torch counts, so no layer's time is known")
-    second = len(batch) / samples_per_second / total
-    forward = {unit: count * second for unit, count in operations.items()}
-    backward = {unit: seconds * BACKWARD_OF_FORWARD for unit, seconds in forward.items()}
-    return _trace(name, source, len(batch), model, forward, backward)
+        ends = [reading for _, reading in marks[1:]] + [counter.get_total_flops()]
+    operations = dict.fromkeys(units, 0)
+    for (unit, reading), following in zip(marks, ends, strict=True):
+        operations[unit] += following - reading
+    owned: dict[str, dict[str, Shape]] = {unit: {} for unit in units}
+    others: dict[str, dict[str, Shape]] = {}
+    for parameter, tensor in model.named_parameters():
+        parts = parameter.split(".")
+        prefixes = [".".join(parts[:end]) for end in range(len(parts) - 1, -1, -1)]
+        unit = next((each for each in prefixes if each in owned), prefixes[0])
+        place = owned[unit] if unit in owned else others.setdefault(unit, {})
+        place[parameter.removeprefix(f"{unit}.")] = tuple(tensor.shape)
+    early = [LayerDefinition(module, parameters) for module, parameters in others.items()]
+    return [*early, *(LayerDefinition(unit, owned[unit], operations[unit]) for unit in units)]
 
 
 def units_of(model: nn.Module, inputs: Tensor) -> list[str]:
@@ -77,26 +94,3 @@ def _marking(model: nn.Module, units: Sequence[str], marks: list[Mark], meter: C
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _shares(marks: Sequence[Mark], end: int, units: Sequence[str]) -> Shares:
-    """What the meter ran on from each unit's beginnings to the next unit's, in the order of `units`."""
-    found = dict.fromkeys(units, 0.0)
-    ends = [reading for _, reading in marks[1:]] + [end]
-    for (name, reading), following in zip(marks, ends, strict=True):
-        found[name] += following - reading
-    return found
-
-
-def _trace(name: str, source: str, batch_size: int, model: nn.Module, forward: Shares, backward: Shares) -> Trace:
-    owned: dict[str, dict[str, Shape]] = {unit: {} for unit in forward}
-    others: dict[str, dict[str, Shape]] = {}
-    for parameter, tensor in model.named_parameters():
-        parts = parameter.split(".")
-        prefixes = [".".join(parts[:end]) for end in range(len(parts) - 1, -1, -1)]
-        unit = next((each for each in prefixes if each in owned), None)
-        place, key = (others, prefixes[0]) if unit is None else (owned, unit)
-        place.setdefault(key, {})[parameter.removeprefix(f"{key}.")] = tuple(tensor.shape)
-    early = tuple(Layer(module, parameters, 0.0, 0.0) for module, parameters in others.items())
-    layers = (Layer(unit, owned[unit], forward[unit], backward[unit]) for unit in forward)
-    return Trace(name, source, batch_size, (*early, *layers))

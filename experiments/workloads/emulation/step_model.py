@@ -44,7 +44,7 @@ def step_by_layers(trace: Trace, spec: str, world_size: int, cost: LinkCost, dil
 def step_by_slices(
     trace: Trace, spec: str, world_size: int, cost: LinkCost, dilate: float = 1.0, slice_mb: float | None = None
 ) -> StepModel:
-    """The step with slices of `slice_mb` MiB on the wire, as gradwire.overlap makes them: buckets of that size, and of a
+    """The step with slices of `slice_mb` MiB of payload, as gradwire.overlap makes them: buckets of that size, and of a
     larger one, where the compressor remembers nothing, parts that are ready and needed together.
     """
     cut_mb = gradient_mb(spec, Ranks(world_size), _tensors(trace.parameters).values(), slice_mb)
@@ -66,7 +66,7 @@ def _computation(trace: Trace, dilate: float) -> StepModel:
 
 @functools.lru_cache(maxsize=4096)
 def _traffic(shapes: tuple[Shape, ...], spec: str, world_size: int) -> Traffic:
-    """Of these parameters by themselves."""
+    """Return the traffic of these parameters by themselves."""
     layouts = _layouts({str(index): shape for index, shape in enumerate(shapes)}, ALL, world_size)
     return steady_traffic(compressor(spec), layouts)
 

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 Shape: TypeAlias = tuple[int, ...]
-BY_OPERATIONS = "distributed by FLOPs, backward twice forward, total scaled to {seconds:.3g} s per step: "
-BACKWARD_OF_FORWARD = 2  # operations: the gradients of the weights and those of the inputs
 
 
 @dataclass(frozen=True)
@@ -140,7 +138,7 @@ class Trace:
 
     @classmethod
     def read(cls, path: Path) -> Trace:
-        """What `write` wrote. Raises ValueError for a file that is not a trace, saying what is wrong with it."""
+        """Read what `write` wrote. Raises ValueError for a file that is not a trace, saying what is wrong with it."""
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:

@@ -19,7 +19,7 @@ CIFAR10 = ((3, 32, 32), 10)  # the shape of an image and the number of classes w
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Which model, and its sizes; a size that is null is the model's own."""
+    """A model and its sizes; a size that is null is the model's own."""
 
     name: str = "gpt"
     """model: gpt, resnet18-cifar, lstm, mlp, resnet50, resnet101, resnext50_32x4d, resnext101_32x8d, vgg19
@@ -51,13 +51,13 @@ class ModelConfig:
 
     @property
     def kind(self) -> str:
-        """What the model reads: `tokens` or `images`."""
+        """The samples that the model reads: `tokens` or `images`."""
         return MODELS[self.name].kind if self.name in MODELS else "images"
 
 
 @dataclass(frozen=True)
 class Model:
-    """What a model reads and how it is built for a data set (None: for the one of its paper)."""
+    """A kind of samples, and a function that builds the model for a data set (None: for that of its paper)."""
 
     kind: str
     build: Callable[[ModelConfig, SampleShape | None], nn.Module]
@@ -101,7 +101,7 @@ MODELS = {
 
 
 def model_names() -> list[str]:
-    """What `ModelConfig.name` may be."""
+    """Return the values that `ModelConfig.name` may have."""
     return [*MODELS, *VISION, f"{TORCHVISION}NAME"]
 
 

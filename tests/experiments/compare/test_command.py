@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gradwire.experiments.cli import main
-from gradwire.experiments.compare import CompareConfig
 from gradwire.experiments.compare import command as driver
+from gradwire.experiments.compare.config import CompareConfig
 
 from ..given import results_of, run_of
 from .given import LEFT_BEHIND, results_in

@@ -132,7 +132,7 @@ def test_a_tracker_that_fails_is_told_of_in_one_warning_and_the_others_go_on(tmp
     monkeypatch.setitem(LOGGERS, "whole", lambda name, run, config, out: seen.append((name, run.steps, config)))
     logged(["broken", "whole"], "none", tmp_path)
     assert seen == [("none", 2, {"steps": 2, "compressor": "none"})]
-    assert caplog.messages == ["broken has not all of none: OSError: [Errno 28] No space left on device"]
+    assert caplog.messages == ["broken did not log all of none: OSError: [Errno 28] No space left on device"]
 
 
 def test_tensorboard_reads_the_losses_and_figures_of_each_compressor(tmp_path):

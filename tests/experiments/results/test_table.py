@@ -3,7 +3,8 @@ import math
 
 import pytest
 
-from gradwire.experiments.results.table import DETAILS, HEADINGS, final_loss, milliseconds, rows, table
+from gradwire.experiments.results.rows import milliseconds
+from gradwire.experiments.results.table import DETAILS, HEADINGS, final_loss, rows, table
 
 from ..given import results_of, run_of
 
@@ -19,7 +20,8 @@ def test_the_final_loss_is_the_mean_of_the_last_tenth():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.0123, "12.3 ms"), (0.0999, "99.9 ms"), (0.1, "100 ms"), (2.5, "2500 ms")]
+    ("seconds", "text"),
+    [(0.00123, "1.23 ms"), (0.0123, "12.3 ms"), (0.0999, "99.9 ms"), (0.1, "100 ms"), (2.5, "2500 ms")],
 )
 def test_long_times_are_shown_in_whole_milliseconds(seconds, text):
     assert milliseconds(seconds) == text

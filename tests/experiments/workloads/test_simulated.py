@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 from gradwire.experiments.cli import main
-from gradwire.experiments.compare import CompareConfig
 from gradwire.experiments.compare import command as driver
+from gradwire.experiments.compare.config import CompareConfig
 from gradwire.experiments.ranks.stopping import INTERRUPTED
 from gradwire.experiments.workloads import simulated as module
 from gradwire.experiments.workloads.checkpoint import Checkpoint

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gradwire.experiments.compare import CompareConfig
+from gradwire.experiments.compare.config import CompareConfig
 from gradwire.experiments.workloads.data import DataConfig, load_dataset
 from gradwire.experiments.workloads.models import ModelConfig
 from gradwire.experiments.workloads.training import train

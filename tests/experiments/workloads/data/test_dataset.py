@@ -178,7 +178,7 @@ def test_too_few_samples_for_a_batch_on_every_rank_are_refused(numbered):
 def test_too_little_text_is_refused(tmp_path):
     file = tmp_path / "short.txt"
     file.write_bytes(b"x" * 100)
-    with pytest.raises(ValueError, match="90 bytes to train on and 10 held out, and a sample takes 17"):
+    with pytest.raises(ValueError, match="90 bytes to train on and 10 for validation, and a sample takes 17"):
         loaded(path=file)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="0 bytes to train on"):

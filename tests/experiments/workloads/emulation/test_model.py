@@ -7,11 +7,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
-from gradwire.experiments.workloads.emulation import (
-    Layer,
-    Trace,
-    emulated,
-)
+from gradwire.experiments.workloads.emulation import EmulatedModel, Layer, Trace
 
 from .given import TRACE, shapes
 
@@ -22,7 +18,7 @@ LITTLE_MORE = 2 * TRACE.seconds
 
 def test_names_that_no_module_can_have_are_refused():
     with pytest.raises(ValueError, match=r"no module can have a parameter called 'forward.weight'.*forward"):
-        emulated(Trace("odd", "", 1, (Layer("forward", {"weight": (1,)}, 0, 0),)))
+        EmulatedModel(Trace("odd", "", 1, (Layer("forward", {"weight": (1,)}, 0, 0),)))
 
 
 def timed(model, clock, backward=True):
@@ -49,7 +45,7 @@ def timed(model, clock, backward=True):
 
 @pytest.mark.parametrize("dilate", [1, 2])
 def test_gradients_are_ready_in_reverse_order_when_the_backward_of_their_layer_is_over(clock, dilate):
-    model = emulated(TRACE, dilate)
+    model = EmulatedModel(TRACE, dilate)
     due = {
         "scale": 0.02,
         "blocks.1.in.weight": 0.05,
@@ -67,7 +63,7 @@ def test_gradients_are_ready_in_reverse_order_when_the_backward_of_their_layer_i
 
 def test_what_sleeps_last_too_long_does_not_add_up(clock):
     layers = tuple(Layer(f"{index}", {"weight": (2,)}, 0.0004, 0.0004) for index in range(200))
-    model = emulated(Trace("fine", "", 1, layers))
+    model = EmulatedModel(Trace("fine", "", 1, layers))
     forward, backward, _ = timed(model, clock)
     assert forward == pytest.approx(0.08, abs=1.01 * clock.oversleep)
     assert backward == pytest.approx(0.08, abs=1.01 * clock.oversleep)
@@ -75,7 +71,7 @@ def test_what_sleeps_last_too_long_does_not_add_up(clock):
 
 
 def test_on_a_real_clock_it_takes_the_traces_time():
-    model = emulated(TRACE)
+    model = EmulatedModel(TRACE)
     forward, backward, ready = timed(model, time)
     assert forward >= 0.06
     assert backward >= max(ready.values()) >= 0.14
@@ -88,13 +84,13 @@ def processor_seconds(model):
 
 
 def test_it_takes_hardly_any_of_the_processor():
-    model = emulated(TRACE, dilate=2)
+    model = EmulatedModel(TRACE, dilate=2)
     timed(model, time)
     assert any(processor_seconds(model) < 0.1 * TRACE.seconds * 2 for _ in range(20))  # others use caches too
 
 
 def test_gradients_have_a_heavy_tail_differ_by_step_and_scale_with_the_loss():
-    model = emulated(Trace("wide", "", 1, (Layer("wide", {"weight": (300, 1000)}, 0.0, 0.0),)))
+    model = EmulatedModel(Trace("wide", "", 1, (Layer("wide", {"weight": (300, 1000)}, 0.0, 0.0),)))
     gradients = []
     for scale in (1.0, 1.0, 1024.0):
         model.zero_grad()
@@ -108,7 +104,7 @@ def test_gradients_have_a_heavy_tail_differ_by_step_and_scale_with_the_loss():
 
 
 def test_gradients_accumulate_and_frozen_parameters_have_none():
-    model = emulated(TRACE)
+    model = EmulatedModel(TRACE)
     model.get_parameter("blocks.0.bias").requires_grad_(False)
     model(INPUTS).backward()
     before = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
@@ -119,14 +115,14 @@ def test_gradients_accumulate_and_frozen_parameters_have_none():
 
 def test_without_gradients_there_is_only_a_forward(clock):
     with torch.no_grad():
-        forward, backward, _ = timed(emulated(TRACE), clock, backward=False)
+        forward, backward, _ = timed(EmulatedModel(TRACE), clock, backward=False)
     assert forward == pytest.approx(0.06, abs=1.01 * clock.oversleep)
     assert backward == 0
 
 
 def test_the_users_random_state_is_left_alone_and_models_can_be_copied_and_saved():
     state = torch.get_rng_state()
-    model = emulated(TRACE)
+    model = EmulatedModel(TRACE)
     model(INPUTS).backward()
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         twin(INPUTS).backward()
@@ -138,7 +134,7 @@ def trained(rank, world_size, ddp, options):
     """Seconds of each step of a wrapped model, of four or until one is quick on all ranks, and the gradients at the end, one
     step of them accumulated.
     """
-    wrapped = ddp(emulated(TRACE), gradient_as_bucket_view=True, bucket_cap_mb=0.002, **options)
+    wrapped = ddp(EmulatedModel(TRACE), gradient_as_bucket_view=True, bucket_cap_mb=0.002, **options)
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
     seconds, fastest = [], torch.tensor(torch.inf)
     while len(seconds) < 4 or (fastest > LITTLE_MORE and len(seconds) < 40):

@@ -1,31 +1,52 @@
 import pytest
 
-from gradwire.experiments.workloads.emulation import chosen_trace, emulated
-from gradwire.experiments.workloads.emulation.options import check_dilation, dilated, labels
+from gradwire.experiments.network.lab import NetlabConfig
+from gradwire.experiments.network.link import shown_rate
+from gradwire.experiments.workloads.emulation import EmulatedModel, EmulationConfig
 
 from .given import TRACE
 
+BAD = (0, -1, float("inf"), float("nan"))
+
 
 def test_compute_dilation_and_their_labels():
-    assert chosen_trace("real") is None
-    assert labels(None) == []
-    trace = chosen_trace("emulate:vgg19@0.5")
-    assert labels(trace) == ["emulated compute vgg19, 0.5 s per step"]
-    assert labels(trace, 4) == ["emulated compute vgg19, 0.5 s per step", "dilated 4"]
-    assert [dilated(rate, 4) for rate in ("100mbit", "1gbit", "1.5 Gbit/s", "0")] == [
-        "25mbit",
-        "0.25gbit",
-        "0.375Gbit/s",
-        "0",
-    ]
-    with pytest.raises(ValueError, match="compute is real, or emulate: and a trace"):
-        chosen_trace("emulated")
-    with pytest.raises(ValueError, match="such as 100mbit"):
-        dilated("fast", 2)
-    with pytest.raises(ValueError, match="needs an emulated accelerator"):
-        check_dilation(2, "real")
-    for bad in (0, -1, float("inf"), float("nan")):
-        with pytest.raises(ValueError, match="above 0"):
-            check_dilation(bad, "emulate:vgg19")
-        with pytest.raises(ValueError, match="above 0"):
-            emulated(TRACE, bad)
+    assert EmulationConfig().trace is None
+    assert EmulationConfig().labels() == []
+    assert EmulationConfig(compute="emulate:vgg19@0.5").labels() == ["emulated compute vgg19, 0.5 s per step"]
+    slowed = EmulationConfig(compute="emulate:vgg19@0.5", dilate=4, link="100mbit")
+    said = ["emulated compute vgg19, 0.5 s per step", "dilated 4", "emulated link 100 Mbit/s"]
+    assert slowed.labels() == said
+    assert slowed.trace.name == "vgg19"
+
+
+@pytest.mark.parametrize(
+    ("rate", "slower"),
+    [("100mbit", "25 Mbit/s"), ("1gbit", "250 Mbit/s"), ("1.5 Gbit/s", "375 Mbit/s"), ("1tbit", "250 Gbit/s")],
+)
+def test_networks_are_as_slow_as_the_dilation_makes_them(rate, slower):
+    lab = EmulationConfig(compute="emulate:vgg19", dilate=4, netlab=NetlabConfig(hosts=2, rate=rate))
+    assert lab.slowed_netlab.described == f"2 hosts at {slower}"
+    assert lab.slowed_link is None
+    link = EmulationConfig(compute="emulate:vgg19", dilate=4, link=rate)
+    assert shown_rate(link.slowed_link) == slower
+    assert link.slowed_netlab.described == "0 hosts without limits"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"compute": "emulated"}, "compute is real, or emulate: and a trace"),
+        ({"link": "fast"}, "such as 100mbit"),
+        ({"dilate": 2}, "needs an emulated accelerator"),
+        *(({"compute": "emulate:vgg19", "dilate": bad}, "above 0") for bad in BAD),
+    ],
+)
+def test_what_cannot_be_emulated_is_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        EmulationConfig(**options)
+
+
+@pytest.mark.parametrize("dilate", BAD)
+def test_a_model_refuses_a_dilation_that_is_not_above_0(dilate):
+    with pytest.raises(ValueError, match="above 0"):
+        EmulatedModel(TRACE, dilate)

@@ -6,7 +6,7 @@ import torch
 from gradwire.ddp_core.overlap.pending_parameter import mark_pending, restore
 from gradwire.ddp_core.overlap.replay import backward_order, priority_order, replay
 from gradwire.ddp_core.overlap.step_model import layered
-from gradwire.experiments.workloads.emulation import emulated
+from gradwire.experiments.workloads.emulation import EmulatedModel
 from gradwire.experiments.workloads.emulation.model import Stream
 
 from .given import TRACE
@@ -52,7 +52,7 @@ def planned(request):
 
 def test_a_forward_takes_what_the_replay_of_the_pieces_says(clock, planned):
     step, arrivals = planned
-    found = forward_seconds(emulated(TRACE), clock, arrivals)
+    found = forward_seconds(EmulatedModel(TRACE), clock, arrivals)
     assert found == pytest.approx(TRACE.forward_seconds + step.exposed, abs=2 * clock.oversleep)
 
 
@@ -61,13 +61,13 @@ def test_if_its_layers_did_not_take_their_parameters_a_step_would_be_short_by_al
 ):
     step, arrivals = planned
     monkeypatch.setattr(Stream, "take", lambda stream, parameters: None)
-    missing = TRACE.forward_seconds + step.exposed - forward_seconds(emulated(TRACE), clock, arrivals)
+    missing = TRACE.forward_seconds + step.exposed - forward_seconds(EmulatedModel(TRACE), clock, arrivals)
     assert missing == pytest.approx(step.exposed, abs=2 * clock.oversleep)
 
 
 def test_what_a_sleep_lasts_too_long_is_not_taken_off_twice_where_a_layer_waits(clock):
     """The first layer ends late, and the second waits longer than that: its seconds count in full from there."""
-    seconds = forward_seconds(emulated(TRACE), clock, (0.0, 0.05, 0.0, 0.0, 0.0))
+    seconds = forward_seconds(EmulatedModel(TRACE), clock, (0.0, 0.05, 0.0, 0.0, 0.0))
     assert seconds == pytest.approx(0.05 + TRACE.forward_seconds - 0.01, abs=1.01 * clock.oversleep)
 
 
@@ -84,7 +84,7 @@ class Update:
 
 
 def test_the_updates_of_overlap_are_made_layer_by_layer_in_the_order_of_forward(clock):
-    model, made = emulated(TRACE), []
+    model, made = EmulatedModel(TRACE), []
     for name, parameter in reversed(list(model.named_parameters())):
         Update(name, parameter, made)
     model(INPUTS)
