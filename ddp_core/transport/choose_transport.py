@@ -1,4 +1,7 @@
-"""The transport of a process group's ranks on a device: a new kind of transport is chosen here."""
+"""The choice of a transport for a process group's ranks on a device.
+
+A new kind of transport is one file beside this one, and one line in `transport_of`.
+"""
 
 from __future__ import annotations
 
