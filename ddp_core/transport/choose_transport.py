@@ -10,10 +10,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from .agreement import Check
 from .host_memory import HostMemory
 from .process_group import ProcessGroup
 from .protocol import Decorator, Transport
+from .setup_agreement import Check
 
 
 def transport_of(
