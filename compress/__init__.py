@@ -18,7 +18,7 @@ from .algorithms.randomk import RandomK
 from .algorithms.terngrad import TernGrad
 from .algorithms.topk import TopK
 from .builder.build import Spec, WarmUp, compressor, compressors, specification, warm_up
-from .builder.optimizers import Optimizers, optimizers_of, tuned, without_momentum
+from .builder.optimizer_defaults import Optimizers, optimizers_of, tuned, without_momentum
 from .composed.adaptive import Adaptive
 from .composed.hierarchical import Hierarchical
 from .feedback.adam_space import AdamSpace

@@ -19,8 +19,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from ..compress import compressor
-from ..hooks.advice.decision_table import ANSWERED
-from ..hooks.advice.uncertainty import uncertainty
+from ..hooks.advice.decision_table import ANSWERED, uncertainty
 from ..hooks.report_loss import COMPRESSOR, FOLDER, STEPS
 from .ranks.child import CommandFailure, run_to_end
 from .ranks.stopping import sigterm_interrupts

@@ -16,7 +16,6 @@ if not (_here / "compress").exists():  # imported from a clone, where the other 
 
 from .compress import Compressor, Layout, Ranks, compressor, compressors, register, without_momentum
 from .ddp_core import DistributedDataParallel, Handle, Stats, init_process_group, trace
-from .hooks.comm_hook import comm_hook
 from .hooks.handle_of import handle_of
 from .hooks.torch_ddp import attach
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from . import comm_hooks
     from .hooks.advice.advise import advise
     from .hooks.advice.recommendation import Advice
+    from .hooks.comm_hook import comm_hook
     from .hooks.frameworks.accelerate import accelerate, accelerate_locally
     from .hooks.frameworks.accelerate_kwargs import AccelerateKwargs
     from .hooks.frameworks.gathered_state import GatheredState
@@ -48,6 +48,7 @@ _FILES = {  # imported when they are first asked for
     "accelerate": "hooks.frameworks.accelerate",
     "accelerate_locally": "hooks.frameworks.accelerate",
     "advise": "hooks.advice",
+    "comm_hook": "hooks.comm_hook",
     "overlap": "hooks.overlap",
     "plan": "hooks.plan",
     "report_loss": "hooks.report_loss",

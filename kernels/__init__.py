@@ -10,13 +10,13 @@ from .casting import cast_scaled, gather_scaled
 from .dispatch import Backend, backends, operation, operations, register_backend, use_backend
 from .finite import all_finite
 from .low_rank import low_rank_finish, low_rank_left, low_rank_right, normalize, orthogonalize
-from .marking import clear_rows, mark_rows
+from .memory_pool import pool, temporary
 from .operands import Block, Factors, Matrix, Residual, Rows
 from .quantization import dequantize_mean, quantize_blocks
 from .rotation import rotate_blocks
 from .selection import scatter_mean, select_largest
 from .signs import sign_pack, sign_unpack_mean
-from .temporary import pool, temporary
+from .zero_rows import clear_rows, mark_rows
 
 __all__ = [
     "Backend",

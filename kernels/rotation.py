@@ -10,8 +10,8 @@ from torch import Tensor
 from .casting import cast_scaled
 from .checks import check_rotate_blocks
 from .dispatch import operation
+from .memory_pool import temporary
 from .operands import Residual
-from .temporary import temporary
 
 
 @operation(check=check_rotate_blocks, apart=[("values", "signs")])

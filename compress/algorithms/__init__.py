@@ -1,1 +1,7 @@
-"""One compressor per file. A new one is a file here and an import in `compress/__init__.py`: see CONTRIBUTING.md."""
+"""One compressor per file. A new file here is enough: all are imported, so `register` puts each compressor in the table."""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+for _file in iter_modules(__path__):
+    import_module(f"{__name__}.{_file.name}")

@@ -19,7 +19,7 @@ from ..algorithms.adapters import Draws, drawn, draws
 from ..algorithms.payload import ALIGNMENT
 from ..algorithms.zero_rows import ZeroRows
 from ..builder.build import Spec, compressor
-from ..builder.optimizers import Optimizers, tuned
+from ..builder.optimizer_defaults import Optimizers, tuned
 from ..composed.hierarchical import Hierarchical
 from ..protocol.compressor import Codec, own_traits
 from ..protocol.layout import Layout, Scope, working_dtype

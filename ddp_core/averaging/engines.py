@@ -15,11 +15,11 @@ from ...compress import Compressor, Ranks
 from ...compress.state.shares import placed_on_hosts, ranks_given
 from ..buckets.assignment import Allocate, allocate_own
 from ..engine.engine import Engine
-from ..transport.agreement import Agreement
-from ..transport.choose import transport_of
+from ..transport.choose_transport import transport_of
 from ..transport.host_places import ranks_per_host
 from ..transport.launchers import warn_if_apart
 from ..transport.protocol import Decorator, Transport, time_limit
+from ..transport.setup_agreement import Agreement
 
 AT_EXIT = timedelta(seconds=5)
 

@@ -22,10 +22,10 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...compress.protocol.requests import AllGather, AllReduce, ReduceScatter, Request
-from .agreement import Check, nothing
 from .collectives import exchange
 from .processes import CHECK_SECONDS, Processes, close_files, extension, machine
 from .protocol import Decorated, Reply, Transport
+from .setup_agreement import Check, nothing
 
 ADDED = (torch.float32, torch.float64)  # what the extension can add up
 logger = logging.getLogger(__name__)

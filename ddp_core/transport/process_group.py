@@ -27,10 +27,10 @@ from ...compress.protocol.requests import (
     Scatter,
 )
 from ...kernels import temporary
-from .agreement import CHECK_EVERY, Check, nothing
 from .direct.collectives import GLOO, PINNED, Collectives, Direct, best_ways
 from .private_group import meeting_place, new_name, private_group
 from .protocol import MESSAGE_LIMIT, Reply, Transport
+from .setup_agreement import CHECK_EVERY, Check, nothing
 from .torch_groups import (
     ALL_GATHER,
     ALL_TO_ALL,

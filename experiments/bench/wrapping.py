@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from ...compress import Ranks
 from ...ddp_core import Decorator, DistributedDataParallel, Handle
 from ...hooks.plan import ratio
-from ...hooks.slices import wire_mb
+from ...hooks.slice_sizes import wire_mb
 from ...hooks.torch_ddp import attach, compress_bucket
 from ..workloads.order import BACKWARD
 from .rows import Case, Traffic

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...compress.builder.build import compressor
-from ...compress.builder.optimizers import Optimizers, kinds
+from ...compress.builder.optimizer_defaults import Optimizers, kinds
 from .decision_table import ADAMW, CANDIDATES, MUON, SGD, Candidate
 
 UNCOMPRESSED = ("none", "bf16")  # what a user gets without giving anything up

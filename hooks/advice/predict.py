@@ -18,7 +18,7 @@ from ...compress.state.shares import ranks_seen
 from ...ddp_core.overlap.replay import optimal, priority_order
 from ...ddp_core.overlap.step_model import Piece, StepModel
 from ..plan import bucket_layouts, state_bytes
-from ..slices import gradient_mb, parts_of
+from ..slice_sizes import gradient_mb, parts_of
 from .arithmetic import Arithmetic
 from .candidates import PRIORITY
 from .network import FREE, Kind, KindCost, kind_of, messages

@@ -7,10 +7,9 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED
-from .decision_table import Candidate
+from .decision_table import Candidate, uncertainty
 from .directions import HostLink, described
 from .predict import Measured, Prediction
-from .uncertainty import uncertainty
 
 TIE = 0.03  # of a step: what is nearer than that is as fast
 MILLI, MEGA = 1e3, 1e6

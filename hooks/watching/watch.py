@@ -10,8 +10,8 @@ from ...compress.builder.options import whole_number
 from ...ddp_core import Observed
 from ...ddp_core.measure.stats import RECENT, metrics
 from .dense_step import dense_step_seconds
-from .folder import FolderOfRanks
 from .report import Report
+from .report_folder import FolderOfRanks
 from .sinks import Sink, sink_of
 
 logger = logging.getLogger(__name__)

@@ -14,12 +14,12 @@ from ..casting import cast_scaled, gather_scaled
 from ..checks import FLOATS, WIDE, check_gather
 from ..finite import all_finite, with_gaps
 from ..low_rank import low_rank_finish, low_rank_left, low_rank_right, normalize, orthogonalize
-from ..marking import clear_rows, mark_rows
 from ..operands import Factors, Residual, Rows
 from ..quantization import FORMATS, dequantize_mean, quantize_blocks, steps_of
 from ..rotation import decoded_rotated, encoded_rotated, rotate_blocks
 from ..selection import scatter_mean, select_largest
 from ..signs import sign_pack, sign_unpack_mean
+from ..zero_rows import clear_rows, mark_rows
 
 LARGEST_RANK = 32
 NAME = "native"

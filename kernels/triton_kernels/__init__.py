@@ -26,12 +26,12 @@ from ..checks import FLOATS, WIDE
 from ..dispatch import Operation, register_backend
 from ..finite import all_finite, with_gaps
 from ..low_rank import low_rank_finish, low_rank_left, low_rank_right, normalize, orthogonalize
-from ..marking import clear_rows, mark_rows
 from ..operands import Residual
 from ..quantization import dequantize_mean, quantize_blocks
 from ..rotation import rotate_blocks
 from ..selection import scatter_mean, select_largest
 from ..signs import sign_pack, sign_unpack_mean
+from ..zero_rows import clear_rows, mark_rows
 
 NAME = "triton"
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
@@ -47,7 +47,7 @@ MODULES: dict[str, dict[Operation[Any, Any], Supports]] = {  # the dtypes that t
         quantize_blocks: {"grad": FLOATS, "residual": WIDE, "signs": WIDE},
         dequantize_mean: {"out": FLOATS, "residual": WIDE, "signs": WIDE},
     },
-    "marking": {mark_rows: {"values": FLOATS}, clear_rows: {"values": FLOATS}},
+    "zero_rows": {mark_rows: {"values": FLOATS}, clear_rows: {"values": FLOATS}},
     "rotation": {rotate_blocks: {"values": WIDE, "signs": WIDE}},
     "selection": {select_largest: {"grad": FLOATS, "residual": WIDE, "values": FLOATS}},
     "scatter": {scatter_mean: {"values": FLOATS, "out": WIDE}},

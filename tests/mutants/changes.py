@@ -81,7 +81,7 @@ MUTANTS = [
     ),
     Mutant(
         "ranks that have swapped alone go on",
-        "ddp_core/transport/agreement.py",
+        "ddp_core/transport/setup_agreement.py",
         'if not store.check([f"{other}/begun"]) or int(store.get(f"{other}/begun")) > self.step:',
         "if True:",
         "tests/hooks/test_some_ranks_only.py",

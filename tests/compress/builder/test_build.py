@@ -31,7 +31,7 @@ from gradwire.compress import (
     specification,
 )
 from gradwire.compress.builder.build import undamped
-from gradwire.compress.builder.optimizers import tuned
+from gradwire.compress.builder.optimizer_defaults import tuned
 
 
 def fed_back(inner):

@@ -1,10 +1,12 @@
 """The table of methods by name."""
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
-from gradwire.compress import Dense, Gathered, TopK, compressor, compressors, register
+from gradwire.compress import Dense, Gathered, TopK, algorithms, compressor, compressors, register
 from gradwire.compress.feedback.error_feedback import ErrorFeedback, Float32Arithmetic
 from gradwire.compress.protocol import registry
 
@@ -55,6 +57,27 @@ def test_every_summary_is_one_line_that_says_something():
 def test_the_listed_defaults_are_those_that_a_bare_name_gets(name):
     defaults = {option: default for option, default in compressors()[name]["options"].items() if option != "warmup"}
     assert compressor({"name": name, **defaults}) == compressor(name)
+
+
+FILE = """
+from dataclasses import dataclass
+
+from gradwire.compress import Dense, register
+
+
+@register("new", lossy=False)
+@dataclass(frozen=True)
+class New(Dense):
+    '''A new compressor.'''
+"""
+
+
+def test_a_file_in_the_folder_is_enough_for_a_new_compressor(tmp_path, monkeypatch):
+    (tmp_path / "new_compressor.py").write_text(FILE, "utf-8")
+    monkeypatch.setattr(algorithms, "__path__", [*algorithms.__path__, str(tmp_path)])
+    exec(Path(algorithms.__file__).read_text("utf-8"), vars(algorithms))
+    module = sys.modules.pop(f"{algorithms.__name__}.new_compressor")
+    assert compressor("new") == module.New()
 
 
 def test_a_registered_class_is_built_by_name_and_left_as_it_is():

@@ -13,7 +13,7 @@ from gradwire.compress.shards.reduction import Finite, shard_sum
 from gradwire.compress.shards.weights import weight_gather
 from gradwire.compress.simulate import alike
 from gradwire.compress.state.tree import Leaves, save
-from gradwire.kernels.temporary import Pool
+from gradwire.kernels.memory_pool import Pool
 
 from ..given import placed
 
@@ -299,7 +299,7 @@ def test_other_methods_are_refused_with_the_way_out(make, spec, words):
 
 @pytest.mark.parametrize("reduces", [True, False])
 def test_payloads_lie_in_pooled_memory(reduces, monkeypatch):
-    module, mine = sys.modules["gradwire.kernels.temporary"], Pool()
+    module, mine = sys.modules["gradwire.kernels.memory_pool"], Pool()
     monkeypatch.setattr(module, "pool", mine)
     monkeypatch.setattr(module, "SMALLEST", 1)
     layout, reduction = layouts(4)[0], shard_sum("int8")

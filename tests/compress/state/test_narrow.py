@@ -6,7 +6,7 @@ import torch
 from gradwire.compress import Layout, Ranks
 from gradwire.compress.state.leaf import BLOCK, Narrow
 from gradwire.compress.state.tensors import Chunk, PerParameter
-from gradwire.kernels.temporary import SMALLEST, pool
+from gradwire.kernels.memory_pool import SMALLEST, pool
 
 SIZES = [0, 1, 7, 8, 127, 128, 129, 1000]
 CPU = torch.device("cpu")

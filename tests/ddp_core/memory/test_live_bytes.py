@@ -219,7 +219,7 @@ def test_a_step_takes_at_peak_what_is_planned(ranks, spec, ours):
 def pooled(rank, world_size):
     """Bytes of the pool at most, with one bucket on its way at a time, once torch has built its buckets anew."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["gradwire.kernels.temporary"], "SMALLEST", 1)
+        patch.setattr(sys.modules["gradwire.kernels.memory_pool"], "SMALLEST", 1)
         patch.setattr(sys.modules["gradwire.ddp_core.engine.lanes"], "FEWEST", 1)
         patch.setattr(sys.modules["gradwire.ddp_core.engine.lanes"], "MOST_BYTES", 0)
         model = TorchDDP(square(WIDTH), gradient_as_bucket_view=True, bucket_cap_mb=0.1)

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from gradwire.experiments.results.recommendation import NO_DIFFERENCE, losses, recommendation
-from gradwire.hooks.advice.uncertainty import uncertainty
+from gradwire.hooks.advice.decision_table import uncertainty
 
 from ..given import results_of, run_of, timed_run
 

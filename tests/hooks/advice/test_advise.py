@@ -18,12 +18,11 @@ from gradwire.ddp_core.measure.clock import clock_of
 from gradwire.ddp_core.transport import host_places
 from gradwire.hooks.advice import Choice
 from gradwire.hooks.advice import trials as trials_module
-from gradwire.hooks.advice.decision_table import Candidate
+from gradwire.hooks.advice.decision_table import Candidate, uncertainty
 from gradwire.hooks.advice.predict import Prediction
 from gradwire.hooks.advice.rank_group import RankGroup, cores_each
 from gradwire.hooks.advice.training import Training
 from gradwire.hooks.advice.trials import Trials
-from gradwire.hooks.advice.uncertainty import uncertainty
 
 from ...ranks import GROUP_TIMEOUT
 

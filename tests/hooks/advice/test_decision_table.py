@@ -4,7 +4,7 @@ import importlib
 import json
 import re
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 
 import pytest
 import yaml
@@ -18,18 +18,22 @@ from gradwire.hooks.advice.decision_table import (
     ANSWERS,
     AS_ADAMW,
     CANDIDATES,
+    LARGER,
     MEASURED,
     MUON,
     NETWORKS,
     OPTIMIZERS,
     PREDICTED,
+    SEED,
     SGD,
+    uncertainty,
 )
 from gradwire.hooks.advice.recommendation import TIE
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 CELLS = [pytest.param(each, id=f"{each.network}, {each.optimizer}") for each in ANSWERS]
+PER_CENT = 5  # above none: compressors worse than that are of no use to anybody
 TASKS = {ADAMW: ["gpt-adamw"], SGD: ["resnet-sgd", "lstm-sgd"], MUON: ["gpt-muon"]}  # tasks of losses.json
 
 
@@ -163,3 +167,22 @@ def test_the_example_of_advise_has_the_losses_of_the_file():
     losses = {each.spec: f"{each.losses[SGD]:+.1%}" for each in CANDIDATES}
     assert shown
     assert all(losses[spec] == loss for spec, loss in shown)
+
+
+def gpt(study):
+    """{compressor: its row} of the GPT on four ranks; warm-ups under one name."""
+    rows = json.loads((DOCS / "results" / study / "study.json").read_text())["rows"]
+    return {
+        row["compressor"].replace("=60", "=20"): row for row in rows if (row["model"], row["world_size"]) == ("gpt", 4)
+    }
+
+
+def test_the_figures_of_uncertainty_are_those_of_the_studies():
+    short, long = gpt("quality"), gpt("quality-long")
+    spreads = [row.get("excess_loss.spread") for row in short.values() if row["excess_loss"] < PER_CENT]
+    assert round(median(filter(None, spreads)), 1) == SEED
+    changes = [long[name]["excess_loss"] - short[name]["excess_loss"] for name in long.keys() & short.keys()]
+    assert len(changes) > 5
+    assert round(max(map(abs, changes)), 1) == LARGER
+    assert f"{SEED} points" in uncertainty()
+    assert f"{LARGER} points" in uncertainty()

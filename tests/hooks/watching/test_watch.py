@@ -16,8 +16,8 @@ import gradwire
 from gradwire.ddp_core.measure.stats import Measured, Stats, Totals
 from gradwire.ddp_core.measure.step import BucketStats, Record, Step
 from gradwire.hooks.watching.dense_step import dense_step_seconds
-from gradwire.hooks.watching.folder import reports_in
 from gradwire.hooks.watching.report import Report
+from gradwire.hooks.watching.report_folder import reports_in
 from gradwire.hooks.watching.watch import Watch
 
 MEGA = 10**6
@@ -244,7 +244,9 @@ def test_nobody_who_trains_notices_a_watch_that_lives_through_a_swap_and_a_load(
 def watched_where_rank_0_cannot_write(rank, world_size, folder):
     """What is logged, and the steps that are made."""
     told = []
-    logging.getLogger("gradwire.hooks.watching.folder").addFilter(lambda record: told.append(record.getMessage()))
+    logging.getLogger("gradwire.hooks.watching.report_folder").addFilter(
+        lambda record: told.append(record.getMessage())
+    )
     handle = gradwire.attach(ddp := DistributedDataParallel(model()), "topk:ratio=0.1")
     handle.watch(2, None, folder=folder)
     train(ddp, rank, 6)

@@ -67,7 +67,7 @@ def _piece(table: tl.tensor, TILE: tl.constexpr) -> tl.tensor:
 def _mark(values: tl.tensor, used: tl.tensor, table: tl.tensor, TILE: tl.constexpr) -> None:
     places, there, row = _piece(table, TILE)
     unknown = there & (tl.load(used + row, mask=there, other=1) == 0)
-    numbers = tl.load(values + places, mask=unknown, other=0)
+    numbers = tl.load(values + places, mask=unknown, other=0).to(tl.float32)  # the interpreter compares bf16 as bits
     tl.store(used + row, 1, mask=unknown & (numbers != 0))
 
 

@@ -17,7 +17,7 @@ from gradwire.compress import (
     tuned,
     without_momentum,
 )
-from gradwire.compress.builder.optimizers import FEEDBACK, kinds, own_momentum
+from gradwire.compress.builder.optimizer_defaults import FEEDBACK, kinds, own_momentum
 
 from ..given import gradients, layout, mean
 
@@ -168,7 +168,7 @@ class TestKind:
 def table(monkeypatch):
     """Defaults that no study will change."""
     rows = {"topk": {"feedback": 0.5, "space": "adam"}, "powersgd": {"feedback": 0.25}}
-    monkeypatch.setattr("gradwire.compress.builder.optimizers.FEEDBACK", {"Adam": rows})
+    monkeypatch.setattr("gradwire.compress.builder.optimizer_defaults.FEEDBACK", {"Adam": rows})
 
 
 TUNED = {
@@ -245,7 +245,7 @@ class TestOfSeveral:
             "Muon": {"topk": {"feedback": 0.7}},
             "SGD with momentum": {"topk": {"feedback": 0.8}, "powersgd": {"feedback": 0.9}},
         }
-        monkeypatch.setattr("gradwire.compress.builder.optimizers.FEEDBACK", rows)
+        monkeypatch.setattr("gradwire.compress.builder.optimizer_defaults.FEEDBACK", rows)
 
     def muon(self):
         return named("Muon", {"params": matrices(1), "momentum": 0.95})

@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from gradwire.kernels.temporary import SMALLEST, Pool, pool, temporary
+from gradwire.kernels.memory_pool import SMALLEST, Pool, pool, temporary
 
 MIB = 1 << 20
 CPU = torch.device("cpu")
