@@ -19,6 +19,7 @@ if importlib.util.find_spec("triton") and not torch.cuda.is_available():
 
 from gradwire import kernels
 
+from .forked import Python
 from .progress import Progress
 from .ranks import PRELOADED, RankPool
 from .variants import left_to_the_rest, too_many_interpreted, too_many_of_the_rest
@@ -126,6 +127,12 @@ def ranks():
     pool = RankPool()
     yield pool
     assert all(code == 0 for code in pool.close())
+
+
+@pytest.fixture(scope="session")
+def forked_python(tmp_path_factory):
+    """Python as a program whose processes have imported torch already."""
+    return Python(tmp_path_factory.mktemp("program") / "python")
 
 
 @pytest.fixture
