@@ -25,14 +25,21 @@ from .ranks import PRELOADED, RankPool
 from .variants import left_to_the_rest, too_many_interpreted, too_many_of_the_rest
 
 BACKENDS = {each.name: each for each in kernels.backends() if each.device in ("cpu", "any")}
-LONG = (
+LONG = (  # files, and a folder
+    "frameworks",
     "test_triton_compile.py",
     "test_upstream.py",
+    "test_trials.py",
     "test_processes.py",
     "test_studies.py",
     "test_run.py",
     "test_first_minutes.py",
+    "test_launchers_page.py",
+    "test_docs.py",
     "test_package.py",
+    "test_host_time.py",
+    "test_restarts.py",
+    "test_elastic.py",
 )
 COMPILED = [name for name in BACKENDS if name != "triton"]
 multiprocessing.set_forkserver_preload(PRELOADED)
@@ -67,12 +74,22 @@ def pytest_collection_modifyitems(config, items):
         rest = left_to_the_rest(items)
         keep(config, items, rest - too_many_of_the_rest(rest) if part == "rest" else set(items) - rest)
 
-    items.sort(key=lambda item: item.path.name not in LONG)  # a long file at the end would leave other workers idle
+    # a long file at the end would leave other workers idle
+    items.sort(key=lambda item: {item.path.name, item.path.parent.name}.isdisjoint(LONG))
 
 
 def keep(config, items, kept):
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
+
+
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    if config.getoption("dist") == "loadfile":
+        from .together import ByFileOrFolder
+
+        return ByFileOrFolder(config, log)
+    return None
 
 
 @pytest.hookimpl(tryfirst=True)
