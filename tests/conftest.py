@@ -22,7 +22,7 @@ from gradwire import kernels
 from .forked import Python
 from .progress import Progress
 from .ranks import PRELOADED, RankPool
-from .variants import left_to_the_rest, too_many_interpreted, too_many_of_the_rest
+from .variants import part_of, too_many_interpreted
 
 BACKENDS = {each.name: each for each in kernels.backends() if each.device in ("cpu", "any")}
 LONG = (  # files, and a folder
@@ -53,7 +53,9 @@ if (
 
 def pytest_addoption(parser):
     parser.addoption("--every-variant", action="store_true", help="run all variants of tests in Triton's interpreter")
-    parser.addoption("--part", choices=("quick", "rest"), help="what `make test` runs, or what that leaves out")
+    parser.addoption(
+        "--part", choices=("quick", "rest", "both"), help="what `make test` runs, what `make test-rest` runs, or both"
+    )
     parser.addoption("--progress", action="store_true", help="tell in one line how far the run is")
 
 
@@ -70,9 +72,7 @@ def pytest_collection_modifyitems(config, items):
     if not config.getoption("--every-variant", default=False):
         keep(config, items, set(items) - too_many_interpreted(items))
     if part := config.getoption("--part", default=None):
-        keep(config, items, {item for item in items if not item.get_closest_marker("thorough")})
-        rest = left_to_the_rest(items)
-        keep(config, items, rest - too_many_of_the_rest(rest) if part == "rest" else set(items) - rest)
+        keep(config, items, part_of(items, part))
 
     # a long file at the end would leave other workers idle
     items.sort(key=lambda item: {item.path.name, item.path.parent.name}.isdisjoint(LONG))
