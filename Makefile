@@ -70,7 +70,7 @@ test-both: $(STAMP)
 	@$(PYTEST) $(BESIDE) -m '' --part both $(ARGS)
 
 compiled: $(STAMP)
-	@$(PYTEST) --collect-only --quiet -m '' > /dev/null
+	@$(PYTEST) --collect-only --quiet -m '' > "$(VENV)/collected" || { tail "$(VENV)/collected" >&2; false; }
 
 fuzz: $(STAMP)
 	@"$(BIN)/python" -m tests.trials --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
