@@ -17,7 +17,7 @@ SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all
 
 SITE ?= site
 
-.PHONY: help compare docs wheel test test-all test-rest fuzz mutants gpu conformance asan sanitize lint format types clean
+.PHONY: help compare docs wheel test test-all test-both test-rest compiled fuzz mutants gpu conformance asan sanitize lint format types clean
 
 help:
 	@echo 'make compare  train a small GPT with each compressor, on a slow link and without  (ARGS="--steps 50")'
@@ -25,6 +25,7 @@ help:
 	@echo 'make wheel    source distribution and wheel in dist/, tried in a bare environment'
 	@echo 'make test     every test, of its variants some: minutes     (ARGS="-k powersgd")'
 	@echo 'make test-all all variants of every test, too: an hour; make test-rest some that make test leaves out'
+	@echo 'make test-both make test and make test-rest in one run'
 	@echo 'make fuzz     random trainings and failures on real ranks     (SECONDS=600, or SEED=7 for one)'
 	@echo 'make mutants  changes of one line that tests must notice: minutes     (ARGS="--only powersgd")'
 	@echo 'make gpu      all that needs a GPU, with what is installed      (PART=kernels, OUT=folder)'
@@ -33,7 +34,7 @@ help:
 	@echo 'make sanitize the CUDA kernels on a GPU under compute-sanitizer: memcheck, then racecheck'
 	@echo 'make lint     ruff: rules and format'
 	@echo 'make format   ruff: repair both'
-	@echo 'make types    mypy, on the installed package'
+	@echo 'make types    mypy, on the package as it is installed'
 	@echo 'make clean    remove $(VENV) and what tools leave behind'
 	@echo 'The first one makes $(VENV) with $(PYTHON); VENV=... and PYTHON=... choose others.'
 
@@ -64,6 +65,12 @@ test-all: $(STAMP)
 
 test-rest: $(STAMP)
 	@$(PYTEST) $(BESIDE) -m '' --part rest $(ARGS)
+
+test-both: $(STAMP)
+	@$(PYTEST) $(BESIDE) -m '' --part both $(ARGS)
+
+compiled: $(STAMP)
+	@$(PYTEST) --collect-only --quiet -m '' > "$(VENV)/collected" || { tail "$(VENV)/collected" >&2; false; }
 
 fuzz: $(STAMP)
 	@"$(BIN)/python" -m tests.trials --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
@@ -105,11 +112,10 @@ format: $(STAMP)
 	@"$(BIN)/ruff" check --fix .
 	@"$(BIN)/ruff" format .
 
-# A real installation beside the editable one: mypy does not follow the mapping of folders to packages. What it does not
-# read, the native kernels, is left out.
+# A package of links: mypy does not follow the mapping of folders to packages. Nothing is written in the tree but its cache.
 types: $(STAMP)
-	@rm -rf build "$(INSTALLED)"
-	@CC=/bin/false CXX=/bin/false "$(BIN)/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --target "$(INSTALLED)" .
+	@rm -rf "$(INSTALLED)" && mkdir -p "$(INSTALLED)/gradwire"
+	@ln -s "$(CURDIR)"/gradwire/* $(foreach layer,kernels compress ddp_core hooks experiments,"$(CURDIR)/$(layer)") "$(INSTALLED)/gradwire"
 	@cd "$(INSTALLED)" && "$(BIN)/mypy" --config-file "$(CURDIR)/pyproject.toml" --cache-dir "$(CURDIR)/.mypy_cache" --package gradwire
 
 clean:

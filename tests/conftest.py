@@ -19,19 +19,27 @@ if importlib.util.find_spec("triton") and not torch.cuda.is_available():
 
 from gradwire import kernels
 
+from .forked import Python
 from .progress import Progress
 from .ranks import PRELOADED, RankPool
-from .variants import left_to_the_rest, too_many_interpreted, too_many_of_the_rest
+from .variants import part_of, too_many_interpreted
 
 BACKENDS = {each.name: each for each in kernels.backends() if each.device in ("cpu", "any")}
-LONG = (
+LONG = (  # files, and a folder
+    "frameworks",
     "test_triton_compile.py",
     "test_upstream.py",
+    "test_trials.py",
     "test_processes.py",
     "test_studies.py",
     "test_run.py",
     "test_first_minutes.py",
+    "test_launchers_page.py",
+    "test_docs.py",
     "test_package.py",
+    "test_host_time.py",
+    "test_restarts.py",
+    "test_elastic.py",
 )
 COMPILED = [name for name in BACKENDS if name != "triton"]
 multiprocessing.set_forkserver_preload(PRELOADED)
@@ -45,7 +53,9 @@ if (
 
 def pytest_addoption(parser):
     parser.addoption("--every-variant", action="store_true", help="run all variants of tests in Triton's interpreter")
-    parser.addoption("--part", choices=("quick", "rest"), help="what `make test` runs, or what that leaves out")
+    parser.addoption(
+        "--part", choices=("quick", "rest", "both"), help="what `make test` runs, what `make test-rest` runs, or both"
+    )
     parser.addoption("--progress", action="store_true", help="tell in one line how far the run is")
 
 
@@ -62,16 +72,24 @@ def pytest_collection_modifyitems(config, items):
     if not config.getoption("--every-variant", default=False):
         keep(config, items, set(items) - too_many_interpreted(items))
     if part := config.getoption("--part", default=None):
-        keep(config, items, {item for item in items if not item.get_closest_marker("thorough")})
-        rest = left_to_the_rest(items)
-        keep(config, items, rest - too_many_of_the_rest(rest) if part == "rest" else set(items) - rest)
+        keep(config, items, part_of(items, part))
 
-    items.sort(key=lambda item: item.path.name not in LONG)  # a long file at the end would leave other workers idle
+    # a long file at the end would leave other workers idle
+    items.sort(key=lambda item: {item.path.name, item.path.parent.name}.isdisjoint(LONG))
 
 
 def keep(config, items, kept):
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
+
+
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    if config.getoption("dist") == "loadfile":
+        from .together import ByFileOrFolder
+
+        return ByFileOrFolder(config, log)
+    return None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -126,6 +144,12 @@ def ranks():
     pool = RankPool()
     yield pool
     assert all(code == 0 for code in pool.close())
+
+
+@pytest.fixture(scope="session")
+def forked_python(tmp_path_factory):
+    """Python as a program whose processes have imported torch already."""
+    return Python(tmp_path_factory.mktemp("program") / "python")
 
 
 @pytest.fixture

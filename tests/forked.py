@@ -1,13 +1,19 @@
-"""Python code that runs as a script would, in a process forked from one that has imported torch."""
+"""Python code that runs as a script would, in a process forked from one that has imported torch.
+
+`Script` runs a text. `Python` is a program for commands that start Python themselves, such as torchrun.
+"""
 
 import multiprocessing
 import os
+import runpy
 import signal
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from multiprocessing.connection import Listener, wait
 from pathlib import Path
+from threading import Thread
 
 import torch
 
@@ -70,3 +76,70 @@ def _run(code, arguments, folder, variables, files):
         os.dup2(os.open(file, os.O_CREAT | os.O_WRONLY), descriptor)
     sys.argv = ["script.py", *arguments]
     exec(compile(code, "script.py", "exec"), {"__name__": "__main__"})
+
+
+PROGRAM = """#!{python} -SE
+import os, sys
+from multiprocessing.connection import Client
+
+with Client({address!r}) as connection:
+    connection.send((sys.argv[1:], dict(os.environ), os.getcwd(), os.getpid()))
+    code = connection.recv()
+if code < 0:
+    os.kill(os.getpid(), -code)
+sys.exit(code)
+"""
+
+
+class Python:
+    """A program at `path` that does with its arguments what Python does: `[-u] FILE ...` or `[-u] -m MODULE ...`.
+
+    A process that it stands for ends with it, and it ends as that process does.
+    """
+
+    def __init__(self, path):
+        self.path, self._listener = str(path), Listener(None, "AF_UNIX")
+        path.write_text(PROGRAM.format(python=sys.executable, address=self._listener.address))
+        path.chmod(0o755)
+        Thread(target=self._serve, daemon=True).start()
+
+    def torchrun(self, *arguments):
+        """The words of a torchrun and its variables, whose ranks are of this program too."""
+        return [self.path, "-m", "torch.distributed.run", *arguments], {"PYTHON_EXEC": self.path}
+
+    def _serve(self):
+        while True:
+            Thread(target=self._run, args=(self._listener.accept(),), daemon=True).start()
+
+    @staticmethod
+    def _run(connection):
+        arguments, variables, folder, asking = connection.recv()
+        files = [f"/proc/{asking}/fd/{descriptor}" for descriptor in range(3)]
+        inputs = (arguments, variables, folder, files)
+        process = multiprocessing.get_context(START).Process(target=_be_python, args=inputs, daemon=True)
+        process.start()
+        if process.sentinel not in wait([process.sentinel, connection]):  # the program was killed
+            process.kill()
+        process.join()
+        with connection:
+            try:
+                connection.send(process.exitcode)
+            except OSError:
+                return
+
+
+def _be_python(arguments, variables, folder, files):
+    os.environ.clear()
+    os.environ.update(variables)
+    os.chdir(folder)
+    torch.set_num_threads(1)
+    for descriptor, file in enumerate(files):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND if descriptor else os.O_RDONLY), descriptor)
+    sys.argv = arguments[1:] if arguments[0] == "-u" else arguments
+    if sys.argv[0] == "-m":
+        del sys.argv[0]
+        sys.path.insert(0, folder)
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str(Path(sys.argv[0]).parent))
+        runpy.run_path(sys.argv[0], run_name="__main__")

@@ -6,7 +6,6 @@ import re
 import shlex
 import statistics
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -156,14 +155,20 @@ def test_a_page_whose_script_takes_several_ranks_runs_on_two(page, tmp_path, for
     forked("torchrun --nproc-per-node 2 train.py")
 
 
-def on_two_hosts(commands, folder, port):
+def on_two_hosts(commands, folder, port, python):
     """The output of commands of two hosts, which run at the same time on this one, at an address of its own."""
     started = []
     for command in commands:
         words, environment = environment_of(command.replace("HOST:29400", f"127.0.0.1:{port}"))
-        words[0] = {"torchrun": "torch.distributed.run"}[words[0]]
-        as_here = {"cwd": folder, "env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        started.append(subprocess.Popen([sys.executable, "-m", *words], text=True, **as_here))
+        assert words.pop(0) == "torchrun"
+        words, of_torchrun = python.torchrun(*words)
+        as_here = {
+            "cwd": folder,
+            "env": environment | of_torchrun,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.STDOUT,
+        }
+        started.append(subprocess.Popen(words, text=True, **as_here))
     ended = [host.communicate(timeout=LIMIT)[0] for host in started]
     assert [host.returncode for host in started] == [0] * len(started), ended
     return ended
@@ -171,13 +176,13 @@ def on_two_hosts(commands, folder, port):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3 * LIMIT)
-def test_the_command_for_two_hosts_runs_on_two(tmp_path, unused_port):
+def test_the_command_for_two_hosts_runs_on_two(tmp_path, unused_port, forked_python):
     saved("docs/two-hosts.md", tmp_path)
     *others, command = printed_commands("docs/two-hosts.md", "COMPRESSOR=")
     assert {each.partition(" ")[2] for each in others} == {
         command.partition(" ")[2]
     }  # none and bf16 differ in that alone
-    output = "".join(on_two_hosts([command] * 2, tmp_path, unused_port))
+    output = "".join(on_two_hosts([command] * 2, tmp_path, unused_port, forked_python))
     assert re.findall(r"step 60 .* (\d)\.\d+x fewer bytes", output) == ["7"]
 
 

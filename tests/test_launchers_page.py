@@ -50,19 +50,20 @@ print("127.0.0.1")
 
 
 @pytest.fixture
-def cluster(tmp_path, unused_port):
+def cluster(tmp_path, unused_port, forked_python):
     """Runs a page's text for bash beside its train.py, on a port of its own, and returns what it prints."""
     saved("docs/two-hosts.md", tmp_path)
     programs = tmp_path / "bin"
     programs.mkdir()
-    python = f"#!/bin/sh\nexec {sys.executable} "
     texts = {"srun": STAND_IN + SRUN, "mpirun": STAND_IN + MPIRUN, "scontrol": STAND_IN + SCONTROL}
-    texts |= {"python": f'{python}"$@"\n', "torchrun": f'{python}-m torch.distributed.run "$@"\n'}
+    words, of_torchrun = forked_python.torchrun()
+    for name, program in (("python", words[:1]), ("torchrun", words)):
+        texts[name] = f'#!/bin/sh\nexec {" ".join(program)} "$@"\n'
     for name, text in texts.items():
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
     outside = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
-    outside |= {"PATH": f"{programs}:{os.environ['PATH']}", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    outside |= {"PATH": f"{programs}:{os.environ['PATH']}", "GLOO_SOCKET_IFNAME": "lo", **of_torchrun}
 
     def run(text, **variables):
         text = re.sub(r"\b29[45]00\b", str(unused_port), text)

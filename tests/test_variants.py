@@ -4,7 +4,7 @@ import itertools
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-from .variants import INTERPRETED, REST, left_to_the_rest, too_many_interpreted, too_many_of_the_rest
+from .variants import INTERPRETED, REST, left_to_the_rest, part_of, too_many_interpreted, too_many_of_the_rest
 
 MARKED = (("many", ()), ("slow", ("slow",)))
 BACKENDS, SPECS, SIZES = ("native", "reference"), ("topk", "onebit", "none"), (1, 70, 30_000)
@@ -39,19 +39,32 @@ def kept(items):
     return [item for item in items if item not in left]
 
 
-def test_every_combination_of_names_and_every_other_value_occurs_and_few_more():
+def test_every_pair_of_names_and_every_other_value_occurs_and_few_more():
     chosen = [item.params for item in kept(variants())]
     assert {(each["backend"], each["spec"]) for each in chosen} == set(itertools.product(BACKENDS, SPECS))
     assert {each["size"] for each in chosen} == set(SIZES)
     assert {each["view"] for each in chosen} == {True, False}
-    assert len(chosen) <= len(BACKENDS) * len(SPECS) + len(SIZES) + 2
+    assert len(chosen) == len(BACKENDS) * len(SPECS)
+
+
+def test_of_three_names_each_pair_occurs_and_not_each_combination():
+    names = {"backend": BACKENDS, "spec": SPECS, "case": "abcd"}
+    items = [
+        Item(f"test_a[{place}]", dict(zip(names, each, strict=True)))
+        for place, each in enumerate(itertools.product(*names.values()))
+    ]
+    chosen = [item.params for item in kept(items)]
+    for first, second in itertools.combinations(names, 2):
+        pairs = {(each[first], each[second]) for each in chosen}
+        assert pairs == set(itertools.product(names[first], names[second]))
+    assert len(chosen) < 18 < len(items)
 
 
 def test_names_may_count_each_by_itself():
     chosen = [item.params for item in kept(variants("each_name"))]
     for name, values in (("backend", BACKENDS), ("spec", SPECS), ("size", SIZES), ("view", (True, False))):
         assert {each[name] for each in chosen} == {*values}
-    assert len(chosen) <= len(BACKENDS) + len(SPECS) + len(SIZES)
+    assert len(chosen) == 3
 
 
 def test_the_choice_is_the_same_each_time():
@@ -75,6 +88,15 @@ def test_of_each_test_the_rest_has_some_variants_and_all_slow_ones():
     assert len(left) == 40 - REST
     assert left < {*many}
     assert left == too_many_of_the_rest({*slow, *reversed(many)})
+
+
+def test_both_parts_are_the_quick_one_and_the_rest_and_nothing_thorough():
+    items = [*variants(), Item("test_b", {}, ("slow",)), Item("test_c", {}, ("thorough",))]
+    quick, rest, both = (part_of(items, part) for part in ("quick", "rest", "both"))
+    assert not quick & rest
+    assert both == quick | rest
+    assert [item.nodeid for item in rest if item.get_closest_marker("slow")] == ["test_b"]
+    assert items[-1] not in both
 
 
 def test_of_each_test_a_few_variants_run_in_the_interpreter():

@@ -1,5 +1,6 @@
 """Which variants of a test run: `make test` leaves out those that show nothing new; `make test-rest` runs some of these."""
 
+from itertools import combinations
 from random import Random
 
 INTERPRETED = 2  # variants of a test in Triton's interpreter, which is slow; all with --every-variant
@@ -25,15 +26,24 @@ def too_many_interpreted(items):
     return {item for variants in by_test(interpreted).values() for item in variants[INTERPRETED:]}
 
 
+def part_of(items, part):
+    """The items of a part: `quick` is what `make test` runs, `rest` what `make test-rest` runs, `both` is both."""
+    items = [item for item in items if not item.get_closest_marker("thorough")]
+    rest = left_to_the_rest(items)
+    more = rest - too_many_of_the_rest(rest)
+    return {"quick": set(items) - rest, "rest": more, "both": (set(items) - rest) | more}[part]
+
+
 def left_to_the_rest(items):
     """Slow tests, and of others the variants that show nothing new: each choice of names, each other value has been seen."""
     left = {item for item in items if item.get_closest_marker("slow") or item.get_closest_marker("conformance")}
     for variants in by_test(item for item in items if item not in left and not all_wanted(item)).values():
-        seen = set()
-        for item in variants:
-            if shown(item) <= seen:
-                left.add(item)
-            seen |= shown(item)
+        unseen = set().union(*map(shown, variants))
+        while unseen:
+            best = max(variants, key=lambda item: len(shown(item) & unseen))  # the first of those that show most
+            variants.remove(best)
+            unseen -= shown(best)
+        left.update(variants)
     return left
 
 
@@ -44,16 +54,15 @@ def too_many_of_the_rest(items):
 
 
 def shown(item):
-    """What a variant shows: its names (of backend, compressor, case) all together, and every other value by itself.
+    """What a variant shows: each pair of its names (of backend, compressor, case), and every other value by itself.
 
-    Where a test is marked `each_name`, names count by themselves too.
+    Where a test is marked `each_name`, or has one name, names count by themselves.
     """
     params = params_of(item)
-    names = {name for name, value in params.items() if isinstance(value, str)}
-    others = {(name, id(params[name])) for name in params.keys() - names}  # variants share them
-    if item.get_closest_marker("each_name"):
-        return others | {(name, params[name]) for name in names}
-    return others | {tuple(params[name] for name in sorted(names))}
+    names = sorted((name, value) for name, value in params.items() if isinstance(value, str))
+    others = {(name, id(value)) for name, value in params.items() if not isinstance(value, str)}  # variants share them
+    alone = item.get_closest_marker("each_name") or len(names) == 1
+    return others | (set(names if alone else combinations(names, 2)) or {()})
 
 
 def all_wanted(item):

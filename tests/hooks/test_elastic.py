@@ -16,14 +16,16 @@ from . import elastic_job
 from .test_handle import same
 
 STEPS = 6
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--max-restarts", "3", "--monitor-interval", "0.1"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"], {}  # words and variables
 
 
-def start(folder, fatal, *options):
-    mine = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+def start(torchrun, folder, fatal, *options):
+    words, mine = torchrun
+    mine = mine | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     job = [elastic_job.__file__, folder, str(STEPS), fatal]
     with open(Path(folder, f"log-{len(os.listdir(folder))}"), "w") as log:
-        return subprocess.Popen([*TORCHRUN, *options, *job], env={**os.environ, **mine}, stdout=log, stderr=log)
+        words = [*words, "--max-restarts", "3", "--monitor-interval", "0.1", *options, *job]
+        return subprocess.Popen(words, env={**os.environ, **mine}, stdout=log, stderr=log)
 
 
 def logs(folder):
@@ -51,11 +53,11 @@ def by_hand(rank, world_size, folder):
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_after_a_rank_was_killed_the_job_goes_on_in_the_same_bits(ranks, tmp_path):
+def test_after_a_rank_was_killed_the_job_goes_on_in_the_same_bits(ranks, tmp_path, forked_python):
     job, whole = tmp_path / "job", tmp_path / "whole"
     job.mkdir()
     whole.mkdir()
-    process = start(str(job), "rank", "--standalone", "--nproc-per-node", "2")
+    process = start(forked_python.torchrun(), str(job), "rank", "--standalone", "--nproc-per-node", "2")
     ranks.run(never_stopped, 2, str(whole))
     assert process.wait(150) == 0, logs(job)
     assert same(saved(job, STEPS), saved(whole, STEPS))
@@ -68,8 +70,8 @@ def test_after_a_host_was_killed_the_job_goes_on_with_fewer_ranks_and_loses_noth
         port = probe.getsockname()[1]
     meeting = ["--nnodes", "1:2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--local-addr", "127.0.0.1"]
     meeting += ["--rdzv-id", "job", "--rdzv-endpoint", f"127.0.0.1:{port}"]
-    stays = start(str(tmp_path), "host", *meeting, "--rdzv-conf", "is_host=1,last_call_timeout=1")
-    dies = start(str(tmp_path), "host", *meeting, "--rdzv-conf", "is_host=0,last_call_timeout=1")
+    stays = start(TORCHRUN, str(tmp_path), "host", *meeting, "--rdzv-conf", "is_host=1,last_call_timeout=1")
+    dies = start(TORCHRUN, str(tmp_path), "host", *meeting, "--rdzv-conf", "is_host=0,last_call_timeout=1")
     assert stays.wait(150) == 0, logs(tmp_path)
     assert dies.wait(60) < 0
     assert (tmp_path / "done-0").read_text() == "1"

@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-import sys
 from datetime import timedelta
 
 import pytest
@@ -39,29 +38,30 @@ dist.destroy_process_group()
 """
 
 
-def lives_through(folder, way, restarts):
+def lives_through(folder, way, restarts, python):
     """What the ranks print in their last life."""
     script = folder / "train.py"
     script.write_text(SCRIPT, "utf-8")
     options = ["--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts), "--monitor-interval", "0.1"]
     mine = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "torch.distributed.run", *options, script, way, str(restarts)]
+    command, others = python.torchrun(*options, str(script), way, str(restarts))
+    variables = {**os.environ, **mine, **others}
     done = subprocess.run(
-        command, env={**os.environ, **mine}, capture_output=True, text=True, timeout=90 * (restarts + 1), check=False
+        command, env=variables, capture_output=True, text=True, timeout=90 * (restarts + 1), check=False
     )
     return sorted(line for line in done.stdout.splitlines() if line.startswith("rank")), done.stderr[-2000:]
 
 
-def survives(folder, way, restarts):
-    lines, errors = lives_through(folder, way, restarts)
+def survives(folder, way, restarts, python):
+    lines, errors = lives_through(folder, way, restarts, python)
     assert lines == [f"rank {rank} trained in life {restarts}" for rank in range(2)], errors
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize(("way", "restarts"), [("attach", 3), pytest.param("own", 10, marks=pytest.mark.thorough)])
-def test_training_goes_on_after_restarts(tmp_path, way, restarts):
-    survives(tmp_path, way, restarts)
+def test_training_goes_on_after_restarts(tmp_path, way, restarts, forked_python):
+    survives(tmp_path, way, restarts, forked_python)
 
 
 def in_two_lives(rank, world_size):

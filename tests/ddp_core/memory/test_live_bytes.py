@@ -154,16 +154,23 @@ class Peak(TorchDispatchMode):
         super().__init__()
         self.storages, self.most, self.lock = {}, 0, threading.Lock()
 
+    def known(self, key):
+        """The storage that was last seen at an address, None where it is gone, and its bytes then."""
+        ref, size = self.storages.get(key, (lambda: None, 0))
+        return ref(), size
+
     def see(self, *given):
         tensors = [
             getattr(each, "_local_tensor", each) for each in tree_leaves(given) if isinstance(each, torch.Tensor)
         ]
         with self.lock:
-            for storage in (each.untyped_storage() for each in tensors):
-                self.storages[storage._cdata] = weakref.ref(storage)
-            there = {key: storage for key, ref in self.storages.items() if (storage := ref()) is not None}
-            self.storages = {key: self.storages[key] for key in there}
-            self.most = max(self.most, sum(storage.nbytes() for storage in there.values()))
+            given = {storage._cdata: storage for storage in (each.untyped_storage() for each in tensors)}
+            if all(self.known(key) == (storage, storage.nbytes()) for key, storage in given.items()):
+                return  # nothing has grown
+            seen = self.storages | {key: (weakref.ref(storage), 0) for key, storage in given.items()}
+            there = {key: (ref, storage) for key, (ref, _) in seen.items() if (storage := ref()) is not None}
+            self.storages = {key: (ref, storage.nbytes()) for key, (ref, storage) in there.items()}
+            self.most = max(self.most, sum(size for _, size in self.storages.values()))
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         self.see(args, kwargs)
@@ -262,7 +269,7 @@ def peaks_beyond_torch(rank, world_size, pairs, width):
     return [peak_of_shards(rank, world_size, *pair, width) - without for pair in pairs]
 
 
-PAIRS = [("none", "none"), ("bf16", "bf16"), ("int8", "int4"), ("int4", "int4")]
+PAIRS = [("none", "none"), ("bf16", "bf16"), ("int4", "int4")]
 
 
 @pytest.mark.parametrize(

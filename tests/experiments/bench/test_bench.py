@@ -101,13 +101,13 @@ def test_the_file_has_all_that_was_measured(measured):
 
 
 @pytest.mark.slow
-def test_ranks_of_another_launcher_are_measured_and_what_is_emulated_is_labelled(tmp_path, unused_port):
+def test_ranks_of_another_launcher_are_measured_and_what_is_emulated_is_labelled(tmp_path, unused_port, forked_python):
     path = tmp_path / "b.json"
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unused_port)}
     sizes = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
     emulated = ("--compute", "emulate:resnet18-cifar@0.05", "--link", "10gbit", "--sync-every", "1,2")
     emulated += ("--order", "backward,priority")
-    command = [sys.executable, "-m", "gradwire", "bench", *QUICK, *emulated]
+    command = [forked_python.path, "-m", "gradwire", "bench", *QUICK, *emulated]
     ranks = [
         subprocess.Popen(
             [*command, "--world-sizes", "1,2", "--json", str(path)],

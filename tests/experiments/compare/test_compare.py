@@ -4,8 +4,8 @@ import contextlib
 import io
 import json
 import math
+import os
 import subprocess
-import sys
 
 import pytest
 
@@ -136,12 +136,12 @@ def test_plan_tells_the_same_bytes(comparison, capsys):
 
 @pytest.mark.slow
 def test_under_torchrun_it_works_as_it_stands_and_the_same_seed_gives_the_same_run_bit_for_bit(
-    comparison, text, tmp_path
+    comparison, text, tmp_path, forked_python
 ):
     out = tmp_path / "out"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(WORLD_SIZE)]
-    command = [*torchrun, "-m", "gradwire", "compare", *flags(**OPTIONS, **{"data.path": text}, out=out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    words = ["-m", "gradwire", "compare", *flags(**OPTIONS, **{"data.path": text}, out=out)]
+    command, variables = forked_python.torchrun("--nproc-per-node", str(WORLD_SIZE), *words)
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert {file.name for file in out.iterdir()} == LEFT_BEHIND
     document = results_in(out)

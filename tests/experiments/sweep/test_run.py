@@ -30,13 +30,10 @@ def test_a_point_is_a_process_and_its_failure_tells_what_it_wrote():
         run_point(point, limit=0.2)
 
 
-@pytest.mark.slow
-def test_what_a_point_refuses_is_in_its_failure():
-    config = SweepConfig(command="compare", base={"model": "mlp", "data": "digits", "batch_size": 5000})
-    (point,) = points_of(config)
-    with pytest.raises(CommandFailure, match="ended with exit code 2") as failure:
-        run_point(point, limit=100)
-    assert "samples to train on" in str(failure.value)
+def test_what_a_command_writes_is_in_its_failure(tmp_path):
+    command = ["sh", "-c", "echo too few samples to train on >&2; exit 2"]
+    with pytest.raises(CommandFailure, match=r"ended with exit code 2: a command\ntoo few samples to train on$"):
+        run_to_end("a command", command, 100, tmp_path / "written")
 
 
 def test_a_real_interrupt_ends_the_point_and_its_ranks(tmp_path, study):
