@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import nn
@@ -16,6 +17,9 @@ from ..local_sgd.local_steps import LocalSteps
 from ..torch_ddp import attach, ddp_inside
 from .gathered_state import GatheredState
 from .local_steps import GatheredSites, without_averages
+
+CLOSED = "closed"  # the key of a state that was saved when its handle was closed
+log = logging.getLogger(__name__)
 
 
 class Accelerator(Protocol):
@@ -30,11 +34,27 @@ class Accelerator(Protocol):
 
 
 class PreparedState(GatheredState):
-    """The compression of a prepared model in Accelerate's checkpoints, as long as the accelerator has the model."""
+    """The compression of a prepared model in Accelerate's checkpoints, as long as the accelerator has the model.
+
+    Accelerate loads no checkpoint of fewer objects than it has. So a closed handle keeps its place, without a state.
+    """
 
     def __init__(self, handle: Handle | GatheredSites, model: DistributedDataParallel) -> None:
         super().__init__(handle)
         self._model = weakref.ref(model)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of all ranks, or that the handle is closed."""
+        return {CLOSED: True} if self._handle.closed else super().state_dict()
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Continue from the states of all ranks. A closed handle takes none."""
+        if self._handle.closed:
+            return
+        if CLOSED in saved:
+            log.warning("the checkpoint has no state of the compression, which was closed: residuals start at zero")
+        else:
+            super().load_state_dict(saved)
 
     def is_of(self, models: Sequence[nn.Module]) -> bool:
         """Return True if its model is one of these, or inside one, or around one, and the handle is not closed."""

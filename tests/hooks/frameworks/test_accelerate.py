@@ -175,6 +175,34 @@ def test_folds_of_one_accelerator_leave_no_handles_behind(ranks, tmp_path, free)
         assert living <= 2 or not free  # of the last fold, whose handles the accelerator has; it has models not freed
 
 
+def closed(rank, world_size, folder):
+    """What a checkpoint holds of a closed handle; the steps of a new one that loads it, and of one that trained on."""
+    with launched(rank, world_size):
+        *parts, handle = prepared(world_size)
+        epochs(*parts, 1)
+        parts[0].save_state(f"{folder}/open")
+        handle.close()
+        parts[0].save_state(f"{folder}/closed")
+        parts[0].wait_for_everyone()
+        parts[0].load_state(f"{folder}/open")  # as for an evaluation of the best model
+        saved = torch.load(f"{folder}/closed/custom_checkpoint_0.pkl", weights_only=True)
+        *others, again = prepared(world_size)
+        others[0].load_state(f"{folder}/closed")
+        before = again.stats().steps
+        epochs(*others, 1)
+        steps = again.stats().steps
+        again.close()
+        forget_accelerate()
+    return saved, before, steps
+
+
+@needing("accelerate")
+def test_a_checkpoint_has_no_state_of_a_closed_handle_and_loads(ranks, tmp_path):
+    for saved, before, steps in ranks.run(closed, 2, str(tmp_path), timeout=TIMEOUT):
+        assert saved == {"closed": True}
+        assert (before, steps) == (0, 1)
+
+
 def local(rank, world_size):
     """Parameters after local steps that Accelerate's optimizer makes, and steps that were counted."""
     from accelerate import Accelerator
