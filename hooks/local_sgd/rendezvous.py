@@ -66,6 +66,9 @@ class Rendezvous:
         listen: the "host:port" at which other sites reach this one; by default a free port at the address that reaches
             the server.
 
+    Attributes:
+        grace: as above; a new value counts from the next round on.
+
     Raises:
         ValueError: the address or the secret is malformed, or the secret can be guessed.
         RuntimeError: no rendezvous answers, or its secret differs.
@@ -92,7 +95,7 @@ class Rendezvous:
             raise ValueError(f"grace is from 0 to a third of limit; got {grace}, where limit is {limit}")
         self.patience = 10 * limit.total_seconds() + start.total_seconds()  # after which a round has failed for sure
         self._sites, self._start, self._phase = sites, start, limit / PHASES
-        self._grace = self._phase if grace is None else grace
+        self.grace = self._phase if grace is None else grace
         self._id = uuid.uuid4().hex[:12]
         self._given = self._name, self._prefix = name or f"site {self._id}", prefix
         self._secret, self._listen = Secret.of(secret), _host_and_port(listen) if listen else None
@@ -138,7 +141,7 @@ class Rendezvous:
         requested = ", ".join(requested_backends()) if operations else ""
         kernels = f", kernels on {requested}" if requested else ""
         limit = PHASES * self._phase.total_seconds()
-        waits = f"limit={limit:g} s, grace={self._grace.total_seconds():g} s"
+        waits = f"limit={limit:g} s, grace={self.grace.total_seconds():g} s"
         self._setup, self._met = f"{setup}, {waits}, gradwire {_release()}{kernels}", 0
         self._kernels = kernel_offer(operations, CPU)
         if self._closed:  # by a training before this one
@@ -179,7 +182,7 @@ class Rendezvous:
                 "sites": self._sites,
                 "known": len(self._expected),
                 "phase": self._phase.total_seconds(),
-                "grace": self._grace.total_seconds(),
+                "grace": self.grace.total_seconds(),
                 "start": start,
             }
             question = {"ask": "meet", "setup": self._setup, **who, **stands, **limits}

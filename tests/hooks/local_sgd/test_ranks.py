@@ -215,7 +215,7 @@ def fatal(rank, world_size, address, kind, folder):
     dist.all_gather_object(pids, os.getpid())
     model, optimizer, local = built(rank, at=place, overlap=False)
     while local.round < 8 or local.history[-1].sites < (2 if kind == "kill" else 3):
-        place._grace = GRACE if rank < 2 and local.steps >= 4 and not back.exists() else timedelta(seconds=LIMIT / 3)
+        place.grace = GRACE if rank < 2 and local.steps >= 4 and not back.exists() else timedelta(seconds=LIMIT / 3)
         if rank == world_size - 1 and local.steps == 4:
             os.kill(os.getpid(), signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
             back.touch()

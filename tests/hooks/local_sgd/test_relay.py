@@ -19,8 +19,8 @@ from gradwire.hooks.local_sgd.relay import Star, _read_address
 from gradwire.hooks.local_sgd.secret import Secret
 from gradwire.hooks.local_sgd.server import keep
 
-from .sites import EVENT, GRACE, LIMIT, descend, together, until
-from .test_local_steps import assert_same, trained
+from .sites import EVENT, LIMIT, descend, together
+from .test_local_steps import assert_others_go_on, assert_same, trained
 
 HERE = "127.0.0.1"
 WAIT = timedelta(seconds=EVENT)
@@ -153,23 +153,7 @@ def test_a_round_tells_the_bytes_that_left_the_site(relay, places, monkeypatch):
 
 def test_when_a_site_leaves_the_others_go_on_through_the_relay(relay):
     made = [site(relay, 3, f"site {place}") for place in range(3)]
-
-    def run(place):
-        def before(step):
-            if place < 2 and step == 2:
-                made[place]._grace = GRACE
-
-        last = place == 2
-        found = trained(place, made[place], 2 if last else 6, finish=not last, before=before, overlap=False)
-        if last:
-            until(lambda: relay._gatherings["training"].number > 2)  # the others have met without it
-            found[2].close()
-        return found
-
-    first, second, _ = together(3, run)
-    assert_same([first[0], second[0]])
-    sizes = [stats.sites for stats in first[2].history]
-    assert sizes == [3, 3] + [2] * (len(sizes) - 2)
+    assert_others_go_on(made, 2, lambda: relay._gatherings["training"].number)
 
 
 def test_a_relay_that_dies_is_named(relay, monkeypatch, caplog):
