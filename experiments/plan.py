@@ -27,8 +27,8 @@ from .workloads.training import loss_of
 BUSES = {"pcie3x16": "126gbit", "pcie4x16": "252gbit", "pcie5x16": "504gbit"}  # 16 lanes of 8, 16, 32 GT/s, 128b/130b
 OF_DDP, OF_FSDP = ("none", "bf16", "powersgd:rank=4", "topk", "onebit"), ("none", "bf16", "int8/int4", "int4")
 FOR_SITES = ["none", "bf16", "int8", "int4", "int2"]
-SHOWN = ("compressor", "payload_bytes_per_step", "sent_bytes_per_step", "compression_ratio")
-SHOWN += ("state_bytes", "work_bytes", "bytes_per_parameter")
+SHOWN = ["compressor", "payload_bytes_per_step", "sent_bytes_per_step", "compression_ratio"]
+SHOWN += ["state_bytes", "work_bytes", "bytes_per_parameter"]
 MEMORY = ("state", "work", "per parameter")
 MATRIX, MOST_PARAMETERS = 4096, 1e13
 RUN_AT_MOST = 2**26  # parameters: one backward of a larger model is traced on the meta device, at no cost

@@ -34,7 +34,7 @@ def convolution(
 ) -> LayerDefinition:
     """A convolution with a kernel of `size` x `size` whose output has `side` x `side` positions."""
     weight = (outside, inside // groups, size, size)
-    shapes = {"weight": weight, "bias": (outside,)} if bias else {"weight": weight}
+    shapes: dict[str, Shape] = {"weight": weight, "bias": (outside,)} if bias else {"weight": weight}
     return LayerDefinition(name, shapes, 2 * prod(weight) * side * side)
 
 
