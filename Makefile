@@ -17,7 +17,7 @@ SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all
 
 SITE ?= site
 
-.PHONY: help compare docs wheel test test-all test-both test-rest compiled fuzz mutants gpu conformance asan sanitize lint format types clean
+.PHONY: help compare docs wheel test test-all test-rest compiled fuzz mutants gpu conformance asan sanitize lint format types clean
 
 help:
 	@echo 'make compare  train a small GPT with each compressor, on a slow link and without  (ARGS="--steps 50")'
@@ -25,7 +25,6 @@ help:
 	@echo 'make wheel    source distribution and wheel in dist/, tried in a bare environment'
 	@echo 'make test     every test, of its variants some: minutes     (ARGS="-k powersgd")'
 	@echo 'make test-all all variants of every test, too: an hour; make test-rest some that make test leaves out'
-	@echo 'make test-both make test and make test-rest in one run'
 	@echo 'make fuzz     random trainings and failures on real ranks     (SECONDS=600, or SEED=7 for one)'
 	@echo 'make mutants  changes of one line that tests must notice: minutes     (ARGS="--only powersgd")'
 	@echo 'make gpu      all that needs a GPU, with what is installed      (PART=kernels, OUT=folder)'
@@ -65,9 +64,6 @@ test-all: $(STAMP)
 
 test-rest: $(STAMP)
 	@$(PYTEST) $(BESIDE) -m '' --part rest $(ARGS)
-
-test-both: $(STAMP)
-	@$(PYTEST) $(BESIDE) -m '' --part both $(ARGS)
 
 compiled: $(STAMP)
 	@$(PYTEST) --collect-only --quiet -m '' > "$(VENV)/collected" || { tail "$(VENV)/collected" >&2; false; }

@@ -19,7 +19,6 @@ CALLS = {  # the last program that a target calls, and the beginning of its argu
     "docs": "python <-m> <sphinx>",
     "test": "python <-m> <pytest>",
     "test-all": "python <-m> <pytest>",
-    "test-both": "python <-m> <pytest>",
     "test-rest": "python <-m> <pytest>",
     "compiled": "python <-m> <pytest>",
     "fuzz": "python <-m> <tests.trials>",
