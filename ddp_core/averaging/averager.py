@@ -36,7 +36,6 @@ from .bucket_plan import (
     AllPending,
     BucketPlan,
     BucketProgram,
-    Segment,
     all_done,
     labelled,
     program_of,
@@ -234,7 +233,10 @@ class CompressedAverager:
         programs = [program_of(segment, memory, engine, index, buffer) for segment in segments]
         buckets = [*(each.names for each in programs), names]
         plan = BucketPlan(self._known, parameters, engine, scale, buckets, programs)
-        if flat.numel() and (op := self._op(scale, segments)):
+        op: Op | None = None if scale in (None, 1.0) else "sum"
+        if op is None and memory.averages and all(places is None for _, places in segments):
+            op = "mean"
+        if op and flat.numel():
             whole, on_wait = all_reduced(buffer, op, label, names, bound=not hooked), not (hooked or self.sparse)
             kept = None if hooked else buffer
             plan = dataclasses.replace(plan, programs=[whole], op=op, buffer=kept, on_wait=on_wait)
@@ -242,12 +244,6 @@ class CompressedAverager:
         with self.step_lock.lock:
             memory.arrange(names for _, each in sorted(self._plans.items()) for names in each.buckets)
         return plan
-
-    def _op(self, scale: float | None, segments: Sequence[Segment]) -> Op | None:
-        """The all-reduce that is all of a bucket's program; None where there is more to do."""
-        if scale not in (None, 1.0):
-            return "sum"
-        return "mean" if self.memory.averages and all(places is None for _, places in segments) else None
 
     def _met(self, named: Mapping[str, Tensor], flat: Tensor, engine: Engine) -> Layout:
         """The layout of a bucket that was not there before; the first one tells whether all ranks have the same."""

@@ -100,8 +100,7 @@ class BucketMemory:
     A step whose average is not finite on any bucket is one that GradScaler skips: its changes to the state are undone. That
     takes a second copy of the state. Without `undo`, only what ranks share has one, which is small; residuals and momenta
     are overwritten in place, and a step that is undone leaves zeros of those that it has overwritten.
-    With `partial`, some steps may leave parameters out on all ranks: what would be averaged for those is kept for later,
-    since DDP drops it. `carrying`: some rank may be given something to owe; the same on all ranks.
+    `partial`: some steps may leave parameters out on all ranks. `carrying`: any rank may be given carried gradient.
     """
 
     def __init__(
