@@ -247,7 +247,8 @@ def world(local_ranks):
 )
 def test_world_sizes_double_within_a_machine_and_then_over_machines(local_ranks, expected):
     there = world(local_ranks)
-    assert [str(there.placement(count)) for count in world_sizes(BenchConfig(), there)] == expected
+    placed = [there.placement(count) for count in world_sizes(BenchConfig(), there)]
+    assert [f"{each.machines}M/{each.world_size // each.machines}G" for each in placed] == expected
 
 
 def test_the_last_gradient_is_marked_by_the_parameter_that_came_last():
