@@ -69,6 +69,7 @@ test-rest: $(STAMP)
 test-both: $(STAMP)
 	@$(PYTEST) $(BESIDE) -m '' --part both $(ARGS)
 
+# Once and for all workers, each of which would compile torch and all tests at its first start.
 compiled: $(STAMP)
 	@$(PYTEST) --collect-only --quiet -m '' > "$(VENV)/collected" || { tail "$(VENV)/collected" >&2; false; }
 
