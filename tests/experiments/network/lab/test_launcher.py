@@ -17,6 +17,7 @@ from gradwire.experiments.network.lab import (
 )
 from gradwire.experiments.network.lab.hosts import NetlabError, left_by
 from gradwire.experiments.network.lab.utilization import Utilization
+from gradwire.experiments.network.link import parse_rate
 from gradwire.experiments.ranks.launchers import LAB_VARIABLE
 from gradwire.experiments.ranks.own_command import own_command
 
@@ -138,7 +139,7 @@ def test_bench_dilates_the_links_of_its_lab(possible, tmp_path):
     ]
     assert all(f"NOT REAL: {label}" in done.stdout for label in row["labels"])
     assert "started by netlab" in done.stdout
-    assert Utilization.read(use).rate == "500mbit"
+    assert parse_rate(Utilization.read(use).rate) == parse_rate("500mbit")
     assert row["sent_bytes_per_step"] == 4 * 11_173_962
     assert min(row["seconds"]) > 0.9 * 8 * row["sent_bytes_per_step"] / 500e6  # twice what the rate as given takes
 
