@@ -222,14 +222,13 @@ class CompressedAverager:
             reduce = functools.partial(memory.reduce_sparse, self.engines.group.size())
             program = BucketProgram(reduce, label, names, buffer.numel(), buffer.element_size(), nbytes=0)
             return BucketPlan(self._known, parameters, engine, scale, [names], [program])
-        if index == 0:  # new buckets need other blocks: the first ones of torch's DDP are one, of the whole model
-            pool.release()
         if index == 0 and memory.remembers:
             self._discarded.watch(parameters)
         flat = as_real(buffer)
         layout = self._met(named, flat, engine)
         with self.step_lock.lock:
             segments = segments_of(memory, bucket, named, layout)
+        pool.release()  # of what former buckets and the move of their state took: torch's first one is the whole model
         programs = [program_of(segment, memory, engine, index, buffer) for segment in segments]
         buckets = [*(each.names for each in programs), names]
         plan = BucketPlan(self._known, parameters, engine, scale, buckets, programs)
