@@ -109,6 +109,7 @@ class BucketAssignment:
             each.place = place
         places = {index: bucket for bucket in self.buckets for index in bucket.members}
         self.bucket_of = [places[index] for index in range(len(places))]
+        self.unready = [len(bucket.members) for bucket in self.buckets]  # parameters whose gradient is not ready
 
     def _shareable(self, members: Sequence[int]) -> list[Tensor]:
         """The parameters of a bucket that may lie in memory of others, which these make in their dtype; else none."""

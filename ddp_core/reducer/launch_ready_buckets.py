@@ -52,7 +52,6 @@ class Backward:
     step: Step  # the record of it
     stage: Stage
     missing: list[int]  # by parameter, firings of its hook until its gradient is ready; below 0 there were too many
-    unready: list[int]  # by bucket, parameters whose gradient is not ready
     asks: bool  # ranks tell each other which parameters they used
     leaves_out: bool  # a bucket that no rank used is not sent, or zeros stand for its old gradients
     usage: Usage | None  # the answer, or that of a static graph's first step; None where nobody asks, or not yet
@@ -158,14 +157,14 @@ class Reducer:
                 self._pass_over(self._backward, index)
 
     def _opened(self, step: Step) -> Backward:
-        scale = self.averager.scale
-        for bucket in self.assignment.buckets:
+        scale, assignment = self.averager.scale, self.assignment
+        for bucket in assignment.buckets:
             bucket.open(scale)
+        assignment.unready = [len(bucket.members) for bucket in assignment.buckets]
         return Backward(
             step,
             Stage.EXPECTED if self.watches else Stage.SENDING,
             missing=[1] * len(self.parameters) if self._firings is None else list(self._firings),
-            unready=[len(bucket.members) for bucket in self.assignment.buckets],
             asks=self.rules.dynamic or (self.rules.static_graph and self._static_usage is None),
             leaves_out=self.leaves_out,
             usage=self._static_usage,
@@ -242,9 +241,9 @@ class Reducer:
         if backward.missing[index] < 0:  # this backward does not come to its end
             static, passed_over = self._firings is not None, backward.order.count(index) == 1
             raise self._failure(messages.twice(self.names[index], static=static, passed_over=passed_over))
-        bucket = self.assignment.bucket_of[index]
-        backward.unready[bucket.number] -= 1
-        if not backward.unready[bucket.number]:
+        bucket, unready = self.assignment.bucket_of[index], self.assignment.unready
+        unready[bucket.number] -= 1
+        if not unready[bucket.number]:
             backward.step.ready[bucket.number] = backward.step.now()
             if self._launch(backward):
                 Variable._execution_engine.queue_callback(self._finish)
@@ -254,15 +253,15 @@ class Reducer:
     def _pass_over(self, backward: Backward, index: int) -> None:
         """Count a parameter as ready: its hook will fire no more."""
         backward.missing[index] = 0
-        bucket = self.assignment.bucket_of[index]
-        backward.unready[bucket.number] -= 1
-        if not backward.unready[bucket.number]:
+        bucket, unready = self.assignment.bucket_of[index], self.assignment.unready
+        unready[bucket.number] -= 1
+        if not unready[bucket.number]:
             backward.step.ready[bucket.number] = backward.step.now()
 
     def _launch(self, backward: Backward) -> bool:
         """Send the buckets that are complete, in order. Return True with the last one, after which `_finish` comes."""
-        sending = self.assignment.sending
-        while backward.stage is Stage.SENDING and not backward.unready[sending[backward.launched].number]:
+        sending, unready = self.assignment.sending, self.assignment.unready
+        while backward.stage is Stage.SENDING and not unready[sending[backward.launched].number]:
             bucket = sending[backward.launched]
             backward.launched += 1
             if backward.launched == len(sending):

@@ -45,16 +45,21 @@ class PreparedState(GatheredState):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of all ranks, or that the handle is closed."""
-        return {CLOSED: True} if self._handle.closed else super().state_dict()
+        return {CLOSED: True} if self._ended else super().state_dict()
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue from the states of all ranks. A closed handle takes none."""
-        if self._handle.closed:
+        if self._ended:
             return
-        if CLOSED in saved:
-            log.warning("the checkpoint has no state of the compression, which was closed: residuals start at zero")
+        if CLOSED in saved and isinstance(self._handle, Handle):
+            log.warning("the checkpoint has no state of the compression, which was closed: residuals stay as they are")
         else:
             super().load_state_dict(saved)
+
+    @property
+    def _ended(self) -> bool:
+        """True if it is of a closed handle. Local SGD that has ended still has a state."""
+        return isinstance(self._handle, Handle) and self._handle.closed
 
     def is_of(self, models: Sequence[nn.Module]) -> bool:
         """Return True if its model is one of these, or inside one, or around one, and the handle is not closed."""

@@ -187,14 +187,15 @@ class LocalStepsCallback(CheckpointedCallback):
         def train_and_close(*arguments: Any, **named: Any) -> Any:
             try:
                 return train(*arguments, **named)
-            finally:
+            except BaseException:
                 self._close()  # no event of callbacks says that training broke off
+                raise
 
         trainer.train = train_and_close
 
     def _close(self) -> None:
         if self.local is not None:
-            self.local.close()
+            self.local.close(wait=False)
             self._state = self.local = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:

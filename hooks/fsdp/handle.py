@@ -162,6 +162,11 @@ class ShardHandle(Observed):
         in_use = self.averager.in_use.loaded({} if resize else state["weights"])
         self._stepping.between_steps(lambda: self._load(states, state["step"], in_use, of_replicas))
 
+    def _catch_up(self) -> None:
+        """Bring the residuals to the scale that a scaler has now, behind a load that waits for the end of a step."""
+        if self._loss_scale is not None:
+            self._stepping.between_steps(self._loss_scale.catch_up)
+
     def _load(
         self,
         states: Mapping[int, ShardState],

@@ -121,7 +121,7 @@ class LocalSteps:
         self._setup = self._described(model, outer, compressor, outliers)
         self._missed = self._missed_in_a_row = 0  # rounds to which this site gave nothing
         self._flight: Future[RoundStats] | None = None  # the round on its way, until training has taken it up
-        self._hangs = False  # it has not ended in time; nobody waits for it again
+        self._hung_at: int | None = None  # what had moved when it did not end in time: nobody waits until more has
         self._replaced = False  # a round brought another model, which the next turn takes over
         self._warned: set[str] = set()  # names of parameters that a warning has named
         self._lock = threading.RLock()  # held at a turn, and while a thread saves or loads
@@ -245,10 +245,10 @@ class LocalSteps:
         while self._flight is not None:
             moved = self._rounds.moved
             try:
-                return self._flight.result(0 if self._hangs else self._rounds.sites.patience)
+                return self._flight.result(0 if self._hung_at == moved else self._rounds.sites.patience)
             except WaitTimeout as error:
                 if moved == self._rounds.moved:  # else a site takes a model over, as slowly as its line is
-                    self._hangs = True
+                    self._hung_at = moved
                     raise RuntimeError(
                         f"a round of LocalSteps has not ended within {self._rounds.sites.patience:.0f} s: a site hangs"
                     ) from error
@@ -273,7 +273,7 @@ class LocalSteps:
 
     def _let_go(self, ended: Future[RoundStats]) -> None:
         """Forget a round that has ended. One that failed has no average: the next difference has the same changes again."""
-        self._flight, self._hangs = None, False
+        self._flight, self._hung_at = None, None
         if ended.exception() is not None:
             self._replaced = self._replaced or self._rounds.replaced
             for part in self._parts:
@@ -361,12 +361,12 @@ class LocalSteps:
             self._agree()
         self.close()
 
-    def close(self) -> None:
-        """End local SGD without averaging: the sites' models differ. It does not wait for a round that hangs."""
+    def close(self, *, wait: bool = True) -> None:
+        """End local SGD without averaging: the sites' models differ. `wait`: for the round on its way, unless that hangs."""
         self.closed = True
         for hook in self._hooks:
             hook.remove()
-        self._rounds.abandon() if self._hangs else self._rounds.close()
+        self._rounds.close() if wait and self._hung_at != self._rounds.moved else self._rounds.abandon()
 
     def state_dict(self) -> dict[str, Any]:
         """Return this site's state for a checkpoint, to be saved with its model and optimizer.
