@@ -18,6 +18,14 @@ def test_buckets_that_were_replaced_are_freed():
     assert before() is None
 
 
+def test_buckets_made_between_forward_and_backward_lack_all_their_gradients():
+    parameters = [nn.Parameter(torch.zeros(2)) for _ in range(3)]
+    assignment = BucketAssignment(parameters, [False] * 3, [1 << 20], alias=False)
+    assignment.caps = [8]
+    assignment.build([0, 1, 2])
+    assert assignment.unready == [1, 1, 1]
+
+
 def test_a_proposal_that_changes_nothing_is_the_order_of_the_buckets():
     parameters = [nn.Parameter(torch.zeros(2)) for _ in range(6)]
     assignment = BucketAssignment(parameters, [False] * 6, [16], alias=False)  # two parameters a bucket
