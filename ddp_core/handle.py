@@ -96,20 +96,31 @@ class Observed:
             raise RuntimeError("the handle follows a scaler by itself: leave rescale() out, or the scaler of attach()")
         if not 0 < factor < math.inf:
             raise ValueError(f"the factor is the new loss scale over the old one, above 0 and finite; got {factor}")
-        self.averager.between_steps(lambda: self._rescale(factor))
+        self._stepping.between_steps(lambda: self._rescale(factor))
+
+    @property
+    def _stepping(self) -> CompressedAverager | ShardAverager:
+        """The averager whose steps are those of training, between which changes are made."""
+        return self.averager
 
     def _rescale(self, factor: float) -> None:
         self.averager.memory.rescale(factor)
 
-    def _follow(self, scaler: Scaler, averager: CompressedAverager | ShardAverager) -> None:
-        """Follow the scale of a scaler before each step of an averager."""
+    def follow(self, scaler: Scaler) -> None:
+        """Rescale the residuals whenever GradScaler changes its loss scale.
+
+        It reads the scale once per step, before a forward. On CUDA the host waits for it, as it does in `scaler.step()`.
+
+        Args:
+            scaler: a torch.amp.GradScaler.
+        """
         self._loss_scale = LossScale(scaler, self._rescale)
-        averager.before_step = self._loss_scale.follow
+        self._stepping.before_step = self._loss_scale.follow
 
     def _catch_up(self) -> None:
         """Bring the residuals to the scale that a scaler has now: it is saved with that, and loaded ones have no other."""
         if self._loss_scale is not None:
-            self.averager.between_steps(self._loss_scale.catch_up)
+            self._stepping.between_steps(self._loss_scale.catch_up)
 
     def forward_begins(self) -> None:
         """Read the scale of a scaler, if the handle follows one: at the first bucket a GPU would be behind."""
@@ -124,7 +135,7 @@ class Observed:
         Raises:
             RuntimeError: there is no such step.
         """
-        self.averager.between_steps(self._discard)
+        self._stepping.between_steps(self._discard)
 
     def _discard(self) -> None:
         self.averager.memory.discard_step()
@@ -229,16 +240,6 @@ class Handle(Observed):
             ValueError: the compressor is unknown or has a wrong option.
         """
         self.averager.replace(compressor(tuned(spec, optimizer)))
-
-    def follow(self, scaler: Scaler) -> None:
-        """Rescale the residuals whenever GradScaler changes its loss scale.
-
-        It reads the scale once per step, before a forward. On CUDA the host waits for it, as it does in `scaler.step()`.
-
-        Args:
-            scaler: a torch.amp.GradScaler.
-        """
-        self._follow(scaler, self.averager)
 
     @property
     def scaler(self) -> Scaler | None:

@@ -195,7 +195,7 @@ class LocalStepsCallback(CheckpointedCallback):
 
     def _close(self) -> None:
         if self.local is not None:
-            self.local.close(wait=False)
+            self.local.abandon()
             self._state = self.local = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:

@@ -9,7 +9,7 @@ from ...compress import Spec
 from ...compress.shards.reduction import ShardState, ShardSum, shard_sum
 from ...compress.shards.weights import HeldWeights, OwnRows, WeightGather, weight_gather
 from ...compress.state.tree import Entries
-from ...ddp_core import Handle, Observed, Scaler
+from ...ddp_core import Handle, Observed
 from ...ddp_core.averaging.averager import CompressedAverager
 from ...ddp_core.averaging.shard_averager import ShardAverager
 from ...ddp_core.memory.model_memory import Snapshot
@@ -82,17 +82,8 @@ class ShardHandle(Observed):
         if self.replicas is not None:
             self.replicas.rescale(factor)
 
-    def follow(self, scaler: Scaler) -> None:
-        """Rescale the residuals whenever GradScaler changes its loss scale: see `Handle.follow`.
-
-        Args:
-            scaler: a torch.amp.GradScaler.
-        """
-        self._follow(scaler, self._stepping)
-
     @property
     def _stepping(self) -> ShardAverager | CompressedAverager:
-        """The averager whose steps are those of training."""
         return self.averager if self._of_shards or self.replicas is None else self.replicas.averager
 
     def _discard(self) -> None:
@@ -161,11 +152,6 @@ class ShardHandle(Observed):
         states = self.averager.loaded(state["parameters"], means=resize)
         in_use = self.averager.in_use.loaded({} if resize else state["weights"])
         self._stepping.between_steps(lambda: self._load(states, state["step"], in_use, of_replicas))
-
-    def _catch_up(self) -> None:
-        """Bring the residuals to the scale that a scaler has now, behind a load that waits for the end of a step."""
-        if self._loss_scale is not None:
-            self._stepping.between_steps(self._loss_scale.catch_up)
 
     def _load(
         self,

@@ -218,13 +218,10 @@ class LocalSteps:
     def _begin(self, part: Fragment | None) -> None:
         show_shards(self._sharded)
         self._stepping()
-        self._warn_of_strays()
-        self._flight = self._rounds.begin(None if part is None else part.capture(), flat(self._buffers), self.weight)
-
-    def _warn_of_strays(self) -> None:
         if names := [name for name in strays(self._module, self._parts) if name not in self._warned]:
             self._warned.update(names)
             warnings.warn(stray_message(names), stacklevel=2)
+        self._flight = self._rounds.begin(None if part is None else part.capture(), flat(self._buffers), self.weight)
 
     @torch.no_grad()
     def _settle(self) -> None:
@@ -243,15 +240,14 @@ class LocalSteps:
     def _arrived(self) -> RoundStats | None:
         """Wait until the round on its way has come to its end, once; None where there is none."""
         while self._flight is not None:
-            moved = self._rounds.moved
+            moved, patience = self._rounds.moved, self._rounds.sites.patience
             try:
-                return self._flight.result(0 if self._hung_at == moved else self._rounds.sites.patience)
+                return self._flight.result(0 if self._hung_at == moved else patience)
             except WaitTimeout as error:
                 if moved == self._rounds.moved:  # else a site takes a model over, as slowly as its line is
                     self._hung_at = moved
-                    raise RuntimeError(
-                        f"a round of LocalSteps has not ended within {self._rounds.sites.patience:.0f} s: a site hangs"
-                    ) from error
+                    text = f"a round of LocalSteps has not ended within {patience:.0f} s: a site hangs"
+                    raise RuntimeError(text) from error
         return None
 
     def _land(self) -> None:
@@ -361,12 +357,17 @@ class LocalSteps:
             self._agree()
         self.close()
 
-    def close(self, *, wait: bool = True) -> None:
-        """End local SGD without averaging: the sites' models differ. `wait`: for the round on its way, unless that hangs."""
+    def close(self) -> None:
+        """End local SGD without averaging: the sites' models differ. It does not wait for a round that hangs."""
         self.closed = True
         for hook in self._hooks:
             hook.remove()
-        self._rounds.close() if wait and self._hung_at != self._rounds.moved else self._rounds.abandon()
+        self._rounds.abandon() if self._hung_at == self._rounds.moved else self._rounds.close()
+
+    def abandon(self) -> None:
+        """End local SGD as `close` does, and wait for no round: that on its way fails."""
+        self._hung_at = self._rounds.moved
+        self.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return this site's state for a checkpoint, to be saved with its model and optimizer.

@@ -242,14 +242,18 @@ def prepared_locally(rank, world_size, folder):
             epochs(accelerator, *parts, 1)
             found.append((numbers(model), steps.steps, steps.round))
             steps.close()
+        accelerator.save_state(f"{folder}/ended")
+        accelerator.wait_for_everyone()
+        saved = torch.load(f"{folder}/ended/custom_checkpoint_0.pkl", weights_only=True)
         forget_accelerate()
-    return apart, found
+    return apart, found, saved
 
 
 @needing("accelerate")
 def test_a_prepared_model_trains_by_local_steps_and_goes_on_from_a_checkpoint(ranks, tmp_path):
     first, second = ranks.run(prepared_locally, 2, str(tmp_path), timeout=TIMEOUT)
     assert not same(first[0], second[0])  # gradients are not averaged
+    assert "closed" not in first[2]  # what local SGD has at its end is saved
     for (parameters, *counts), (others, *counts_there) in zip(first[1], second[1], strict=True):
         assert same(parameters, others)  # after a round
         assert counts == counts_there == [4, 2]
