@@ -129,7 +129,7 @@ class SimulatedTraining:
             inputs, targets = next(self.batches[rank])
             self.ranks.begin(rank)
             start = time.process_time()
-            loss = loss_of(self.model, inputs, targets)
+            loss = loss_of(self.model, inputs, targets, autocast=self.config.autocast)
             (loss / self.config.sync_every).backward()
             seconds.append(time.process_time() - start)
             losses.append(loss.item())

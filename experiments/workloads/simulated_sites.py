@@ -112,7 +112,7 @@ class Site:
     def step(self, *, synced: bool) -> float:
         """Train on one batch, and return its loss."""
         inputs, targets = next(self.batches)
-        loss = loss_of(self.model, inputs, targets)
+        loss = loss_of(self.model, inputs, targets, autocast=self.config.autocast)
         (loss / self.config.sync_every).backward()
         if synced:
             update(self.optimizers, self.schedules)

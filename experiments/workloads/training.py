@@ -61,6 +61,9 @@ class TrainingConfig(RanksConfig):
     """number of batches whose gradients are accumulated for one optimizer step; only the last one communicates"""
     batch_size: int = 8
     """samples per rank and batch"""
+    autocast: bool = False
+    """run forward and backward in bfloat16 by torch.autocast; parameters and gradients stay float32. Faster where the
+    processor multiplies bfloat16"""
     optimizer: OptimizerName = "sgd"
     """optimizer, the same for all compressors; muon is for the matrices of gpt's blocks, with adamw beside it"""
     lr: float = 0.1
@@ -231,9 +234,11 @@ def initial_model(config: TrainingConfig, dataset: Dataset, device: torch.device
         return build_model(config.model, dataset).to(device)
 
 
-def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy over all positions, nats."""
-    return functional.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
+def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor, *, autocast: bool = False) -> Tensor:
+    """Mean cross-entropy over all positions, nats; by `autocast` the model computes in bfloat16, the loss in float32."""
+    with torch.autocast(inputs.device.type, torch.bfloat16, enabled=autocast):
+        outputs = model(inputs)
+    return functional.cross_entropy(outputs.float().flatten(0, -2), targets.flatten())
 
 
 def _optimizers(model: nn.Module, spec: str, config: TrainingConfig) -> list[Optimizer]:
@@ -262,7 +267,7 @@ def _steps(
         synced = (step + 1) % config.sync_every == 0
         start = time.perf_counter()
         with nullcontext() if synced else _unsynced(model):
-            loss = loss_of(model, inputs, targets)
+            loss = loss_of(model, inputs, targets, autocast=config.autocast)
             (loss / config.sync_every).backward()
         if synced:
             update(optimizers, schedules)

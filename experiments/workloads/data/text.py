@@ -15,7 +15,8 @@ from .dataset import Dataset
 
 BYTES = 256
 HELD_OUT = 10  # one file in ten, or the last tenth of a single file
-LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
+CACHE = "__pycache__"  # changes while the training's own modules are imported
+LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", CACHE}
 
 
 class Windows(Samples[Batch]):
@@ -52,11 +53,11 @@ def text(path: Path | None, context: int) -> Dataset:
 
 
 def _files(folder: Path, *, only_python: bool) -> list[Path]:
-    """All files below a folder, hidden ones left out; of the library its modules alone, which every host has."""
+    """All files below a folder but hidden ones and Python's caches; of the library its modules, which every host has."""
     if not folder.is_dir():
         raise ValueError(f"there is no text at {folder}: give --data.path a file or a folder")
     found = [file for file in sorted(folder.rglob("*.py" if only_python else "*")) if file.is_file()]
-    unwanted = LEFT_OUT if only_python else set()
+    unwanted = LEFT_OUT if only_python else {CACHE}
     inner = {file: file.relative_to(folder).parts for file in found}
     return [f for f in found if not unwanted.intersection(inner[f]) and not any(p.startswith(".") for p in inner[f])]
 

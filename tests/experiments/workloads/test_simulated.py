@@ -32,6 +32,7 @@ GPT = {
 }
 CASES = {
     "muon": (2, {**GPT, **SCHEDULED, "optimizer": "muon", "eval_batches": 2, "compressors": ["powersgd:rank=2"]}),
+    "autocast": (2, {**GPT, **SCHEDULED, "autocast": True, "compressors": ["none", "int8"]}),
     "methods": (2, {**MLP, **SCHEDULED, "compressors": SPECS}),
     "accumulation": (3, {**MLP, **ACCUMULATED, "compressors": ["int4"]}),
     "sites": (

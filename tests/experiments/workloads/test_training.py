@@ -1,9 +1,12 @@
 import json
 
 import pytest
+import torch
+from torch import nn
 
 from gradwire.experiments.cli import main
 from gradwire.experiments.compare import command
+from gradwire.experiments.workloads.training import loss_of
 
 SHARED = ("--model=mlp", "--model.width=16", "--data=digits", "--compressors=none", "--nproc=1", "--eval-batches=100")
 
@@ -62,3 +65,13 @@ def test_local_steps_train_and_tell_what_they_send(trained):
 def test_local_steps_train_the_bare_model(other, capsys):
     assert main(["compare", *SHARED, "--local-every=8", other]) == 2
     assert "local SGD trains the bare model" in capsys.readouterr().err
+
+
+def test_autocast_computes_in_bfloat16_and_keeps_losses_and_gradients_in_float32():
+    seen = []
+    model = nn.Linear(4, 3)
+    model.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    loss = loss_of(model, torch.ones(2, 4), torch.tensor([0, 1]), autocast=True)
+    loss.backward()
+    assert seen == [torch.bfloat16]
+    assert loss.dtype == model.weight.grad.dtype == torch.float32

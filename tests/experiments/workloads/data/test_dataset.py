@@ -74,9 +74,10 @@ def test_a_sample_s_targets_are_the_tokens_that_follow(numbered):
     assert targets[-1] == numbered.train[4][0][0]
 
 
-def test_hidden_files_are_left_out(folder):
-    (folder / ".hidden").mkdir()
-    (folder / ".hidden" / "00.txt").write_bytes(b"\xff" * 100)
+@pytest.mark.parametrize("name", [".hidden", "__pycache__"])
+def test_hidden_files_and_caches_are_left_out(folder, name):
+    (folder / name).mkdir()
+    (folder / name / "00.txt").write_bytes(b"\xff" * 100)
     (folder / ".00").write_bytes(b"\xff" * 100)
     dataset = loaded(path=folder)
     assert 255 not in set(bytes_of(dataset.train)) | set(bytes_of(dataset.held_out))
