@@ -65,7 +65,7 @@ test-all: $(STAMP)
 test-rest: $(STAMP)
 	@$(PYTEST) $(BESIDE) -m '' --part rest $(ARGS)
 
-# Once and for all workers, each of which would compile torch and all tests at its first start.
+# Compiles all that the tests import, once: else each worker would compile torch and the tests at its first start.
 compiled: $(STAMP)
 	@$(PYTEST) --collect-only --quiet -m '' > "$(VENV)/collected" || { tail "$(VENV)/collected" >&2; false; }
 

@@ -236,7 +236,7 @@ def initial_model(config: TrainingConfig, dataset: Dataset, device: torch.device
 
 def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor, *, autocast: bool = False) -> Tensor:
     """Mean cross-entropy over all positions, nats; by `autocast` the model computes in bfloat16, the loss in float32."""
-    with torch.autocast(inputs.device.type, torch.bfloat16, enabled=autocast):
+    with torch.autocast(inputs.device.type, torch.bfloat16) if autocast else nullcontext():
         outputs = model(inputs)
     return functional.cross_entropy(outputs.float().flatten(0, -2), targets.flatten())
 

@@ -1,7 +1,6 @@
 """torchrun starts a training anew where a rank or a host has died: the same job goes on, also with fewer ranks."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -65,11 +64,9 @@ def test_after_a_rank_was_killed_the_job_goes_on_in_the_same_bits(ranks, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_after_a_host_was_killed_the_job_goes_on_with_fewer_ranks_and_loses_nothing(ranks, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+def test_after_a_host_was_killed_the_job_goes_on_with_fewer_ranks_and_loses_nothing(ranks, tmp_path, unused_port):
     meeting = ["--nnodes", "1:2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--local-addr", "127.0.0.1"]
-    meeting += ["--rdzv-id", "job", "--rdzv-endpoint", f"127.0.0.1:{port}"]
+    meeting += ["--rdzv-id", "job", "--rdzv-endpoint", f"127.0.0.1:{unused_port}"]
     stays = start(TORCHRUN, str(tmp_path), "host", *meeting, "--rdzv-conf", "is_host=1,last_call_timeout=1")
     dies = start(TORCHRUN, str(tmp_path), "host", *meeting, "--rdzv-conf", "is_host=0,last_call_timeout=1")
     assert stays.wait(150) == 0, logs(tmp_path)

@@ -34,6 +34,14 @@ def test_blocks_never_exceed_the_most_that_was_in_use_at_once():
     assert mine.free_bytes == 0
 
 
+def test_a_tensor_in_a_larger_block_counts_with_the_whole_block():
+    mine = Pool()
+    for size in (8, 5, 8, 5):
+        mine.tensor((size * MIB,), torch.uint8)
+    small = mine.tensor((3 * MIB,), torch.uint8)
+    assert (small.nbytes, mine.free_bytes) == (3 * MIB, 0)  # with the block of 8 MiB it would be more than ever in use
+
+
 def test_a_block_more_than_twice_too_large_is_left_for_others():
     mine = Pool()
     large = mine.tensor((9 * MIB,), torch.uint8)
