@@ -127,7 +127,10 @@ class TwoShot:
         first, second = drawn(state.draws)
         payload = temporary(state.world_size, size + bits, dtype=torch.uint8, device=grad.device).zero_()
         if rows is not None:
-            rows.packed(rows.used(grad, residual, state.world_size), state.world_size, out=payload[:, size:])
+            used = rows.used(grad, residual, state.world_size)
+            if residual is not None and state.server_residual is not None:
+                rows.mark(used, state.server_residual.wide(), state.served[0])
+            rows.packed(used, state.world_size, out=payload[:, size:])
         self.codec.encode(grad, residual, _first(payload, size), state.length, *first)
         votes = yield from all_to_all(payload)
         del payload

@@ -67,8 +67,12 @@ class ZeroRows:
         """Return True for each row with an element other than zero, and room for so many parts of bytes: see `packed`."""
         used = torch.zeros(ranks * self.row_bytes(ranks) * 8, dtype=torch.bool, device=grad.device)
         for numbers in (grad,) if residual is None else (grad, residual.before):
-            mark_rows(numbers, used, self._rows)
+            self.mark(used, numbers)
         return used
+
+    def mark(self, used: Tensor, flat: Tensor, start: int = 0) -> None:
+        """Set True for each row with an element other than zero in `flat`, the bucket's elements from `start` on."""
+        mark_rows(flat, used, self._within(start, start + flat.numel()))
 
     def clear(self, used: Tensor, flat: Tensor, start: int = 0) -> None:
         """Put zeros into the rows that are not `used`, of `flat`, the bucket's elements from `start` on."""

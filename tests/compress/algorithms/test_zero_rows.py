@@ -89,6 +89,15 @@ def test_a_row_that_one_rank_uses_is_sent(spec):
     torch.testing.assert_close(total / 200, step / 3, rtol=0, atol=0.05)
 
 
+@pytest.mark.parametrize("bits", [32, 8])
+def test_what_a_server_holds_back_of_a_row_that_no_rank_uses_comes_with_the_next_average(bits):
+    within = layout(((1,), (1,)), torch.float32, 2)
+    simulation = Simulation(compressor(f"onebit:block=8,rotate=false,feedback=1,residual_bits={bits}"), within)
+    step = [torch.tensor([1.0, 1.0]), torch.tensor([0.25, -0.25])]  # all of one size: workers hold back nothing
+    assert torch.equal(simulation.step(step)[0], torch.tensor([0.5, 0.5]))
+    assert torch.equal(simulation.step([torch.zeros(2), torch.zeros(2)])[0], torch.tensor([0.125, -0.125]))
+
+
 def test_parts_of_rows_are_told_by_the_rows_of_whole_parameters():
     cpu = torch.device("cpu")
     within = Layout(("a", "b"), ((7,), (5,)), torch.float32, cpu, starts=(2, 0), row_sizes=(4, 0))
