@@ -366,7 +366,7 @@ class LocalSteps:
 
     def abandon(self) -> None:
         """End local SGD as `close` does, and wait for no round: that on its way fails."""
-        self._hung_at = self._rounds.moved
+        self._rounds.abandon()
         self.close()
 
     def state_dict(self) -> dict[str, Any]:
