@@ -75,7 +75,7 @@ class LocalSteps:
 
     Raises:
         ValueError: an option is out of range, or sites are set up differently.
-        RuntimeError: a round failed. `optimizer.step()` raises it, too.
+        RuntimeError: a round failed, which `optimizer.step()` raises, too; or the model has LocalSteps that have not ended.
     """
 
     closed = False
@@ -130,6 +130,7 @@ class LocalSteps:
         inner = [arguments.inner(each) for each in arguments.listed(optimizer)]
         self._hooks = [each.register_step_pre_hook(self._stepping) for each in inner]
         self._hooks.append(inner[-1].register_step_post_hook(self._stepped))
+        arguments.of_models[id(self._module)] = self
 
     def _described(self, model: nn.Module, specified: str, spec: Spec, outliers: str) -> str:
         part, here = self._inside.part, self._inside

@@ -189,6 +189,17 @@ def test_a_save_after_ctrl_c_waits_for_the_round_on_its_way(alone, monkeypatch):
     assert local.state_dict()["round"] == 1
 
 
+def test_a_model_has_one_local_sgd_at_a_time(alone):
+    _, model, local, step = alone
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with pytest.raises(RuntimeError, match="has LocalSteps already, and both would average it"):
+        gradwire.LocalSteps(model, optimizer, at=Alone())
+    step()
+    assert local.steps == 1
+    local.finish()
+    gradwire.LocalSteps(model, optimizer, at=Alone(), every=1, fragments=1).close()
+
+
 @pytest.mark.parametrize("call", ["finish", "synchronize"])
 def test_local_sgd_that_has_ended_says_so(alone, call):
     *_, local, _ = alone
