@@ -116,7 +116,7 @@ class LocalSteps:
         )
         self._parts = self._rounds.fragments
         self.spacing = self._due = self.every // len(self._parts)  # steps between turns, and those until the next one
-        self._paced: tuple[float, int] | None = None  # the time and the steps after the last turn
+        self._paced: tuple[float, int] | None = None  # the time and the steps after the last turn, or a load
         self._changed: set[int] = set()  # numbers of fragments that other ranks of the site lack
         self._setup = self._described(model, outer, compressor, outliers)
         self._missed = self._missed_in_a_row = 0  # rounds to which this site gave nothing
@@ -209,11 +209,10 @@ class LocalSteps:
         self._inside.share([each for part in parts for each in part.known])
         self._changed.clear()
         self._set_due()
-        self._paced = time.perf_counter(), self.steps
 
     def _set_due(self) -> None:
         begun = self.steps if self.every_seconds is not None else self.steps // self.spacing * self.spacing
-        self._due = begun + self.spacing
+        self._due, self._paced = begun + self.spacing, (time.perf_counter(), self.steps)
 
     @torch.no_grad()
     def _begin(self, part: Fragment | None) -> None:
