@@ -64,7 +64,7 @@ def trainer_of(world_size, folder, *, compiled=False, scaler=None, callback=comp
         torch_compile_backend="eager" if compiled else None,
         **{"save_steps": STEPS, **options},
     )
-    trainer = Trainer(Regression(), arguments, train_dataset=rows(world_size))
+    trainer = Trainer(Regression(), arguments, train_dataset=rows(world_size), eval_dataset=rows(world_size))
     trainer.accelerator.scaler = scaler
     trainer.add_callback(made := callback(trainer))
     return trainer, made
@@ -208,6 +208,34 @@ def test_a_training_by_local_steps_that_breaks_off_leaves_no_hook_behind(ranks, 
     for left, parameters in answers:
         assert left == (True, 0)
         assert same(parameters, answers[0][1])
+
+
+def best_loaded(rank, world_size, folder):
+    """Parameters after local SGD at whose end the Trainer loads the best model, and those of that checkpoint."""
+    from safetensors.torch import load_file
+
+    from gradwire.transformers import LocalStepsCallback
+
+    evaluation = {"eval_strategy": "epoch", "save_strategy": "epoch", "prediction_loss_only": True}
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "greater_is_better": True}
+    with launched(rank, world_size):
+        trainer, _ = trainer_of(
+            world_size,
+            folder,
+            callback=lambda trainer: LocalStepsCallback(trainer, every=2, fragments=1, outer="diloco"),
+            **evaluation,
+            **best,
+        )
+        trainer.train()
+        forget_accelerate()
+    saved = load_file(f"{trainer.state.best_model_checkpoint}/model.safetensors")
+    return dict(trainer.model.named_parameters()), saved
+
+
+@needing("transformers", "accelerate")
+def test_the_best_model_that_a_trainer_loads_at_the_end_stays_as_it_is(ranks, tmp_path):
+    for parameters, saved in ranks.run(best_loaded, 2, str(tmp_path), timeout=TIMEOUT):
+        assert all(torch.equal(parameters[name], each) for name, each in saved.items())
 
 
 def evaluated(rank, world_size, folder):
