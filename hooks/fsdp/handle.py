@@ -87,7 +87,8 @@ class ShardHandle(Observed):
         return self.averager if self._of_shards or self.replicas is None else self.replicas.averager
 
     def _discard(self) -> None:
-        super()._discard()
+        if self._stepping is self.averager:  # else nothing of gradwire's has steps among shards
+            super()._discard()
         if self.replicas is not None:
             self.replicas.discard_step()
 
