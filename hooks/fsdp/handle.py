@@ -144,7 +144,8 @@ class ShardHandle(Observed):
         frozen = frozenset().union(
             *(set(module.names).difference(module.layout().whole.names) for module in self._modules)
         )
-        state = checked(inside, repr(memory.reduction), memory.names(), frozen, warn=self._modules[0].place[0] == 0)
+        names, first = memory.names() - frozen, self._modules[0].place[0] == 0
+        state = checked(inside, repr(memory.reduction), names, frozen, warn=first)
         if self.replicas is None:
             of_replicas = None
         else:
