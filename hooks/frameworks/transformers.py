@@ -165,8 +165,9 @@ class GradwireCallback(CheckpointedCallback):
 class LocalStepsCallback(CheckpointedCallback):
     """Local SGD: `trainer.add_callback(LocalStepsCallback(trainer, every=64, compressor="int4"))`.
 
-    Models are averaged, gradients are not. A training that ends averages the model. A checkpoint holds the states of all
-    ranks and the model of rank 0. Training continues from the model after the last round.
+    Models are averaged, gradients are not. A training that ends averages the model, unless the Trainer has loaded the best
+    one. A checkpoint holds the states of all ranks and the model of rank 0. Training continues from the model after the
+    last round.
 
     Args:
         trainer: the transformers.Trainer.
@@ -211,9 +212,10 @@ class LocalStepsCallback(CheckpointedCallback):
             self._resume(args, state)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Average the model, which is then the same on all ranks."""
+        """Average the model, which is then the same on all ranks, unless all have loaded the best one of the training."""
         if self.local is not None:
-            self.local.finish()
+            best = args.load_best_model_at_end and state.best_model_checkpoint is not None
+            self.local.close() if best else self.local.finish()
             self._close()
 
     def _scalars(self) -> dict[str, float]:

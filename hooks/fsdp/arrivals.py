@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Protocol
 
@@ -26,7 +28,8 @@ class Stepped(Protocol):
 class Arrivals:
     """The gradients of one backward; on CUDA, where streams wait and no host does, each is waited for at once.
 
-    `in_flight`: how many modules' gradients may be on their way.
+    Backwards inside of it, as of reentrant checkpoints, belong to it. `in_flight`: how many modules' gradients may be on
+    their way.
     """
 
     def __init__(
@@ -34,34 +37,36 @@ class Arrivals:
     ) -> None:
         self._steps, self._device, self._timeout, self._in_flight = steps, device, timeout, in_flight
         self._pendings: list[Pending] = []
-        self._backward = -1  # whose gradients these are; -1 is none
+        # what the backward under way calls at its end, and alone keeps; None where there is none, or one that broke off
+        self._end: Callable[[], Callable[[], None] | None] = lambda: None
 
     def begin(self) -> None:
         """Gradients of a module come next: perhaps the first ones of a backward."""
-        backward = torch._C._current_graph_task_id()
-        if backward != self._backward or backward == -1:
+        if self._end() is None:
             self._wait(0)  # for what a backward left that broke off
             self._steps.begin_step()
-            self._backward = backward
-            if backward != -1:
-                Variable._execution_engine.queue_callback(self._finish)
+            if torch._C._current_graph_task_id() != -1:
+                end = self._finish
+                self._end = weakref.ref(end)
+                Variable._execution_engine.queue_callback(end)
 
     def take(self, pending: Pending, *, at_once: bool) -> None:
         """Wait for a module's gradients `at_once`, or let them arrive while backward goes on; not those of many modules."""
-        if at_once or self._backward == -1 or self._device.type != "cpu":
+        outside = self._end() is None
+        if at_once or outside or self._device.type != "cpu":
             pending.wait(self._timeout)
         else:
             self._pendings.append(pending)
             if self._in_flight is not None:
                 self._wait(self._in_flight)
-        if self._backward == -1:  # outside of a backward nobody tells when the last module has come
+        if outside:  # nobody tells when the last module has come
             self._steps.end_step()
 
     @torch._disable_dynamo  # where a compiled function calls backward
     def _finish(self) -> None:
         self._wait(0)
         self._steps.end_step()
-        self._backward = -1
+        self._end = lambda: None
 
     def _wait(self, left: int) -> None:
         while len(self._pendings) > left:

@@ -87,7 +87,8 @@ class ShardHandle(Observed):
         return self.averager if self._of_shards or self.replicas is None else self.replicas.averager
 
     def _discard(self) -> None:
-        super()._discard()
+        if self._stepping is self.averager:  # else nothing of gradwire's has steps among shards
+            super()._discard()
         if self.replicas is not None:
             self.replicas.discard_step()
 
@@ -143,7 +144,8 @@ class ShardHandle(Observed):
         frozen = frozenset().union(
             *(set(module.names).difference(module.layout().whole.names) for module in self._modules)
         )
-        state = checked(inside, repr(memory.reduction), memory.names(), frozen, warn=self._modules[0].place[0] == 0)
+        names, first = memory.names() - frozen, self._modules[0].place[0] == 0
+        state = checked(inside, repr(memory.reduction), names, frozen, warn=first)
         if self.replicas is None:
             of_replicas = None
         else:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
@@ -23,11 +24,19 @@ from .outliers import checked
 from .rounds import Rounds
 from .sites import FixedSites
 
+of_models: WeakValueDictionary[int, Any] = WeakValueDictionary()  # LocalSteps, by the identity of their model
+
 
 def check(model: object, optimizer: object, at: object) -> None:
-    """Raise TypeError for what these cannot be."""
+    """Raise TypeError for what these cannot be, RuntimeError for a model whose local SGD has not ended."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a torch.nn.Module, got {model!r}")
+    before = of_models.get(id(model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model))
+    if before is not None and not before.closed:
+        raise RuntimeError(
+            "the model has LocalSteps already, and both would average it: call finish() or close() of the first ones, or "
+            "create LocalSteps once, with a list of all optimizers"
+        )
     if not listed(optimizer) or not all(hasattr(each, "register_step_post_hook") for each in listed(optimizer)):
         raise TypeError(
             f"optimizer is a torch.optim.Optimizer, whose steps are counted, or a list of several; got {optimizer!r}"

@@ -75,7 +75,7 @@ class LocalSteps:
 
     Raises:
         ValueError: an option is out of range, or sites are set up differently.
-        RuntimeError: a round failed. `optimizer.step()` raises it, too.
+        RuntimeError: a round failed, which `optimizer.step()` raises, too; or the model has LocalSteps that have not ended.
     """
 
     closed = False
@@ -116,7 +116,7 @@ class LocalSteps:
         )
         self._parts = self._rounds.fragments
         self.spacing = self._due = self.every // len(self._parts)  # steps between turns, and those until the next one
-        self._paced: tuple[float, int] | None = None  # the time and the steps after the last turn
+        self._paced: tuple[float, int] | None = None  # the time and the steps after the last turn, or a load
         self._changed: set[int] = set()  # numbers of fragments that other ranks of the site lack
         self._setup = self._described(model, outer, compressor, outliers)
         self._missed = self._missed_in_a_row = 0  # rounds to which this site gave nothing
@@ -130,6 +130,7 @@ class LocalSteps:
         inner = [arguments.inner(each) for each in arguments.listed(optimizer)]
         self._hooks = [each.register_step_pre_hook(self._stepping) for each in inner]
         self._hooks.append(inner[-1].register_step_post_hook(self._stepped))
+        arguments.of_models[id(self._module)] = self
 
     def _described(self, model: nn.Module, specified: str, spec: Spec, outliers: str) -> str:
         part, here = self._inside.part, self._inside
@@ -208,11 +209,10 @@ class LocalSteps:
         self._inside.share([each for part in parts for each in part.known])
         self._changed.clear()
         self._set_due()
-        self._paced = time.perf_counter(), self.steps
 
     def _set_due(self) -> None:
         begun = self.steps if self.every_seconds is not None else self.steps // self.spacing * self.spacing
-        self._due = begun + self.spacing
+        self._due, self._paced = begun + self.spacing, (time.perf_counter(), self.steps)
 
     @torch.no_grad()
     def _begin(self, part: Fragment | None) -> None:
@@ -366,7 +366,7 @@ class LocalSteps:
 
     def abandon(self) -> None:
         """End local SGD as `close` does, and wait for no round: that on its way fails."""
-        self._hung_at = self._rounds.moved
+        self._rounds.abandon()
         self.close()
 
     def state_dict(self) -> dict[str, Any]:

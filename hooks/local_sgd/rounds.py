@@ -88,6 +88,7 @@ class Rounds:
         self.memories: dict[int, BucketMemory] = {}  # by fragment
         self._outer, self.compressor, self._decorate = outer, compressor, decorate
         self._outliers, self.replaced = outliers, False  # True: another model was taken over in this round
+        self._abandoned = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gradwire-local-steps")
         # the interpreter's end waits for that thread; what the standard library registers for this runs after it
         threading._register_atexit(_abandon, weakref.ref(self))  # type: ignore[attr-defined]
@@ -346,12 +347,13 @@ class Rounds:
         return RoundStats(self.round, turn, sites, seconds, traffic.payload_bytes, sent, replaced, outliers)
 
     def close(self) -> None:
-        """End the thread, once the round that runs has ended."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        """End the thread, once the round that runs has ended; at once after `abandon`."""
+        self._thread.shutdown(wait=not self._abandoned, cancel_futures=True)
         self.sites.close()
 
     def abandon(self) -> None:
         """End without waiting; a round that waits for other sites fails."""
+        self._abandoned = True
         self.sites.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
 

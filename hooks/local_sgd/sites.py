@@ -81,13 +81,19 @@ class Meeting(Transport):
 
 
 class GroupMeeting(Meeting):
-    """The ranks of a process group."""
+    """The ranks of a process group. `closed`: a wait for them fails within a second."""
+
+    closed = False
 
     def __init__(self, group: dist.ProcessGroup, timeout: timedelta) -> None:
         super().__init__(group, [f"rank {rank}" for rank in range(group.size())], timeout)
 
     def _started(self, request: Request) -> Reply:
-        return started(request, self.group)
+        return started(request, self.group, self._look)
+
+    def _look(self) -> None:
+        if self.closed:
+            raise RuntimeError("local SGD has ended on this rank in the middle of a round")
 
 
 class FixedSites:
@@ -96,7 +102,7 @@ class FixedSites:
     def __init__(self, group: dist.ProcessGroup, timeout: timedelta) -> None:
         self.patience = WAITS * timeout.total_seconds()  # after which a round has failed for sure
         self.group, self._parent, self._timeout = group, over(group), timeout
-        self._meeting: Meeting | None = None
+        self._meeting: GroupMeeting | None = None
 
     def join(self, setup: str, operations: Collection[str] = ()) -> None:
         """Make a group of their own, whose requests do not mix with the user's. A collective call.
@@ -126,5 +132,7 @@ class FixedSites:
         """Nothing: no rank comes after the others have ended."""
 
     def close(self) -> None:
-        """Let go of the group."""
+        """Let go of the group; a round that waits for other ranks fails."""
+        if self._meeting is not None:
+            self._meeting.closed = True
         self._meeting = None

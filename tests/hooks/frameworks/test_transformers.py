@@ -1,5 +1,7 @@
 """GradwireCallback in Hugging Face's Trainer: compressed, all ranks' states in its checkpoints, resumed in the same bits."""
 
+import signal
+import time
 from importlib.util import find_spec
 
 import pytest
@@ -7,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
+from ..local_sgd.test_threads import Gate
 from ..test_handle import same
 from .launched import (
     BATCH,
@@ -64,7 +67,7 @@ def trainer_of(world_size, folder, *, compiled=False, scaler=None, callback=comp
         torch_compile_backend="eager" if compiled else None,
         **{"save_steps": STEPS, **options},
     )
-    trainer = Trainer(Regression(), arguments, train_dataset=rows(world_size))
+    trainer = Trainer(Regression(), arguments, train_dataset=rows(world_size), eval_dataset=rows(world_size))
     trainer.accelerator.scaler = scaler
     trainer.add_callback(made := callback(trainer))
     return trainer, made
@@ -208,6 +211,79 @@ def test_a_training_by_local_steps_that_breaks_off_leaves_no_hook_behind(ranks, 
     for left, parameters in answers:
         assert left == (True, 0)
         assert same(parameters, answers[0][1])
+
+
+def interrupted(rank, world_size, folder):
+    """The seconds in which training ends by Ctrl-C while a round hangs; what is left of it; parameters after another one."""
+    from transformers import TrainerCallback
+
+    from gradwire.transformers import LocalStepsCallback
+
+    gate, pressed = Gate(), []
+
+    class Presses(TrainerCallback):
+        def on_step_begin(self, args, state, control, **_):
+            if state.global_step == STEPS - 1 and not pressed:
+                gate.open.clear()
+
+        def on_step_end(self, args, state, control, **_):
+            if state.global_step == STEPS and not pressed:
+                pressed.append(time.monotonic())
+                signal.raise_signal(signal.SIGINT)
+
+    with launched(rank, world_size):
+        trainer, callback = trainer_of(
+            world_size,
+            folder,
+            callback=lambda trainer: LocalStepsCallback(trainer, every=STEPS, fragments=1, transport=gate),
+            save_strategy="no",
+        )
+        trainer.add_callback(Presses())
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
+        seconds = time.monotonic() - pressed[0]
+        left = callback.local, len(trainer.optimizer.optimizer._optimizer_step_post_hooks)
+        gate.open.set()
+        trainer.train()
+        forget_accelerate()
+    return seconds, left, numbers(trainer.model)
+
+
+@needing("transformers", "accelerate")
+def test_ctrl_c_in_the_middle_of_a_round_ends_training_without_a_wait(ranks, tmp_path):
+    answers = ranks.run(interrupted, 2, str(tmp_path), timeout=TIMEOUT)
+    for seconds, left, parameters in answers:
+        assert seconds < 10  # a round waits a minute at the gate
+        assert left == (None, 0)
+        assert same(parameters, answers[0][2])
+
+
+def best_loaded(rank, world_size, folder):
+    """Parameters after local SGD at whose end the Trainer loads the best model, and those of that checkpoint."""
+    from safetensors.torch import load_file
+
+    from gradwire.transformers import LocalStepsCallback
+
+    evaluation = {"eval_strategy": "epoch", "save_strategy": "epoch", "prediction_loss_only": True}
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "greater_is_better": True}
+    with launched(rank, world_size):
+        trainer, _ = trainer_of(
+            world_size,
+            folder,
+            callback=lambda trainer: LocalStepsCallback(trainer, every=2, fragments=1, outer="diloco"),
+            **evaluation,
+            **best,
+        )
+        trainer.train()
+        forget_accelerate()
+    saved = load_file(f"{trainer.state.best_model_checkpoint}/model.safetensors")
+    return dict(trainer.model.named_parameters()), saved
+
+
+@needing("transformers", "accelerate")
+def test_the_best_model_that_a_trainer_loads_at_the_end_stays_as_it_is(ranks, tmp_path):
+    for parameters, saved in ranks.run(best_loaded, 2, str(tmp_path), timeout=TIMEOUT):
+        assert all(torch.equal(parameters[name], each) for name, each in saved.items())
 
 
 def evaluated(rank, world_size, folder):

@@ -8,6 +8,7 @@ from torch.distributed.fsdp import FSDPModule
 
 import gradwire
 
+from ..test_handle import same
 from .given import given_model, gradients, mean_gradients, network, trained
 
 
@@ -95,6 +96,26 @@ def test_replicas_wait_for_the_last_backward_of_an_accumulation(ranks):
     for theirs, ours, steps in ranks.run(accumulated, 4):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
         assert steps == 1
+
+
+def discarded(rank, world_size, mesh, arguments):
+    """Whether a state is the one before a step that was discarded, as far as residuals go."""
+    model = given_model(mesh=mesh_of(*mesh))
+    handle, states = gradwire.attach(model, undo=True, **arguments), []
+    for step in range(3):
+        mean_gradients(model, gradients(rank, step))
+        if step == 2:
+            handle.discard_step()
+        states.append(handle.replicas.state_dict()["parameters"])
+    handle.close()
+    return same(states[2], states[1]), same(states[2], states[0])
+
+
+@pytest.mark.parametrize(("mesh", "more"), [((2, 1), {}), ((2, 1), {"gather": "int8"}), ((2, 2), {}), ((2, 2), SHARDS)])
+def test_a_step_that_is_discarded_leaves_the_residuals_of_replicas(ranks, mesh, more):
+    arguments = {"replicas": "onebit:feedback=1", **more}
+    count = torch.Size(mesh).numel()
+    assert ranks.run(discarded, count, mesh, arguments) == [(True, False)] * count
 
 
 def resumed(rank, world_size, replicas, folder):

@@ -215,6 +215,27 @@ def test_undo_decides_whether_a_discarded_step_leaves_residuals_or_zeros(ranks, 
     assert ranks.run(held_after_discards, 2, undo) == [held] * 2
 
 
+def frozen_after(rank, world_size, count):
+    """What is held back after a state was loaded that is older than the freezing of parameters, and what was in it."""
+    model = network(world_size)
+    handle = gradwire.attach(model, reduce="int4")
+    trained(model, rank, steps=2)
+    saved = handle.state_dict()
+    for parameter in list(model[0].parameters())[:count]:
+        parameter.requires_grad_(False)
+    trained(model, rank, steps=1)
+    handle.load_state_dict(saved)
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    before, after = residuals(saved), residuals(handle.state_dict())
+    handle.close()
+    return len(frozen), all(torch.equal(before[name], after[name]) for name in before.keys() - frozen)
+
+
+@pytest.mark.parametrize("count", [1, 2], ids=["a part of a module", "a module"])
+def test_a_state_from_before_parameters_were_frozen_is_loaded_without_them(ranks, count):
+    assert ranks.run(frozen_after, 2, count) == [(count, True)] * 2
+
+
 def followed(rank, world_size):
     """What is held back when the scale has doubled, and after a state was loaded beside its scaler."""
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)

@@ -38,6 +38,33 @@ def test_a_fast_site_makes_more_steps_between_two_averages_than_a_slow_one(place
     local.close()
 
 
+def test_a_training_that_resumes_finds_its_speed_from_its_own_steps(places, monkeypatch):
+    clock = Steps()
+    monkeypatch.setattr(local_steps, "time", SimpleNamespace(perf_counter=clock.perf_counter))
+
+    def built():
+        optimizer = torch.optim.SGD((model := Net()).parameters(), lr=0.1)
+        at = places(1, prefix=f"a training of {clock.now} s")
+        return model, optimizer, LocalSteps(model, optimizer, at=at, every=4, fragments=1, every_seconds=8.0)
+
+    def train(steps):
+        for step in range(steps):
+            clock.now += 1.0
+            descend(model, optimizer, 0, step)
+        return local.spacing
+
+    model, optimizer, local = built()
+    assert train(40) == 8
+    saved = local.state_dict()
+    local.close()
+    model, optimizer, local = built()
+    local.load_state_dict(saved)
+    assert train(4) == 8
+    local.load_state_dict(saved)  # after a spike of the loss
+    assert train(8) == 8
+    local.close()
+
+
 @pytest.mark.parametrize("given", [0, -1.0, float("inf"), float("nan"), "4"])
 def test_seconds_that_cannot_be_are_refused(places, given):
     model = Net()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from datetime import timedelta
 
 import pytest
@@ -92,6 +93,27 @@ def test_what_does_not_fit_is_refused_in_words(ranks):
         expected = ["lacks", "no state", "empty", "saved with other", "momentum", "different rounds", "from 1 to every"]
         for words, message in zip([*expected, "nesterov or sgd", "nothere", "set up differently"], said, strict=True):
             assert words in message
+
+
+def abandoned(rank, world_size):
+    """The seconds that the first rank takes to abandon a round that no other has begun, and that its thread then lives."""
+    model, optimizer, local = built(rank, every=1, fragments=1)
+    seconds = []
+    if rank == 0:
+        descend(model, optimizer, rank, 0)
+        for act in (local.abandon, lambda: until(lambda: not local._rounds._thread._threads.copy().pop().is_alive())):
+            began = time.monotonic()
+            act()
+            seconds.append(time.monotonic() - began)
+    dist.barrier()
+    local.abandon()
+    return seconds
+
+
+def test_a_round_that_is_abandoned_does_not_hold_up_the_end_of_a_process(ranks):
+    (wait, lived), _ = ranks.run(abandoned, 2)
+    assert wait < 1
+    assert lived < 10  # it looks once a second
 
 
 def of_another_training(rank, world_size):

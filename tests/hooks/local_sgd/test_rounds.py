@@ -1,6 +1,7 @@
 """Rounds that fail at some sites and not at others: all sites have one model afterwards."""
 
 import threading
+import time
 from datetime import timedelta
 from typing import ClassVar
 
@@ -187,6 +188,63 @@ def test_a_save_after_ctrl_c_waits_for_the_round_on_its_way(alone, monkeypatch):
             step()
     threading.Timer(0.2, at.open.set).start()
     assert local.state_dict()["round"] == 1
+
+
+def test_a_round_that_hangs_raises_at_once_until_its_transfer_moves_again(alone):
+    at, model, local, step = alone
+    at.patience = 0.3  # seconds
+    at.open.clear()
+    step()
+    for _ in range(2):
+        began = time.monotonic()
+        with pytest.raises(RuntimeError, match="has not ended within .* s: a site hangs"):
+            step()
+        at.patience = 60.0
+    assert time.monotonic() - began < 30  # nobody waits for what has hung before
+    local._rounds._note_move()
+    threading.Timer(0.2, at.open.set).start()
+    step()  # which waits again
+    local.finish()
+    assert model.weight.item() == -4
+
+
+def test_a_round_whose_transfer_moves_is_waited_for_beyond_the_patience(alone):
+    at, model, local, step = alone
+    at.patience = 0.5  # seconds
+    at.open.clear()
+    step()
+    moves = [threading.Timer(0.2 * number, local._rounds._note_move) for number in range(1, 8)]
+    for each in [*moves, threading.Timer(1.5, at.open.set)]:
+        each.start()
+    step()
+    local.finish()
+    assert model.weight.item() == -2
+
+
+@pytest.mark.parametrize("end", ["close", "abandon"])
+def test_local_sgd_whose_round_hangs_ends_without_a_wait(alone, end):
+    at, _, local, step = alone
+    at.patience = 0.1  # seconds
+    at.open.clear()
+    step()
+    if end == "close":
+        with pytest.raises(RuntimeError, match="a site hangs"):
+            step()
+    began = time.monotonic()
+    getattr(local, end)()
+    assert time.monotonic() - began < 30
+    at.open.set()
+
+
+def test_a_model_has_one_local_sgd_at_a_time(alone):
+    _, model, local, step = alone
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with pytest.raises(RuntimeError, match="has LocalSteps already, and both would average it"):
+        gradwire.LocalSteps(model, optimizer, at=Alone())
+    step()
+    assert local.steps == 1
+    local.finish()
+    gradwire.LocalSteps(model, optimizer, at=Alone(), every=1, fragments=1).close()
 
 
 @pytest.mark.parametrize("call", ["finish", "synchronize"])
