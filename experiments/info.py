@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from importlib.util import find_spec
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from ..ddp_core import obstacle
-from ..ddp_core.transport.host_places import connections
+from ..ddp_core.transport.host_places import connections, pairs
 from ..kernels import backends
 from .network.interfaces import interfaces
 from .results.files import environment
@@ -68,6 +68,7 @@ def collect() -> dict[str, Any]:
         "cpu": cpu(),
         "gpus": gpus(),
         "between_gpus": connections(),
+        "peer_access": peer_access(),
         "kernels": [
             {"name": each.name, "device": each.device, "available": each.available, "reason": each.reason}
             for each in backends()
@@ -119,6 +120,13 @@ def gpus() -> list[dict[str, Any]]:
     ]
 
 
+def peer_access() -> list[bool]:
+    """Return for each pair of GPUs that torch sees if both reach the other's memory directly, over NVLink or PCIe."""
+    reaches = torch.cuda.can_device_access_peer
+    found = combinations(range(torch.cuda.device_count()), 2)
+    return [reaches(one, other) and reaches(other, one) for one, other in found]
+
+
 def process_groups() -> dict[str, bool]:
     """Return {backend of torch.distributed: True if this build of torch has it}."""
     checks = {name: getattr(dist, f"is_{name}_available", None) for name in PROCESS_GROUPS}
@@ -129,7 +137,7 @@ def _tables(collected: Mapping[str, Any]) -> Iterator[Table]:
     yield _table("versions", {name: found or "not installed" for name, found in collected["versions"].items()}.items())
     yield _table("devices", _devices(collected["cpu"], collected["gpus"]))
     if len(collected["between_gpus"]) > 1:
-        yield _table("between GPUs", _pairs(collected["between_gpus"]))
+        yield _table("between GPUs", _pairs(collected["between_gpus"], collected["peer_access"]))
     yield _table(
         "kernel backends",
         [(each["name"], each["device"], _yes(each["available"], each["reason"])) for each in collected["kernels"]],
@@ -149,15 +157,17 @@ def _devices(processor: Mapping[str, Any], cards: Sequence[Mapping[str, Any]]) -
         yield f"GPU {index}", card["name"], f"{memory}, compute capability {card['capability']}"
 
 
-def _pairs(kinds: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[str, ...]]:
-    """Yield the number of pairs of GPUs for each kind of connection."""
-    each = Counter(kind for mine, others in kinds.items() for other, kind in others.items() if mine < other)
-    for kind, count in sorted(each.items()):
-        yield (
-            kind,
-            f"{count} pair{'s' * (count > 1)}",
-            next(words for start, words in BETWEEN if kind.startswith(start)),
-        )
+def _pairs(kinds: Mapping[str, Mapping[str, str]], direct: Sequence[bool]) -> Iterator[tuple[str, ...]]:
+    """Yield the number of pairs of GPUs for each kind of connection, and for each way of their bytes."""
+    for kind, count in pairs(kinds).items():
+        yield kind, _counted(count), next(words for start, words in BETWEEN if kind.startswith(start))
+    for words, count in (("direct peer access", sum(direct)), ("through host memory", len(direct) - sum(direct))):
+        if count:
+            yield "bytes", _counted(count), words
+
+
+def _counted(count: int) -> str:
+    return f"{count} pair{'s' * (count > 1)}"
 
 
 def _link(name: str, state: str | None, addresses: list[str], speed_mbit: int | None) -> tuple[str, ...]:

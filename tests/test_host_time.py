@@ -31,15 +31,18 @@ MOST = {
 }
 
 
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory):
+def rows_of(out, *arguments):
     """{case: its figures}, outside of Triton's interpreter."""
-    out = tmp_path_factory.mktemp("host") / "host.json"
     left_out = ("TRITON_INTERPRET", "GRADWIRE_KERNELS")
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
-    command = [sys.executable, "host_time.py", "torch:powersgd", *MOST, "--turns", "1", "--json", str(out)]
+    command = [sys.executable, "host_time.py", *arguments, "--turns", "1", "--json", str(out)]
     subprocess.run(command, cwd=FOLDER, env=environment, check=True, timeout=300)
     return {each["case"]: each for each in json.loads(out.read_text())["cases"]}
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    return rows_of(tmp_path_factory.mktemp("host") / "host.json", "torch:powersgd", *MOST)
 
 
 @pytest.mark.parametrize("case", MOST)
@@ -51,3 +54,12 @@ def test_a_bucket_takes_the_host_so_many_calls_at_most(rows, case):
 
 def test_powersgd_takes_the_host_four_times_the_calls_of_torchs_hook_at_most(rows):
     assert rows["gradwire:powersgd:rank=4"]["calls"] <= 4 * rows["torch:powersgd"]["calls"]
+
+
+def test_the_gradients_of_a_module_take_as_many_launches_on_256_ranks_as_on_8(tmp_path):
+    rows = rows_of(tmp_path / "shards.json", "--shards")
+    for spec, launches in (("int8", 3), ("int4", 3), ("int4:residual_bits=8", 5)):
+        few, *more = (rows[f"{spec} on {ranks} ranks"] for ranks in (8, 64, 256))
+        for each in more:
+            assert each["launches"] == few["launches"] <= launches
+            assert each["calls"] <= few["calls"] + 8

@@ -8,7 +8,8 @@ import os
 import re
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 import torch
@@ -113,6 +114,16 @@ def matrix(text: str, uuids: list[str]) -> dict[str, dict[str, str]]:
         mine: {other: kind for other, kind in zip(uuids, row, strict=True) if other != mine}
         for mine, row in zip(uuids, rows, strict=True)
     }
+
+
+def pairs(kinds: Mapping[str, Mapping[str, str]]) -> dict[str, int]:
+    """Return how many pairs of GPUs have each kind of connection.
+
+    >>> pairs({"a": {"b": "NV4", "c": "SYS"}, "b": {"a": "NV4", "c": "SYS"}, "c": {"a": "SYS", "b": "SYS"}})
+    {'NV4': 1, 'SYS': 2}
+    """
+    found = Counter(kind for mine, others in kinds.items() for other, kind in others.items() if mine < other)
+    return dict(sorted(found.items()))
 
 
 def island(uuid: str, kinds: dict[str, dict[str, str]]) -> str:

@@ -59,7 +59,7 @@ def private_group(
     rank, size = ranks.index(parent.rank()), len(ranks)
     group = dist.ProcessGroup(store, rank, size)
     register_alike(group, parent, device, store, timeout)
-    group._set_group_name(f"gradwire/{name}")  # type: ignore[arg-type]  # a NewType of str  # type: ignore[arg-type]
+    group._set_group_name(f"gradwire/{name}")  # type: ignore[arg-type]  # a NewType of str
     group._set_group_desc(f"gradwire: ranks {', '.join(map(str, ranks))}")
     return group
 

@@ -244,7 +244,7 @@ class ProcessGroup(Transport):
     def separate(self) -> Transport:
         """Return a transport over a group of the same ranks on a GPU, where gradients travel over the group itself."""
         on_cuda = self._device.type == "cuda"
-        return ProcessGroup(clone_group(self.group), self._device, self._timeout) if on_cuda else self
+        return ProcessGroup(clone_group(self.group, self.limit), self._device, self._timeout) if on_cuda else self
 
     @cached_property
     def _by_streams(self) -> bool:

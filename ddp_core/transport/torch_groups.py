@@ -164,10 +164,14 @@ def known_to_torch(group: dist.ProcessGroup, parent: dist.ProcessGroup) -> Itera
         del world.pg_map[group], world.pg_group_ranks[group]
 
 
-def clone_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Return another group of the same ranks and kind, whose collectives wait for none of the first. A collective call."""
-    ranks = dist.get_process_group_ranks(group)
-    made = dist.new_group(ranks, backend=dist.get_backend(group), use_local_synchronization=True)
+def clone_group(group: dist.ProcessGroup, limit: timedelta) -> dist.ProcessGroup:
+    """Return another group of the same ranks and kind, whose collectives wait for none of the first. A collective call.
+
+    `limit`: the time limit of its collectives.
+    """
+    ranks, backend = dist.get_process_group_ranks(group), dist.get_backend(group)
+    told = f"gradwire: messages of ranks {ranks}"
+    made = dist.new_group(ranks, limit, backend, use_local_synchronization=True, group_desc=told)
     assert isinstance(made, dist.ProcessGroup)
     return made
 

@@ -2,10 +2,13 @@
 
     python host_time.py --json result.json
     python host_time.py gradwire:int8 --profile 10
+    python host_time.py --shards --json shards.json
 
 A bucket has 8 small tensors. A case's time is that of a step beyond a step without any DDP, in the same turn, by the number
 of buckets, of this thread's processor alone. On a real GPU gpu_step.py measures the same; there launches and collectives
 take the host a few microseconds each as well.
+
+With --shards the rows are of FSDP2: the reduction of a module's gradients by a program, on some numbers of ranks.
 
 A profile has the share of each Python function that a step without DDP does not call, with what that calls of C. Short
 functions look longer there than they are.
@@ -18,6 +21,9 @@ import pstats
 import statistics
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +33,11 @@ from null_device import NullKernel, null_device
 from torch import Tensor, nn
 
 import gradwire
+from gradwire.compress import Layout, Ranks
+from gradwire.compress.protocol.requests import Program, next_request
+from gradwire.compress.shards.layout import ShardLayout
+from gradwire.compress.shards.reduction import shard_sum
+from gradwire.compress.simulate import alike
 
 BUCKETS, LAYERS, WIDTH = 16, 4, 32  # layers of a bucket, each with two tensors
 MEGABYTES = LAYERS * (WIDTH * WIDTH + WIDTH) * 4 / 2**20
@@ -34,11 +45,29 @@ CASES = ("none", "bf16", "int8", "int4", "topk:ratio=0.01", "powersgd:rank=4", "
 TORCH = ("torch:none", "torch:bf16", "torch:powersgd")
 WARM = 8  # steps: buckets are built anew, torch's PowerSGD begins
 PROFILED = 50  # steps
+SHARDS, RANKS = ("int8", "int4", "int4:residual_bits=8"), (8, 64, 256)
+MODULE = Layout(("weight", "bias"), ((256, 80), (256,)), torch.float32, torch.device("cpu"))
 
 
 def layers() -> nn.Module:
     """Small layers, of which each bucket has as many."""
     return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(BUCKETS * LAYERS)))
+
+
+def counted(function: Callable[[], object]) -> int:
+    """Calls of functions, Python's and C's, that a function makes."""
+    count = 0
+
+    def note(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count
 
 
 class Case(step_time.Case):
@@ -54,17 +83,7 @@ class Case(step_time.Case):
 
     def calls(self, inputs: Tensor) -> int:
         """Calls of functions, Python's and C's, that a forward and a backward make."""
-        count = 0
-
-        def note(frame: object, event: str, argument: object) -> None:
-            nonlocal count
-            count += event in ("call", "c_call")
-
-        sys.setprofile(note)
-        try:
-            self.model(inputs).sum().backward()
-        finally:
-            sys.setprofile(None)
+        count = counted(lambda: self.model(inputs).sum().backward())
         self.optimizer.zero_grad()
         return count
 
@@ -120,10 +139,47 @@ def row(case: Case, mine: list[float], alone: list[float], inputs: Tensor, bare:
     }
 
 
+def timed(function: Callable[[], object]) -> float:
+    """Seconds of this thread that a function takes."""
+    start = time.thread_time()
+    function()
+    return time.thread_time() - start
+
+
+def driven(program: Program[Tensor], ranks: Ranks, measure: Callable[[Callable[[], object]], float]) -> float:
+    """Run a program whose other ranks send the same, and add up what `measure` finds of its parts."""
+    asked = list[Any]()
+
+    def advance(reply: Tensor | None) -> None:
+        asked.append(next_request(program, reply)[0])
+
+    total = measure(partial(advance, None))
+    while asked[-1] is not None:
+        total += measure(partial(advance, alike(asked[-1], ranks)))
+    return total
+
+
+def shard_row(spec: str, ranks: int, turns: int) -> dict[str, Any]:
+    """The figures of the reduction of a module's gradients by FSDP2."""
+    layout, reduction = ShardLayout(replace(MODULE, ranks=Ranks(ranks)), (0, 0)), shard_sum(spec)
+    state, out = reduction.init(layout), torch.zeros(layout.row)
+
+    def measured(measure: Callable[[Callable[[], object]], float]) -> float:
+        return driven(reduction.reduce(torch.ones(layout.numel), state, out), layout.whole.ranks, measure)
+
+    seconds = [measured(timed) for _ in range(WARM + turns)][WARM:]
+    case, calls = f"{spec} on {ranks} ranks", measured(counted)
+    NullKernel.launches = 0
+    measured(timed)
+    us, least_us = 1e6 * statistics.median(seconds), 1e6 * min(seconds)
+    return {"case": case, "us": us, "least_us": least_us, "calls": calls, "launches": NullKernel.launches}
+
+
 def main() -> None:
     """Measure on this process alone."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", metavar="CASE", help="of step_time.py, without megabytes")
+    parser.add_argument("--shards", action="store_true", help="measure FSDP2's reductions in place of DDP's cases")
     parser.add_argument("--turns", type=int, default=100)
     parser.add_argument("--profile", type=int, default=0, metavar="N", help="show the N functions that take most")
     parser.add_argument("--json", type=Path)
@@ -131,10 +187,13 @@ def main() -> None:
     torch.set_num_threads(1)
     names = arguments.cases or [*TORCH, *(f"gradwire:{case}" for case in CASES)]
     with null_device():
-        rows = measured(names, arguments.turns, profiled=arguments.profile > 0)
+        if arguments.shards:
+            rows = [shard_row(spec, ranks, arguments.turns) for spec in SHARDS for ranks in RANKS]
+        else:
+            rows = measured(names, arguments.turns, profiled=arguments.profile > 0)
     for each in rows:
-        print("{case:28} {us:7.0f} us {least_us:7.0f} us {calls:6.0f} calls {launches:4.0f} launches".format(**each))
-        for name, share in list(each["profile"].items())[: arguments.profile]:
+        print("{case:34} {us:7.0f} us {least_us:7.0f} us {calls:6.0f} calls {launches:4.0f} launches".format(**each))
+        for name, share in list(each.get("profile", {}).items())[: arguments.profile]:
             print(f"{share:12.0%} {share * each['us']:7.0f} us  {name}")
     if arguments.json:
         about = {"torch": torch.__version__, "gradwire": gradwire.__version__, "processor": step_time.processor()}

@@ -106,6 +106,7 @@ def advise(
         measured = _measured(training, computation, offered, here, bucket_mb, transport, timeout)
         slowest = max(cost.link.beta for cost in measured.costs.values())
         links = tuple(host_links(here, slowest)) if transport is None else ()
+        gpus = here.connected_gpus() if transport is None else {}
         everywhere = [here.ranks, *(Ranks(count * here.ranks.per_host, 0, here.ranks.per_host) for count in sizes)]
         now, *elsewhere = (_forecast(measured, offered, ranks, kind, rule, bucket_mb) for ranks in everywhere)
         trials = Trials(here, copied, bucket_mb, transport, timeout, unused=not whole)
@@ -114,7 +115,7 @@ def advise(
         now, failures = confirmed(now, rule, trials.step, trial_seconds if whole_steps else 0.0)
         elsewhere = [each.only(now.rows, rule) for each in elsewhere]
         seconds = max(here.gather(time.perf_counter() - began))
-    return Advice(measured, now, tuple(elsewhere), kind, seconds, links, tuple(failures), tuple(left_out))
+    return Advice(measured, now, tuple(elsewhere), kind, seconds, links, tuple(failures), tuple(left_out), gpus)
 
 
 def _checked(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED
 from .decision_table import Candidate, uncertainty
@@ -196,6 +196,7 @@ class Advice:
         links: measured links between hosts; empty if they are emulated, or too many.
         failures: errors of trials.
         left_out: the compressors that need more memory than there is, and how much.
+        gpus: the number of pairs of GPUs on the first rank's host, by connection as `nvidia-smi topo -m` names it.
     """
 
     measured: Measured
@@ -206,6 +207,7 @@ class Advice:
     links: tuple[HostLink, ...] = ()
     failures: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    gpus: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def recommended(self) -> Choice:
@@ -233,6 +235,8 @@ class Advice:
             rate = f"{8 / cost.link.beta / 1e9:.3g} Gbit/s per rank" if cost.link.beta else "no limit seen"
             kind = f"{form.__name__} of {str(dtype).removeprefix('torch.')}"
             yield f"network: {kind} among {among}: {rate}, {_ms(cost.link.alpha)} per round"
+        if self.gpus:
+            yield f"GPUs of a host: {', '.join(f'{count} x {kind}' for kind, count in self.gpus.items())}"
         yield from described(self.links)
         yield ""
         yield from table(self.here)

@@ -6,10 +6,13 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 
+from ..torch_versions import fsdp_of_others
 from .given import Given, average, gradients
 from .test_ddp_settings import network
 from .test_handle import SHAPES
@@ -174,6 +177,41 @@ def test_gradwire_s_ddp_follows_the_scaler_that_it_was_made_with_also_on_another
     for (unscaled, followed), scale in ranks.run(train_own_following, 2, spec):
         assert scale == 8 * SCALE
         assert same(unscaled, followed)
+
+
+def reads_of_steps(rank, world_size, way):
+    """For each step, the times that the scale was read in forward and in backward."""
+    model, reads = network(), []
+    scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
+    scaler.get_scale = lambda read=scaler.get_scale: reads.append(1) or read()
+    if way == "own":
+        model = gradwire.DistributedDataParallel(model, compressor="topk:ratio=0.1", scaler=scaler)
+        handle = model.compression
+    else:
+        model = (
+            fully_shard(model, mesh=init_device_mesh("cpu", (world_size,)))
+            if way == "fsdp"
+            else DistributedDataParallel(model)
+        )
+        spec = {"reduce": "int8"} if way == "fsdp" else {"spec": "topk:ratio=0.1"}
+        handle = gradwire.attach(model, **spec, scaler=scaler)
+    optimizer, found = torch.optim.SGD(model.parameters(), RATE), []
+    scaler.scale(torch.ones(1))  # makes its tensor
+    for step in range(3):
+        reads.clear()
+        loss = loss_of(model, batch((4, 12), rank, step))
+        in_forward = len(reads)
+        scaler.scale(loss).backward()
+        found.append((in_forward, len(reads) - in_forward))
+        scaler.step(optimizer)
+        scaler.update()
+    handle.close()
+    return found
+
+
+@pytest.mark.parametrize("way", ["attach", "own", pytest.param("fsdp", marks=fsdp_of_others)])
+def test_the_scale_is_read_before_forward_and_never_in_backward_where_a_gpu_would_be_behind(ranks, way):
+    assert ranks.run(reads_of_steps, 2, way) == [[(1, 0)] * 3] * 2
 
 
 def follow_and_rescale(rank, world_size):

@@ -16,7 +16,7 @@ from torch import nn
 import gradwire
 from gradwire.compress import AllReduce
 from gradwire.ddp_core.transport.process_group import started
-from gradwire.ddp_core.transport.torch_groups import future_of, polled, takes_time_limits
+from gradwire.ddp_core.transport.torch_groups import clone_group, future_of, polled, takes_time_limits, time_limit_of
 
 from ...torch_versions import backends_in_python
 from . import wrapped_backend
@@ -165,6 +165,18 @@ def test_waits_end_in_time_where_a_backend_refuses_time_limits(ranks):
         assert answer == [3.0] * 3
         assert message == ("the collective has not ended within 0.050 s" if rank == 0 else "")
         assert timed == [False, True]
+
+
+def cloned(rank, world_size):
+    """The time limit and the description of a clone of some ranks' group, and a sum over it."""
+    parent = dist.new_group(list(range(world_size)), timedelta(seconds=77), "gloo")
+    clone = clone_group(parent, time_limit_of(parent, CPU, timedelta(0)))
+    dist.all_reduce(value := torch.tensor(rank + 1.0), group=clone)
+    return time_limit_of(clone, CPU, timedelta(0)).total_seconds(), clone.group_desc, value.item()
+
+
+def test_a_clone_of_a_group_has_its_time_limit_and_a_description(ranks):
+    assert ranks.run(cloned, 2) == [(77.0, "gradwire: messages of ranks [0, 1]", 3.0)] * 2
 
 
 def switched_on(rank, world_size):

@@ -4,6 +4,7 @@ import copy
 import os
 import re
 import time
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 import gradwire
+from gradwire.compress import Ranks
 from gradwire.ddp_core import Link, Paced
 from gradwire.ddp_core.measure.clock import clock_of
 from gradwire.ddp_core.transport import host_places
@@ -468,7 +470,8 @@ def on_two_hosts(rank, world_size):
     return {
         "scopes": scopes,
         "sent": sent,
-        "text": str(advice),
+        "text": str(replace(advice, gpus={"PHB": 4, "SYS": 2})),
+        "gpus": advice.gpus,
         "ranks": advice.elsewhere[0].ranks,
         "links": advice.links,
     }
@@ -482,10 +485,20 @@ def test_hosts_of_several_ranks_are_tried_with_two_levels(ranks):
     assert first["sent"]["none"] == 2 * 3 / 4 * 4 * elements
     assert first["sent"]["hosts+none"] == pytest.approx(4 * elements / 2, rel=0.01)
     assert first["ranks"] == 16
-    for told in ("hosts+int4", "among a host", "among 2 hosts", "8 of 2 ranks"):
+    assert first["gpus"] == {}
+    for told in ("hosts+int4", "among a host", "among 2 hosts", "8 of 2 ranks", "GPUs of a host: 4 x PHB, 2 x SYS"):
         assert told in first["text"]
     assert [link.rank for link in first["links"]] == [0, 2]
     assert all(link.sends > 0 and link.receives > 0 for link in first["links"])
+
+
+def test_the_connections_of_gpus_are_those_of_the_first_rank_s_host(monkeypatch):
+    kinds = {"a": {"b": "NV4", "c": "SYS"}, "b": {"a": "NV4", "c": "SYS"}, "c": {"a": "SYS", "b": "SYS"}}
+    monkeypatch.setattr(host_places, "connections", lambda: kinds)
+    monkeypatch.setattr(RankGroup, "gather", lambda self, value: [value, "of another host"])
+    of_gpus, of_cpus = (RankGroup(None, torch.device(kind), Ranks(2), 1.0, True) for kind in ("cuda", "cpu"))
+    assert of_gpus.connected_gpus() == {"NV4": 1, "SYS": 2}
+    assert of_cpus.connected_gpus() == {}
 
 
 def pinned(rank, world_size):
