@@ -22,7 +22,7 @@ TOLERANCES = {"int8": 0.02, LOW_RANK: 0.2}  # by compressor, of the fall of the 
 
 
 class Polar(torch.optim.Optimizer):
-    """What stands for Muon where torch has none: it orthonormalises by a decomposition."""
+    """A second optimizer that makes all singular values of a matrix equal, by a decomposition in place of an iteration."""
 
     def __init__(self, matrices, lr):
         super().__init__(matrices, {"lr": lr, "momentum": 0.9})
@@ -61,8 +61,10 @@ def beside_adamw(kind):
 OPTIMIZERS = {
     "SGD": lambda model: [torch.optim.SGD(model.parameters(), 0.2, momentum=0.9)],
     "AdamW": lambda model: [torch.optim.AdamW(model.parameters(), 0.01)],
-    "Muon and AdamW": beside_adamw(getattr(torch.optim, "Muon", Polar)),
+    "Polar and AdamW": beside_adamw(Polar),
 }
+if hasattr(torch.optim, "Muon"):  # since torch 2.9
+    OPTIMIZERS["Muon and AdamW"] = beside_adamw(torch.optim.Muon)
 
 
 def network():
