@@ -135,7 +135,7 @@ CASES = {  # ranks, the sharded model, the same without shards, backwards of a s
     "a divisor": (2, divided, bare, one_backward, 1),
     "compiled": (2, plainly if torch.__version__ < "2.10" else compiled, bare, one_backward, 1),
 }
-ARGUMENTS = [({}, 1e-5), ({"gather": "int4", "reduce": "int8"}, 3e-2)]
+ARGUMENTS = [({}, 1e-5), ({"gather": "bf16", "reduce": "bf16"}, 3e-2), ({"gather": "int4", "reduce": "int8"}, 3e-2)]
 
 
 def account(case, rank):
