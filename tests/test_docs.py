@@ -46,7 +46,7 @@ for folder in sys.argv[1:]:
         try:
             runpy.run_path("page.py", run_name="__main__")
             code = 0
-        except BaseException:
+        except Exception:
             traceback.print_exc()
         threading._shutdown()  # Python's end, but for the modules', which takes two seconds of each fork
         atexit._run_exitfuncs()

@@ -117,7 +117,7 @@ def bounds(config: EmulationConfig, case: Case, world_size: int) -> dict[str, fl
 def bound_here(
     config: EmulationConfig, case: Case, world_size: int, stretch: float | None, optimizer: float
 ) -> float | None:
-    """T* of this host, whose forward and backward took `stretch` times as long, and whose optimizer so many seconds."""
+    """Return T* of this host: forward and backward take `stretch` times the trace, the optimizer `optimizer` seconds."""
     step = _step(config, case, world_size, stretch or 1.0)
     return None if step is None else optimal(step) + optimizer
 

@@ -99,7 +99,7 @@ def _free_memory(world: World) -> int:
         return 2**62
     fields = dict(line.split(":", 1) for line in listing.read_text().splitlines())
     own_host = list(world.hosts).count(world.hosts[world.rank])
-    neighbours = world.size if lab_here() else own_host  # all hosts of a lab are on one host
+    neighbours = world.size if lab_here() else own_host  # emulated hosts share the memory
     return int(fields["MemAvailable"].split()[0]) * 1024 // neighbours
 
 

@@ -104,7 +104,7 @@ def copy_whole(model: nn.Module, bare: nn.Module) -> None:
 
 
 def torchs_traffic(model: nn.Module, world_size: int, batches: int) -> Traffic:
-    """Compute what torch's own communication sends in an optimizer step of so many batches, by its rules.
+    """Compute what torch's own communication sends in an optimizer step of `batches` batches, by its rules.
 
     In each batch weights of all modules are gathered in forward, and but for the outermost again in backward. Gradients are
     summed by a reduce-scatter, which is an all-reduce in Gloo.

@@ -1,4 +1,4 @@
-"""A network that can be set, on one host: hosts as network namespaces on a bridge, behind limited links."""
+"""An emulated network: hosts as network namespaces of one computer, on a bridge, behind limited links."""
 
 from .config import NetlabConfig, backend_here, check_lab, labels
 from .launcher import rerun_on_hosts, run_on_hosts

@@ -12,7 +12,7 @@ MOST_HOSTS = 99
 
 @dataclass(frozen=True)
 class NetlabConfig:
-    """Hosts on this host, every one behind a link of its own, which its ranks share."""
+    """Emulated hosts, each behind a link of its own, which its ranks share."""
 
     hosts: int = 0
     """number of emulated hosts, each a network namespace with its own link (Linux, root); 0 emulates none"""
