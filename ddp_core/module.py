@@ -227,9 +227,9 @@ class DistributedDataParallel(TorchAttributes):
             work.wait()
             active = float(work.result()[0]) / self.process_group.size()
             self.reducer.share = 1.0 if self.divide_by_initial_world_size or self._hook else active
+        self.sync_buffers(candidate=True)  # first: one rank may evaluate alone, as with torch's
         if torch.is_grad_enabled() or self._join_config.enable:
             self.agree_on_order()
-        self.sync_buffers(candidate=True)
         if self._join_config.enable:
             self.backward_is_synced(joined=False)
         if self._overlap is not None:
