@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -168,6 +168,7 @@ class DistributedDataParallel(TorchAttributes):
         """
         self.compression.averager.drain()
         self.reducer.require_finished()
+        self._order.follow_formats(self._averager)
         named = trained(self.module)[0]
         if self._compresses:
             refuse_inside(self.module, named.values())
@@ -227,9 +228,9 @@ class DistributedDataParallel(TorchAttributes):
             work.wait()
             active = float(work.result()[0]) / self.process_group.size()
             self.reducer.share = 1.0 if self.divide_by_initial_world_size or self._hook else active
+        self.sync_buffers(candidate=True)  # first: one rank may evaluate alone, as with torch's
         if torch.is_grad_enabled() or self._join_config.enable:
             self.agree_on_order()
-        self.sync_buffers(candidate=True)
         if self._join_config.enable:
             self.backward_is_synced(joined=False)
         if self._overlap is not None:
@@ -261,10 +262,15 @@ class DistributedDataParallel(TorchAttributes):
         """Now and then: whether parameters train that are in no bucket. Raises RuntimeError where backward missed some."""
         if self.process_group.size() == 1:
             return
-        self._strays.check(lambda: trained_now(self.module)[0])
+        self._strays.check(self._trained_now)
         if self.reducer.unfinished:
             self._strays.search(trained_now(self.module)[0])
             self._strays.refuse_replaced()
+
+    def _trained_now(self) -> Mapping[str, Tensor]:
+        """Return what trains now, in buckets that lie in memory as it does."""
+        self._order.follow_formats(self._averager)
+        return trained_now(self.module)[0]
 
     @outside_transforms
     def agree_on_order(self) -> None:

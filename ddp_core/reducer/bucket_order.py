@@ -11,6 +11,7 @@ from ..averaging.averager import CompressedAverager
 from ..buckets.assignment import Allocate, BucketAssignment, allocate_own
 from ..transport.collectives import broadcast
 from ..transport.protocol import Transport
+from . import messages
 
 INTERVAL = 64  # synced steps between two looks
 BROKEN_OFF = (
@@ -97,6 +98,17 @@ class BucketOrder:
         """
         self._assignment.caps, self._assignment.cut = [size], size if cut else None
         self._build(self._assignment.order, allocate)
+
+    def follow_formats(self, averager: CompressedAverager | None) -> None:
+        """Make the buckets anew for parameters that lie in another memory format, as `.to(memory_format=...)` has them lie.
+
+        Raises RuntimeError behind the first step of an `averager` that remembers: residuals lie in the former one.
+        """
+        if averager is None or not averager.memory.remembers or not (moved := self._assignment.reordered()):
+            return
+        if averager.memory.step:
+            raise RuntimeError(messages.reordered([self._names[index] for index in moved]))
+        self._build(self._assignment.order, allocate_own)
 
     def _build(self, order: list[int], allocate: Allocate) -> None:
         self._making = True

@@ -90,6 +90,14 @@ def replaced(names: Sequence[str], remedy: str) -> str:
     )
 
 
+def reordered(names: Sequence[str]) -> str:
+    """Parameters lie in another memory format than their residuals."""
+    return (
+        f"parameters {shown(names)} were brought into another memory format after the first step, and residuals lie in the "
+        "former one: call .to(memory_format=...) before training"
+    )
+
+
 def added(names: Sequence[str], remedy: str) -> str:
     """Parameters train that did not when the model was wrapped."""
     return (

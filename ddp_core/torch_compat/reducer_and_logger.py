@@ -231,8 +231,8 @@ class ShadowSteps(JoinHook):
     def main_hook(self) -> None:
         """One step of the others."""
         model = self.model
-        model.agree_on_order()
         model.sync_buffers(candidate=False)
+        model.agree_on_order()
         synced = model.backward_is_synced(joined=True)
         model.sync_buffers(candidate=False, after_forward=True)
         model.require_forward_param_sync = synced

@@ -304,3 +304,51 @@ def side_by_side(rank, world_size, other):
 @pytest.mark.parametrize("other", [gradwire.DistributedDataParallel, TorchDDP])
 def test_an_encoder_in_two_wrappers_is_no_late_gradient(ranks, other):
     assert ranks.run(side_by_side, 2, other) == [[], []]
+
+
+class Weighted(nn.Module):
+    """The sum of all parameters times given numbers, which are their gradients; the first one's comes first."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.conv, self.layer = nn.Conv2d(4, 6, 3, bias=False), nn.Linear(9, 7)
+
+    def forward(self, numbers):
+        pairs = zip(reversed(list(self.parameters())), reversed(numbers), strict=True)
+        return sum((parameter * its).sum() for parameter, its in pairs)
+
+
+def in_another_format(rank, world_size, after):
+    """What averages lack after all residuals came out, or an error; the format changes after so many steps."""
+    net, generator = Weighted(), torch.Generator().manual_seed(rank)
+    model = gradwire.DistributedDataParallel(net, compressor="topk:ratio=0.1")
+    lacking = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in net.parameters()]
+    try:
+        for number in range(4):
+            if number == after:
+                model.to(memory_format=torch.channels_last)
+            if number == 3:
+                model.compression.swap("none")
+            given = [torch.randn(parameter.shape, generator=generator) for parameter in net.parameters()]
+            model.zero_grad()
+            model(given).backward()
+            for total, its, parameter in zip(lacking, given, net.parameters(), strict=True):
+                total += its.double() - parameter.grad.double()
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        model.compression.close()
+    for total in lacking:
+        dist.all_reduce(total)
+    return max(total.abs().max().item() for total in lacking)
+
+
+def test_residuals_follow_a_memory_format_that_changes_before_the_first_step(ranks):
+    assert max(ranks.run(in_another_format, 2, 0)) < 1e-5
+
+
+def test_another_memory_format_after_the_first_step_is_refused_where_residuals_are_kept(ranks):
+    for message in ranks.run(in_another_format, 2, 2):
+        assert message.startswith("parameters conv.weight were brought into another memory format after the first step")

@@ -282,3 +282,29 @@ def test_a_rank_whose_new_buckets_broke_off_goes_on_with_no_others(ranks):
     for first, then in ranks.run(breaks_off, 2):
         assert first == "ZeroDivisionError: division by zero"
         assert "making the buckets anew broke off" in then
+
+
+@looks_often()
+def one_evaluates(rank, world_size, who):
+    """Whether all ranks have rank 0's weights after steps between which one rank alone runs forwards without gradients."""
+    torch.manual_seed(5)
+    model = gradwire.DistributedDataParallel(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(9):
+        model.train()(inputs_of(rank, step).float()).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if rank == who and step < 8:  # the forward of the others that copies buffers is still to come
+            with torch.no_grad():
+                model.eval()(inputs_of(rank, 0).float())
+                model(inputs_of(rank, 1).float())
+    weight = next(model.parameters()).detach().clone()
+    theirs = weight.clone()
+    dist.broadcast(theirs, 0)
+    model.compression.close()
+    return torch.equal(weight, theirs)
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_one_rank_may_evaluate_alone_right_before_a_look(ranks, who):
+    assert ranks.run(one_evaluates, 2, who) == [True, True]
