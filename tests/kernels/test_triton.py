@@ -269,6 +269,6 @@ class Launches(list):
 @pytest.mark.parametrize("size", [1024, 1023, 263_167, 263_168])
 def test_a_rotation_takes_two_launches_at_most_whatever_is_left_behind_the_last_block(size, monkeypatch):
     launches = Launches()
-    monkeypatch.setattr(triton_kernels.rotation, "_rotate", launches)
+    monkeypatch.setattr("gradwire.kernels.triton_kernels.rotation._rotate", launches)
     kernels.rotate_blocks(torch.ones(size), torch.ones(1024))
     assert 1 <= len(launches) <= 2
