@@ -15,7 +15,7 @@ from gradwire.hooks.local_sgd.outer import outer
 from gradwire.hooks.local_sgd.rounds import Rounds
 
 from ...forked import Script
-from .sites import together, until
+from .sites import GRACE, together, until
 
 LONG = timedelta(minutes=2)
 
@@ -24,11 +24,11 @@ LONG = timedelta(minutes=2)
 def rounds(places):
     """Makes the rounds of a site: of a model whose two fragments are zero."""
 
-    def made(sites, decorate=None):
+    def made(sites, spec="none"):
         at = places(sites, limit=LONG, start=LONG)
         at.join("alike")
         parts = fragments({name: torch.zeros(3) for name in "ab"}, 2)
-        return Rounds(at, parts, torch.empty(0), outer("sgd:lr=1"), gradwire.compressor("none"), decorate)
+        return Rounds(at, parts, torch.empty(0), outer("sgd:lr=1"), gradwire.compressor(spec))
 
     return made
 
@@ -38,8 +38,8 @@ def all_of(made, difference=None, late=()):
 
     def run(site):
         if site in late:
-            until(lambda: len(made[site].sites.town_waiting()) == len(made) - len(late))
-        each = None if difference is None else torch.full((3,), difference)
+            until(lambda: len(made[site].sites.town_waiting()) >= len(made) - len(late))
+        each = None if difference is None else torch.ones(3) * difference
         return made[site]._until_done(each, None)
 
     results = together(len(made), run)
@@ -69,6 +69,25 @@ def test_a_site_that_did_a_round_again_alone_takes_the_others_model(rounds, town
     assert len({each.digest() for each in made}) == 1
     assert [each.replaced for each in all_of(made, 7.0)] == [False] * 3
     assert {each.round for each in made} == {3}
+
+
+def test_a_site_that_returns_takes_the_model_and_sends_later_what_it_had_held_back(rounds, town, request):
+    """Top-k sends one number of three. The last site misses two rounds, one of each fragment."""
+    made = [rounds(3, "topk:ratio=0.3") for _ in range(3)]
+    all_of(made)
+    all_of(made, torch.tensor([5.0, 3.0, 1.0]))
+    for each in made:
+        each.sites.grace = GRACE
+        each.sites.town_waiting = lambda: town.store._gatherings[request.node.name].waiting
+    for _ in "ba":
+        assert [each.sites for each in all_of(made[:2], 0.0)] == [2, 2]
+    for each in made:
+        each.sites.grace = LONG / 3
+    assert [each.replaced for each in all_of(made, 0.0, late=[0, 1])] == [False, False, True]
+    assert {tuple(each.fragments[0].anchor.tolist()) for each in made} == {(-5.0, -3.0, 0.0)}
+    assert [each.replaced for each in all_of(made, 0.0)] == [False] * 3
+    for each in made:  # two sites sent the 1, and the last one its 3
+        torch.testing.assert_close(each.fragments[0].anchor, torch.tensor([-5.0, -3.0 - 3 / 3, -2 / 3]))
 
 
 class FailsOnce(Decorated):
