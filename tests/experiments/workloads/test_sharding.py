@@ -21,6 +21,7 @@ SHARED = (
     "--steps=6",
     "--eval-batches=4",
 )
+DIFFERENCES, WEIGHTS = "int4/none", "int4:send=weights/none"
 
 
 def test_large_modules_of_lists_are_sharded_by_themselves_inner_ones_first():
@@ -52,7 +53,7 @@ def test_torchs_own_communication_takes_no_emulated_link():
 def comparison(tmp_path_factory):
     """{compressor: results} on FSDP2, and of none on DistributedDataParallel."""
     found = {}
-    for parallel, specs in (("fsdp", "torch,none,int8/int4"), ("ddp", "none")):
+    for parallel, specs in (("fsdp", f"torch,none,int8/int4,{DIFFERENCES},{WEIGHTS}"), ("ddp", "none")):
         out = tmp_path_factory.mktemp(parallel) / "out"
         arguments = (f"--parallel={parallel}", f"--compressors={specs}", "--sync-every=2", f"--out={out}")
         with pytest.MonkeyPatch.context() as patch:
@@ -81,3 +82,12 @@ def test_they_send_what_the_rules_say(comparison):
     assert sent["fsdp none"] == pytest.approx((4 + 1) / 2 * whole)
     assert sent["fsdp torch"] == pytest.approx((4 + 2) / 2 * whole)  # Gloo sends sums twice
     assert sent["fsdp int8/int4"] < 0.4 * sent["fsdp none"]
+
+
+@fsdp_of_others
+def test_differences_of_weights_and_weights_themselves_stand_beside_each_other(comparison):
+    """Differences travel once per step, and exact weights before the first; weights travel four times per step."""
+    differences, weights, exact = (comparison[f"fsdp {spec}"] for spec in (DIFFERENCES, WEIGHTS, "none"))
+    assert differences["sent_bytes_per_step"] < weights["sent_bytes_per_step"] < exact["sent_bytes_per_step"]
+    off = [abs(each["eval"]["loss"] / exact["eval"]["loss"] - 1) for each in (differences, weights)]
+    assert max(off) < 0.2
