@@ -1,4 +1,4 @@
-"""docs/benchmarks/ef21_bits.py, muloco_sites.py and low_rank_choices.py, on small inputs."""
+"""docs/benchmarks/ef21_bits.py, muloco_sites.py, low_rank_choices.py and muon_feedback.py, on small inputs."""
 
 import importlib
 import json
@@ -8,13 +8,17 @@ import pytest
 import torch
 
 from gradwire.compress import Layout, Ranks, Simulation, compressor
+from gradwire.compress.algorithms.adapters import TwoShot
+from gradwire.compress.feedback.error_feedback import ErrorFeedback
 from gradwire.compress.simulate import dry_run
+from gradwire.compress.state import tree as states
 from gradwire.experiments.workloads.data import DataConfig, load_dataset
 from gradwire.experiments.workloads.models import ModelConfig
 from gradwire.experiments.workloads.training import initial_model
 
 ROOT = Path(__file__).parents[1]
 PAPERS = ROOT / "docs" / "results" / "papers"
+LOSS = PAPERS.parent / "loss"
 PAGE = (PAPERS / "README.md").read_text("utf-8")
 CPU = torch.device("cpu")
 TINY = ModelConfig("gpt", width=8, layers=1, heads=1, context=8)
@@ -109,6 +113,66 @@ def test_choices_of_ranks_send_as_many_bytes(script):
     for edges, otherwise in ((10, 5), (2, 7)):
         built = choices.by_name(dict.fromkeys(choices.EDGES, edges), otherwise)
         assert sent_bytes(choices, built) == pytest.approx(wanted, rel=0.08)
+
+
+MATRIX = Layout(("blocks.linear1.weight",), ((32, 16),), torch.float32, CPU, Ranks(2))
+
+
+def averages(built, gradients, steps):
+    """The averages of steps with the same gradients, and the state of the simulator."""
+    simulation = Simulation(built, MATRIX)
+    return [simulation.step([each.clone() for each in gradients])[0] for _ in range(steps)], simulation
+
+
+def test_differences_of_momentum_that_are_sent_whole_are_nesterov_s_momentum(script):
+    gradients = list(torch.randn(2, MATRIX.numel))
+    optimizer = torch.optim.SGD(
+        [weight := torch.zeros(MATRIX.numel, requires_grad=True)], 1.0, momentum=0.95, nesterov=True
+    )
+    ways = script("muon_feedback")
+    for found in averages(ways.DifferencesOfMomentum(ways.Dense()), gradients, STEPS)[0]:
+        before, weight.grad = weight.detach().clone(), (gradients[0] + gradients[1]) / 2
+        optimizer.step()
+        torch.testing.assert_close(found, 0.05 * (before - weight.detach()), rtol=1e-4, atol=1e-6)
+
+
+def test_differences_of_momentum_in_two_bits_come_close_to_it(script):
+    ways, gradients = script("muon_feedback"), list(torch.randn(2, MATRIX.numel))
+    found, _ = averages(ways.DifferencesOfMomentum(ways.TWO_BITS), gradients, 300)
+    torch.testing.assert_close(found[-1], (gradients[0] + gradients[1]) / 2, rtol=0, atol=1e-3)
+
+
+def test_dion_of_full_rank_is_momentum(script):
+    ways, gradients = script("muon_feedback"), list(torch.randn(2, MATRIX.numel))
+    momentum = torch.zeros(MATRIX.numel)
+    for found in averages(ways.Dion(16), gradients, STEPS)[0]:
+        momentum = 0.95 * momentum + (gradients[0] + gradients[1]) / 2
+        torch.testing.assert_close(found, momentum, rtol=1e-4, atol=1e-4)
+
+
+def test_fitted_levels_lose_least_of_normal_numbers_and_all_that_is_lost_is_held_back(script):
+    ways, gradients, lost = script("muon_feedback"), list(torch.randn(2, MATRIX.numel)), {}
+    for codec in (ways.Int2(), ways.FittedInt2()):
+        found, simulation = averages(ErrorFeedback(TwoShot(codec)), gradients, 1)
+        residuals = [states.held_back(each)["blocks.linear1.weight"] for each in simulation.states]
+        lost[type(codec).__name__] = sum(each.square().sum() for each in residuals)
+        torch.testing.assert_close(found[0] + sum(residuals) / 2, sum(gradients) / 2, rtol=1e-4, atol=1e-5)
+    assert lost["FittedInt2"] < 0.8 * lost["Int2"]
+
+
+def test_the_table_of_feedback_under_muon_is_that_of_its_file(script):
+    page = (LOSS / "README.md").read_text("utf-8").replace("`", "")
+    runs = json.loads((LOSS / "muon-feedback.json").read_text())["runs"]
+    exact = {run["seed"]: run for run in runs if run["way"] == "none"}
+    for way in script("muon_feedback").WAYS:
+        own = [run for run in runs if run["way"] == way]
+        assert len(own) == 3
+        excess = torch.tensor([100 * (run["loss"] / exact[run["seed"]]["loss"] - 1) for run in own])
+        fewer = exact[0]["sent_bytes"] / own[0]["sent_bytes"]
+        if way.startswith("none"):
+            assert excess.abs().max() < 0.02  # so that momentum on the ranks alone changes nothing
+        else:
+            assert f"| {way} | {fewer:.0f}x | {excess.mean():+.1f} ± {excess.std():.1f} |\n" in page
 
 
 def test_the_table_of_ef21_on_the_page_is_that_of_its_file(script):
