@@ -11,15 +11,15 @@ from .measure.timeline import trace
 from .memory.loss_scale import LossScale, Scaler
 from .module import DistributedDataParallel
 from .reducer.autograd import gradient_node, keep_from_compiler, watched
-from .reducer.messages import removed
+from .reducer.error_messages import removed
 from .reducer.stray_gradients import Strays
 from .torch_compat.arguments import refuse_inside, refuse_parts, trained_now
-from .transport.collectives import ask, exchange
 from .transport.host_memory import obstacle
 from .transport.launchers import adopt_launcher, init_process_group
 from .transport.paced import Link, Paced
 from .transport.process_group import ProcessGroup, over
 from .transport.protocol import Decorator, Pending, Transport
+from .transport.rank_messages import ask, exchange
 from .transport.torch_groups import start_all_gather, start_all_to_all, start_scatter, start_sum
 
 __all__ = [

@@ -22,9 +22,9 @@ from .memory import checkpoint
 from .memory.checkpoint import merged
 from .memory.loss_scale import LossScale, Scaler
 from .memory.model_memory import Snapshot
-from .transport.collectives import gathered, scattered
-from .transport.processes import await_all
+from .transport.lost_ranks import await_all
 from .transport.protocol import Decorator
+from .transport.rank_messages import gathered, scattered
 
 if TYPE_CHECKING:
     from ..hooks.watching.watch import Watch

@@ -31,8 +31,8 @@ from .reducer.stray_gradients import Strays
 from .torch_compat.arguments import Arguments, localize, refuse_around, refuse_inside, states, trained, trained_now
 from .torch_compat.attributes import TorchAttributes
 from .torch_compat.reducer_and_logger import Logger, ShadowSteps, TorchReducer
-from .transport.collectives import largest
 from .transport.protocol import Decorator
+from .transport.rank_messages import largest
 
 if TYPE_CHECKING:
     from .overlap.overlap import Overlap

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from ..compress import Optimizers, optimizers_of
 from ..ddp_core.module import DistributedDataParallel
-from ..ddp_core.overlap import messages
+from ..ddp_core.overlap import error_messages
 from ..ddp_core.overlap.overlap import Overlap
 from ..ddp_core.overlap.overlapped_optimizer import OverlappedOptimizer, check_step, overlapped
 from ..ddp_core.overlap.partial_step import PartialStep, check
@@ -53,7 +53,7 @@ def overlap(
         RuntimeError: the model or the optimizer overlaps already, or a communication hook averages.
     """
     if not isinstance(model, DistributedDataParallel):
-        raise TypeError(messages.not_ours(model))
+        raise TypeError(error_messages.not_ours(model))
     if order not in ORDERS:
         raise ValueError(f"the order is one of {', '.join(ORDERS)}; got {order!r}")
     if slice_mb is not None and not (isinstance(slice_mb, int | float) and 0 < slice_mb < float("inf")):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .checks import check_cast
+from .argument_checks import check_cast
 from .dispatch import operation
 
 LARGE = 1 << 15  # bytes; copying smaller ones one by one costs more than it saves

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import dropwhile
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
-from .checked import Checked, Contract, Supports, Unless
+from .checked_operation import Checked, Contract, Supports, Unless
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .checks import check_finish, check_left, check_normalize, check_orthogonalize, check_right
+from .argument_checks import check_finish, check_left, check_normalize, check_orthogonalize, check_right
 from .dispatch import operation
 from .operands import Factors, Residual
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .argument_checks import check_dequantize_mean, check_quantize_blocks
 from .casting import cast_scaled
-from .checks import check_dequantize_mean, check_quantize_blocks
 from .dispatch import operation
 from .operands import FORMATS, Residual
 from .rotation import decoded_rotated, encoded_rotated

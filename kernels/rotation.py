@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from .argument_checks import check_rotate_blocks
 from .casting import cast_scaled
-from .checks import check_rotate_blocks
 from .dispatch import operation
 from .memory_pool import temporary
 from .operands import Residual

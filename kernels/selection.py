@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .checks import check_scatter_mean, check_select_largest
+from .argument_checks import check_scatter_mean, check_select_largest
 from .dispatch import operation
 from .operands import Residual
 

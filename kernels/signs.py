@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .argument_checks import check_sign_pack, check_sign_unpack_mean
 from .casting import cast_scaled
-from .checks import check_sign_pack, check_sign_unpack_mean
 from .dispatch import operation
 from .operands import Residual
 from .rotation import decoded_rotated, encoded_rotated

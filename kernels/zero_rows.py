@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .checks import check_rows
+from .argument_checks import check_rows
 from .dispatch import operation
 from .operands import Rows
 

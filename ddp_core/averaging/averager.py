@@ -30,8 +30,8 @@ from ..engine.lanes import Task
 from ..measure.stats import Measured, Stats, Totals
 from ..measure.step import BucketStats, Step
 from ..memory.model_memory import ModelMemory, Snapshot
-from ..transport.collectives import checksum
 from ..transport.protocol import Decorator, Pending
+from ..transport.rank_messages import checksum
 from .bucket_plan import (
     AllPending,
     BucketPlan,
@@ -43,7 +43,7 @@ from .bucket_plan import (
     setup,
 )
 from .engines import Engines
-from .kernels import agree_on_kernels, compile_kernels
+from .same_kernels import agree_on_kernels, compile_kernels
 from .step_checks import DiscardedGradientCheck, DivergenceCheck
 from .step_lock import StepLock
 

@@ -27,7 +27,7 @@ from ..transport.protocol import Decorator, Pending
 from .averager import CompressedAverager
 from .bucket_plan import labelled
 from .engines import Engines
-from .kernels import agree_on_kernels
+from .same_kernels import agree_on_kernels
 from .step_lock import StepLock
 
 T = TypeVar("T")

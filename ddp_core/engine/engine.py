@@ -17,9 +17,9 @@ import torch
 
 from ...compress.protocol.layout import Scope
 from ...kernels import pool
-from ..transport.collectives import agree
-from ..transport.processes import explained
+from ..transport.lost_ranks import explained
 from ..transport.protocol import Pending, Transport
+from ..transport.rank_messages import agree
 from .lanes import Driver, HookError, Lanes, ProgramError, Task, WaitedTask
 from .side_stream import NO_LIMIT, SideStream
 

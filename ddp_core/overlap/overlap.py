@@ -31,7 +31,7 @@ from ..buckets.sparse import SparseBucket
 from ..reducer.autograd import compiles, scripted, weak_call
 from ..reducer.bucket_order import BucketOrder
 from ..reducer.launch_ready_buckets import Backward, Reducer
-from . import messages
+from . import error_messages
 from .early_reads import EarlyReadWarning
 from .measured_step import noted
 from .partial_step import PartialStep
@@ -139,14 +139,14 @@ class Overlap:
     def takes(self, backward: Backward) -> bool:
         """Return True if this backward's averages may come later; raises RuntimeError in a CUDA graph."""
         if self._refuses_capture and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(messages.CAPTURED)
+            raise RuntimeError(error_messages.CAPTURED)
         if self._unseen and (used := self._reducer.brought_of(self._unseen)):
-            self._warn(messages.unseen(self._reducer.names_of(used)))
+            self._warn(error_messages.unseen(self._reducer.names_of(used)))
         if not self.order.overlaps(self._reducer.finished):
             self._updates = list(self._pending)
             return False
         if reason := self._obstacle(backward):
-            self._warn(messages.synchronous(reason))
+            self._warn(error_messages.synchronous(reason))
             return False
         return True
 
@@ -190,7 +190,7 @@ class Overlap:
             if update not in self._pending:
                 return
             if os.getpid() != self._process:
-                raise RuntimeError(messages.forked(self._names([update])))
+                raise RuntimeError(error_messages.forked(self._names([update])))
             needed = update.want()
             try:
                 average = self._reducer.average_of(update.bucket, update.backward)
@@ -207,7 +207,7 @@ class Overlap:
         try:
             update.make(average)
         except Exception as error:
-            raise self._failed(update, RuntimeError(messages.raised(error, self._names([update])))) from error
+            raise self._failed(update, RuntimeError(error_messages.raised(error, self._names([update])))) from error
 
     def _end_step(self, backward: Backward) -> None:
         waited = sum(update.waited for update in self._updates)
@@ -226,7 +226,7 @@ class Overlap:
         for each in pending:
             each.give_up()
         left = [each for each in pending if each is not update or not each.begun]
-        told = RuntimeError(messages.not_updated(str(error), *(self._names(each) for each in (made, left))))
+        told = RuntimeError(error_messages.not_updated(str(error), *(self._names(each) for each in (made, left))))
         self._reducer.fail(update.backward, told)
         return told
 
@@ -292,7 +292,7 @@ class Overlap:
         if not self._pending:
             return
         if unnoticed := torch.is_grad_enabled() and (compiles() or scripted(self._module)):
-            self._warn(messages.COMPILED)
+            self._warn(error_messages.COMPILED)
         if unnoticed or not torch.is_grad_enabled():
             self._measured = True
             self.drain()

@@ -13,8 +13,8 @@ from ...compress.state.shares import placed_on_hosts
 from ..averaging.averager import CompressedAverager
 from ..buckets.assignment import DEFAULT_CAP_MB, MEBIBYTE, BucketAssignment
 from ..measure.clock import clock_of
-from ..transport.collectives import broadcast
 from ..transport.protocol import Transport
+from ..transport.rank_messages import broadcast
 from .measured_step import Measurements
 from .replay import backward_order, optimal, priority_order, replay, synchronous
 from .step_model import StepModel

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ..averaging.averager import CompressedAverager
 from ..buckets.assignment import Allocate, BucketAssignment, allocate_own
-from ..transport.collectives import broadcast
 from ..transport.protocol import Transport
-from . import messages
+from ..transport.rank_messages import broadcast
+from . import error_messages
 
 INTERVAL = 64  # synced steps between two looks
 BROKEN_OFF = (
@@ -107,7 +107,7 @@ class BucketOrder:
         if averager is None or not averager.memory.remembers or not (moved := self._assignment.reordered()):
             return
         if averager.memory.step:
-            raise RuntimeError(messages.reordered([self._names[index] for index in moved]))
+            raise RuntimeError(error_messages.reordered([self._names[index] for index in moved]))
         self._build(self._assignment.order, allocate_own)
 
     def _build(self, order: list[int], allocate: Allocate) -> None:

@@ -23,7 +23,7 @@ from ..buckets.slices import Sendable
 from ..measure.step import Step
 from ..measure.timeline import Timeline
 from ..transport.protocol import Transport
-from . import messages
+from . import error_messages
 from .autograd import ParameterHooks, arriving, gradient_node
 from .stray_gradients import OutsideGradients, living
 from .unused_parameters import Rules, Usage
@@ -186,10 +186,10 @@ class Reducer:
         if backward is None or not self.unfinished:
             return
         if backward.stage is Stage.BROKEN:
-            raise self._failure(messages.broken(backward.why_broken))
+            raise self._failure(error_messages.broken(backward.why_broken))
         absent = {index: self.names[index] for index, missing in enumerate(backward.missing) if missing > 0}
         static, watched, rank = self._firings is not None, self.rules.find_unused_parameters, self.transport.ranks.rank
-        raise self._failure(messages.unfinished(absent, rank, static=static, watched=watched))
+        raise self._failure(error_messages.unfinished(absent, rank, static=static, watched=watched))
 
     def start(self) -> None:
         """Begin the backward, at a sink or the first gradient: parameters that it will not reach are ready."""
@@ -227,7 +227,7 @@ class Reducer:
                 self._outside.note(index, self)
             return
         if not backward.order and getattr(sys.modules.get(COMPILED), "in_compiled_autograd_region", False):
-            raise RuntimeError(messages.COMPILED_AUTOGRAD)  # nothing has begun: the next backward may do without
+            raise RuntimeError(error_messages.COMPILED_AUTOGRAD)  # nothing has begun: the next backward may do without
         if not defined:
             backward.undefined.add(index)
         if backward.stage is Stage.EXPECTED:
@@ -240,7 +240,7 @@ class Reducer:
             return
         if backward.missing[index] < 0:  # this backward does not come to its end
             static, passed_over = self._firings is not None, backward.order.count(index) == 1
-            raise self._failure(messages.twice(self.names[index], static=static, passed_over=passed_over))
+            raise self._failure(error_messages.twice(self.names[index], static=static, passed_over=passed_over))
         bucket, unready = self.assignment.bucket_of[index], self.assignment.unready
         unready[bucket.number] -= 1
         if not unready[bucket.number]:
@@ -284,13 +284,13 @@ class Reducer:
         else:
             if (create_graph := torch.is_grad_enabled()) and not self._warned_of_graphs:
                 self._warned_of_graphs = True
-                warnings.warn(messages.CREATE_GRAPH, stacklevel=2)
+                warnings.warn(error_messages.CREATE_GRAPH, stacklevel=2)
             used = self._used if usage is None else usage.by_any()
             try:
                 undifferentiated(bucket.fill, used) if create_graph else bucket.fill(used)
             except RuntimeError as error:
                 if sparse := bucket.sparse_members():
-                    raise self._failure(messages.sparse(self.names_of(sparse))) from error
+                    raise self._failure(error_messages.sparse(self.names_of(sparse))) from error
                 raise
         if bucket.absent:
             self._refuse_taken(backward, bucket.absent)
@@ -302,7 +302,7 @@ class Reducer:
     def _refuse_taken(self, backward: Backward, absent: Sequence[int]) -> None:
         """Raise RuntimeError where a gradient of a parameter without one came in this backward: zeros would stand for it."""
         if came := set(absent).intersection(backward.order) - backward.undefined:
-            raise self._failure(messages.removed(self.names_of(sorted(came))))
+            raise self._failure(error_messages.removed(self.names_of(sorted(came))))
 
     def _ask(self, backward: Backward, used: Sequence[int]) -> None:
         """Have the ranks tell each other which parameters they used."""
@@ -360,7 +360,7 @@ class Reducer:
             average = bucket.pending.wait(self._timeout)
         except Exception as error:
             names = self.names_of(bucket.members)
-            raise self._failure(messages.failed(bucket.number, names, error)) from error
+            raise self._failure(error_messages.failed(bucket.number, names, error)) from error
         bucket.pending = None
         backward.step.done.setdefault(bucket.number, time.perf_counter())
         return average

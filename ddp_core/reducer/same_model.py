@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ...compress import Spec, compressor, specification
-from ..transport.collectives import broadcast, exchange, largest
 from ..transport.protocol import Transport
+from ..transport.rank_messages import broadcast, exchange, largest
 
 
 def described(parameters: Mapping[str, Tensor], spec: Spec) -> list[str]:

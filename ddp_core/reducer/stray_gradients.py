@@ -12,7 +12,7 @@ from weakref import WeakSet
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from . import messages
+from . import error_messages
 from .autograd import gradient_node, outside_transforms, weak_call
 
 INTERVAL = 64  # synchronized forwards between two looks
@@ -70,7 +70,7 @@ class Strays:
     def refuse_replaced(self) -> None:
         """Raise RuntimeError where parameters that were averaged before are among those found."""
         if names := [name for name in self.found if name in self._names]:
-            raise RuntimeError(messages.replaced(names, self._remedy))
+            raise RuntimeError(error_messages.replaced(names, self._remedy))
 
     def report(self, parameter: Tensor) -> None:
         """A stray got a gradient."""
@@ -81,7 +81,7 @@ class Strays:
             added = [name for name in self.found if name not in self._names]
             self._warned.update(added)
             self.found = {name: each for name, each in self.found.items() if name in self._names}
-            warnings.warn(messages.added(added, self._remedy), stacklevel=2)
+            warnings.warn(error_messages.added(added, self._remedy), stacklevel=2)
 
 
 class OutsideGradients:
@@ -102,9 +102,9 @@ class OutsideGradients:
         """Note a gradient outside of a synchronized backward. `reducer`: a `Reducer`, whose file imports this one."""
         parameter = reducer.parameters[index]
         if self.late:
-            reason, text = "late", messages.late(reducer.names[index])
+            reason, text = "late", error_messages.late(reducer.names[index])
         elif self._before_forward and self._trains(index, parameter) and reducer.transport.ranks.world_size > 1:
-            reason, text = "bypassed", messages.BYPASSED
+            reason, text = "bypassed", error_messages.BYPASSED
         else:
             return
         if reason not in self._warned:

@@ -12,8 +12,8 @@ import torch
 
 from ...compress import AllReduce
 from ..buckets.slices import Sendable
-from ..transport.collectives import telling
 from ..transport.protocol import Transport
+from ..transport.rank_messages import telling
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...compress.protocol.requests import AllGather, AllReduce, ReduceScatter, Request
-from .collectives import exchange
-from .processes import CHECK_SECONDS, Processes, close_files, extension, machine
+from .lost_ranks import CHECK_SECONDS, Processes, close_files, extension, machine
 from .protocol import Decorated, Reply, Transport
+from .rank_messages import exchange
 from .setup_agreement import Check, nothing
 
 ADDED = (torch.float32, torch.float64)  # what the extension can add up

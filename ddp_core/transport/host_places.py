@@ -14,9 +14,9 @@ from itertools import groupby
 
 import torch
 
-from .collectives import exchange
-from .processes import BOOT, SPACES
+from .lost_ranks import BOOT, SPACES
 from .protocol import Transport
+from .rank_messages import exchange
 
 logger = logging.getLogger(__name__)
 WAY_OUT = (

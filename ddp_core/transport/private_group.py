@@ -11,8 +11,8 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from .collectives import exchange
 from .protocol import Transport
+from .rank_messages import exchange
 from .torch_groups import known_to_torch, register_alike, store_of
 
 CPU = torch.device("cpu")

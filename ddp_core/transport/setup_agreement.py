@@ -10,9 +10,9 @@ from typing import TypeAlias
 
 import torch.distributed as dist
 
-from .collectives import exchange
-from .processes import know, place
+from .lost_ranks import know, place
 from .protocol import Transport
+from .rank_messages import exchange
 from .torch_groups import store_of
 
 CHECK_EVERY = timedelta(seconds=1)  # between two checks of a rank that waits

@@ -27,13 +27,13 @@ from ..plan import bucket_layouts, state_bytes, work_bytes
 from .arithmetic import Arithmetic, copy_seconds, gradient_pool, measured_arithmetic, sampled
 from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED, candidates, family, narrowed
 from .decision_table import Candidate
-from .directions import host_links
+from .link_directions import host_links
 from .network import Kind, Network
 from .predict import Measured, buckets, predicted, requests_on
 from .rank_group import RankGroup, tried
 from .recommendation import Advice, Choice, Forecast, Rule, megabytes
 from .shared_cores import Work
-from .training import Computation, Loss, Training
+from .timed_training import Computation, Loss, Training
 from .trials import TRIAL_SECONDS, Trials, checked_seconds, confirmed
 
 FEWEST, MOST = 2, 20  # measured steps

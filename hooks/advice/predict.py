@@ -22,9 +22,9 @@ from ..slice_sizes import gradient_mb, parts_of
 from .arithmetic import Arithmetic
 from .candidates import PRIORITY
 from .network import FREE, Kind, KindCost, kind_of, messages
-from .pipeline import Parcel, Pipeline, Round
 from .shared_cores import Work
-from .training import Computation
+from .simulated_step import Parcel, Pipeline, Round
+from .timed_training import Computation
 
 STEPS = (STEADY, STEADY + 1)  # a method may alternate
 

@@ -17,7 +17,7 @@ from ...compress import Ranks
 from ...ddp_core import Transport, exchange, over
 from ...ddp_core.memory.out_of_memory import free_bytes
 from ...ddp_core.transport import host_places
-from ...ddp_core.transport.processes import BOOT
+from ...ddp_core.transport.lost_ranks import BOOT
 
 T = TypeVar("T")
 

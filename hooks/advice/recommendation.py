@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED
 from .decision_table import Candidate, uncertainty
-from .directions import HostLink, described
+from .link_directions import HostLink, described
 from .predict import Measured, Prediction
 
 TIE = 0.03  # of a step: what is nearer than that is as fast

@@ -21,7 +21,7 @@ from ..overlap import overlap
 from .candidates import BACKWARD, PRIORITY
 from .rank_group import RankGroup
 from .recommendation import Choice, Forecast, Rule
-from .training import Training
+from .timed_training import Training
 
 TRIAL_SECONDS = 40.0
 SETTLED = {BACKWARD: 3, PRIORITY: 12}  # steps, after which buckets and what is sent first stay as they are

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ...ddp_core.transport.collectives import gathered, scattered
 from ...ddp_core.transport.process_group import ProcessGroup, over
+from ...ddp_core.transport.rank_messages import gathered, scattered
 from ..local_sgd.local_steps import LocalSteps
 from ..torch_ddp import ddp_inside
 

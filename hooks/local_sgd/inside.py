@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...ddp_core.buckets.grad_bucket import plain_names
-from ...ddp_core.transport.collectives import broadcast
 from ...ddp_core.transport.private_group import new_name, private_group
 from ...ddp_core.transport.process_group import over
+from ...ddp_core.transport.rank_messages import broadcast
 from .rendezvous import Rendezvous
 from .sites import FixedSites, GroupMeeting
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
-from ...ddp_core.transport.collectives import checksum
+from ...ddp_core.transport.rank_messages import checksum
 from .fragment import Fragment
 from .sites import Meeting
 

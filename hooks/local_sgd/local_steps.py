@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from ...compress import Optimizers, Spec, compressor, specification
 from ...compress.builder.options import whole_number
 from ...ddp_core.engine.engine import DEFAULT_TIMEOUT
-from ...ddp_core.transport.collectives import checksum
 from ...ddp_core.transport.protocol import Decorator
+from ...ddp_core.transport.rank_messages import checksum
 from . import arguments, saved
 from .arguments import flat, rounds_of
 from .fragment import Fragment

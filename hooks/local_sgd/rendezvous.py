@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ...ddp_core.averaging.kernels import follow_kernels, kernel_offer
+from ...ddp_core.averaging.same_kernels import follow_kernels, kernel_offer
 from ...kernels.dispatch import requested_backends
 from .background import Background, Closed
 from .link import Link, LinkError, Listener, NotProven, dial

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from ...compress.protocol.layout import Ranks
 from ...compress.protocol.requests import AllGather, Request
-from ...ddp_core.averaging.kernels import agree_on_kernels
-from ...ddp_core.transport.collectives import agree, broadcast, exchange_bytes
+from ...ddp_core.averaging.same_kernels import agree_on_kernels
 from ...ddp_core.transport.private_group import new_name, private_group
 from ...ddp_core.transport.process_group import over, started
 from ...ddp_core.transport.protocol import Reply, Transport
+from ...ddp_core.transport.rank_messages import agree, broadcast, exchange_bytes
 from .standing import Claim
 
 CPU = torch.device("cpu")

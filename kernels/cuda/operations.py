@@ -7,7 +7,7 @@ import functools
 import torch
 from torch import Tensor
 
-from ..checks import FLOATS, WIDE
+from ..argument_checks import FLOATS, WIDE
 from ..low_rank import orthogonalize
 from ..operands import Factors, Residual
 from ..selection import select_largest

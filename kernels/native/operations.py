@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..argument_checks import FLOATS, WIDE, check_gather
 from ..casting import cast_scaled, gather_scaled
-from ..checks import FLOATS, WIDE, check_gather
 from ..finite import all_finite, with_gaps
 from ..low_rank import low_rank_finish, low_rank_left, low_rank_right, normalize, orthogonalize
 from ..operands import Factors, Residual, Rows

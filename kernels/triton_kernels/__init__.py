@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..argument_checks import FLOATS, WIDE
 from ..casting import cast_scaled, gather_scaled
-from ..checked import Supports, Unless
-from ..checks import FLOATS, WIDE
+from ..checked_operation import Supports, Unless
 from ..dispatch import Operation, register_backend
 from ..finite import all_finite, with_gaps
 from ..low_rank import low_rank_finish, low_rank_left, low_rank_right, normalize, orthogonalize

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradwire.ddp_core.transport.collectives import checksum
+from gradwire.ddp_core.transport.rank_messages import checksum
 
 from .test_training_cuda import ddp_of
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 import gradwire
-from gradwire.ddp_core.transport import processes
+from gradwire.ddp_core.transport import lost_ranks
 
 from ..ddp_core.errors import message_of
 from .test_handle import LOSSY, attached, same, steps
@@ -117,14 +117,14 @@ def alone(rank, world_size, call):
     """What one rank logs and raises where the others do not call; and whether all come through when all do, late."""
     _, handle = attached("onebit")
     limit, handle.averager.engines.timeout = handle.averager.engines.timeout, timedelta(seconds=1.5)
-    patience, processes.PATIENCE, records = processes.PATIENCE, 0.2, []
+    patience, lost_ranks.PATIENCE, records = lost_ranks.PATIENCE, 0.2, []
     listener = logging.Handler()
     listener.emit = lambda record: records.append(record.getMessage())
-    logging.getLogger(processes.__name__).addHandler(listener)
+    logging.getLogger(lost_ranks.__name__).addHandler(listener)
     told = message_of(getattr(handle, call), *([{}] if "scatter" in call else [])) if rank == 1 else ""
     dist.barrier()
-    processes.PATIENCE, handle.averager.engines.timeout = patience, limit
-    logging.getLogger(processes.__name__).removeHandler(listener)
+    lost_ranks.PATIENCE, handle.averager.engines.timeout = patience, limit
+    logging.getLogger(lost_ranks.__name__).removeHandler(listener)
     together = handle.gather_state_dict()
     return told, records, len(together.get("ranks", ()))
 

@@ -1,7 +1,7 @@
 """What was found out about arguments is forgotten, so that it is found out and logged again."""
 
 from gradwire import kernels
-from gradwire.kernels.checked import Checked, log_unknown
+from gradwire.kernels.checked_operation import Checked, log_unknown
 
 
 def forget():

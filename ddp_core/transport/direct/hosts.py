@@ -13,7 +13,7 @@ import torch
 
 from ..host_memory import mapped, memory_file, obstacle
 from ..host_places import host_name
-from ..processes import CHECK_SECONDS, Processes, extension, machine
+from ..lost_ranks import CHECK_SECONDS, Processes, extension, machine
 from .wire import Wire
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from gradwire.hooks.advice import trials as trials_module
 from gradwire.hooks.advice.decision_table import Candidate, uncertainty
 from gradwire.hooks.advice.predict import Prediction
 from gradwire.hooks.advice.rank_group import RankGroup, cores_each
-from gradwire.hooks.advice.training import Training
+from gradwire.hooks.advice.timed_training import Training
 from gradwire.hooks.advice.trials import Trials
 
 from ...ranks import GROUP_TIMEOUT

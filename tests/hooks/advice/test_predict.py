@@ -12,7 +12,7 @@ from gradwire.hooks.advice.decision_table import CANDIDATES
 from gradwire.hooks.advice.network import KindCost
 from gradwire.hooks.advice.predict import Measured, predicted, requests_on
 from gradwire.hooks.advice.shared_cores import Work
-from gradwire.hooks.advice.training import Computation
+from gradwire.hooks.advice.timed_training import Computation
 
 SIDE = 512
 FOUR = Ranks(4)

@@ -14,7 +14,7 @@ from gradwire.ddp_core.transport.direct.collectives import Collectives
 from gradwire.ddp_core.transport.direct.hosts import hosts_of
 from gradwire.ddp_core.transport.direct.rails import rails
 from gradwire.ddp_core.transport.direct.wire import CHUNK_BYTES, Staggered, run
-from gradwire.ddp_core.transport.processes import Processes
+from gradwire.ddp_core.transport.lost_ranks import Processes
 from gradwire.ddp_core.transport.torch_groups import store_of
 
 LIMIT = timedelta(seconds=20)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..reducer.messages import shown
+from ..reducer.error_messages import shown
 
 COMPILED = (
     "torch.compile or TorchScript is in use, and takes parameters unseen: with gradwire.overlap() each forward waits for "

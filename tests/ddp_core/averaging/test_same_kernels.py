@@ -14,7 +14,7 @@ from gradwire import kernels
 from gradwire.compress import Ranks, compressor
 from gradwire.compress.simulate import operations_of
 from gradwire.ddp_core import over
-from gradwire.ddp_core.averaging import kernels as averaging_kernels
+from gradwire.ddp_core.averaging import same_kernels
 from gradwire.kernels import dispatch
 
 AVAILABLE = {backend.name: backend for backend in kernels.backends()}
@@ -113,9 +113,9 @@ def test_what_needs_no_kernels_trains_on_different_backends(ranks):
 
 def of_other_versions(rank, world_size):
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
-        patch.setattr(averaging_kernels, "_versions", lambda device: {"torch": f"2.{8 + rank}", "triton": "3.5"})
+        patch.setattr(same_kernels, "_versions", lambda device: {"torch": f"2.{8 + rank}", "triton": "3.5"})
         warnings.simplefilter("always")
-        averaging_kernels.agree_on_kernels({"sign_pack"}, over(dist.group.WORLD), torch.device("cpu"))
+        same_kernels.agree_on_kernels({"sign_pack"}, over(dist.group.WORLD), torch.device("cpu"))
     return [str(each.message) for each in caught]
 
 
@@ -126,11 +126,11 @@ def test_other_versions_are_one_warning_on_the_first_rank(ranks):
 
 
 def test_each_fallback_names_the_ranks_that_lack_better_backends_for_its_operations(monkeypatch, caplog):
-    monkeypatch.setattr(averaging_kernels, "agree_on", lambda device, choices: None)
+    monkeypatch.setattr(same_kernels, "agree_on", lambda device, choices: None)
     best = ["cuda", "triton", "reference"]
     lacking = [{}, {"a": best[1:], "c": best[2:]}, {"b": best[1:]}]  # by rank
     offers = [{"offers": {"a": best, "b": best, "c": best} | each, "versions": {}} for each in lacking]
-    averaging_kernels.follow_kernels(offers, 0, torch.device("cpu"))
+    same_kernels.follow_kernels(offers, 0, torch.device("cpu"))
     assert [record.getMessage() for record in caplog.records] == [
         "c runs on the kernel backend reference, since ranks [1] have no better one",
         "a, b runs on the kernel backend triton, since ranks [1, 2] have no better one",

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gradwire import kernels
-from gradwire.kernels import Backend, Block, Factors, Matrix, Residual, Rows, checked, dispatch
+from gradwire.kernels import Backend, Block, Factors, Matrix, Residual, Rows, checked_operation, dispatch
 
 from ..torch_versions import copied_in_cpp
 from .native_given import native_of, needs_native
@@ -28,7 +28,7 @@ def sum_into(asked, monkeypatch):
     """An operation with a backend for float32 that notes what is asked and what runs."""
     monkeypatch.setattr(dispatch, "_operations", {})
     monkeypatch.setitem(dispatch._backends, "strict", Backend("strict", "cpu", lambda: ""))
-    checked.log_unknown.cache_clear()
+    checked_operation.log_unknown.cache_clear()
 
     def check(first, residual, size):
         asked.append("check")
@@ -104,7 +104,7 @@ def test_whether_memory_overlaps_is_looked_at_every_time(sum_into):
 
 
 def test_the_number_of_structures_that_are_remembered_is_bounded(sum_into, asked, monkeypatch):
-    monkeypatch.setattr(checked, "MOST_STRUCTURES", 3)
+    monkeypatch.setattr(checked_operation, "MOST_STRUCTURES", 3)
     for size in range(8):
         sum_into(torch.ones(3), None, size)
     assert len(sum_into.implementations["strict"].decided) <= 3

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from ...compress.protocol.requests import AllGather, AllReduce, Broadcast, Gather, Request, Scatter
-from .processes import explained
+from .lost_ranks import explained
 from .protocol import Transport
 
 MESSAGE_BYTES = 250 * 1024 * 1024  # of one broadcast of many tensors

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from gradwire.ddp_core import obstacle
-from gradwire.ddp_core.transport import processes
+from gradwire.ddp_core.transport import lost_ranks
 
 LOST = RuntimeError("Connection closed by peer")
 
@@ -33,28 +33,28 @@ def other():
 def group(other):
     """Rank 0's, with rank 1 on this machine, and rank 2 on another one."""
     group = Group()
-    processes.know(group, [processes.place(), f"{processes.machine()} {other.pid}", "elsewhere 1"])
+    lost_ranks.know(group, [lost_ranks.place(), f"{lost_ranks.machine()} {other.pid}", "elsewhere 1"])
     return group
 
 
 def test_a_rank_that_is_there_is_not_named(group):
-    assert processes.explained(LOST, group) == str(LOST)
+    assert lost_ranks.explained(LOST, group) == str(LOST)
 
 
 @pytest.mark.skipif(bool(obstacle()), reason=obstacle())
 def test_one_that_has_ended_is(group, other):
     other.kill()
-    assert processes.explained(LOST, group) == f"{LOST}; rank 1 has ended"
+    assert lost_ranks.explained(LOST, group) == f"{LOST}; rank 1 has ended"
 
 
 def test_one_that_goes_between_two_looks_is(group, other, monkeypatch):
     """Its file in /proc is there first, and when it is to be opened it is not."""
-    real = processes.Processes
+    real = lost_ranks.Processes
 
     def later(known):
         other.kill()
         other.wait()
         return real(known)
 
-    monkeypatch.setattr(processes, "Processes", later)
-    assert processes.explained(LOST, group) == f"{LOST}; rank 1 has ended"
+    monkeypatch.setattr(lost_ranks, "Processes", later)
+    assert lost_ranks.explained(LOST, group) == f"{LOST}; rank 1 has ended"

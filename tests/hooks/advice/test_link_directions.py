@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradwire.hooks.advice.directions import HostLink, described
+from gradwire.hooks.advice.link_directions import HostLink, described
 
 GBIT = 1e9 / 8
 

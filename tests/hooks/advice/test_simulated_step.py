@@ -6,8 +6,8 @@ import pytest
 
 from gradwire.ddp_core.overlap.replay import backward_order, priority_order, replay
 from gradwire.ddp_core.overlap.step_model import layered
-from gradwire.hooks.advice.pipeline import Parcel, Pipeline, Round
 from gradwire.hooks.advice.shared_cores import Event, Machine, Work
+from gradwire.hooks.advice.simulated_step import Parcel, Pipeline, Round
 
 IDLE = Work()
 

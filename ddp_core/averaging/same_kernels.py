@@ -21,8 +21,8 @@ from ...compress import Compressor, Layout, specification
 from ...compress.simulate import rehearse, variants
 from ...kernels import all_finite, operations
 from ...kernels.dispatch import agree_on, requested_by
-from ..transport.collectives import exchange
 from ..transport.protocol import Transport
+from ..transport.rank_messages import exchange
 
 logger = logging.getLogger(__name__)
 MOST_ROWS = 1024
