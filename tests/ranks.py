@@ -5,6 +5,7 @@ import io
 import itertools
 import multiprocessing
 import os
+import sys
 import time
 import traceback
 from dataclasses import dataclass
@@ -150,6 +151,9 @@ def _run(store, function, rank, world_size, args, kwargs):
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
-        for name in os.environ.keys() - environment.keys():  # this process serves other tests as well
+        compiler = sys.modules.get("torch._dynamo.eval_frame")
+        if compiler is not None and compiler.cached_backends:  # this process serves other tests as well
+            torch._dynamo.reset()
+        for name in os.environ.keys() - environment.keys():
             del os.environ[name]
         os.environ.update(environment)

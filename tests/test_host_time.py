@@ -27,7 +27,7 @@ MOST = {
     "gradwire:int8": (550, 5),
     "gradwire:topk:ratio=0.01": (530, 14),
     "gradwire:powersgd:rank=4": (610, 8),
-    "gradwire:onebit": (900, 16),
+    "gradwire:onebit": (900, 17),
 }
 
 

@@ -5,7 +5,7 @@ import torch
 
 from gradwire import kernels
 
-from ..ddp_core.averaging.test_kernels import SPECS, trained
+from ..ddp_core.averaging.test_same_kernels import SPECS, trained
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 OPERATIONS = {SPECS[0]: "orthogonalize", SPECS[1]: "sign_pack"}

@@ -103,8 +103,8 @@ MUTANTS = [
     Mutant(
         "local SGD averages a fragment too seldom",
         "hooks/local_sgd/local_steps.py",
-        "self._due, self._paced = begun + self.spacing",
-        "self._due, self._paced = begun + self.every",
+        "self._due, self._paced = begun + self.spacing, (time.perf_counter(), self.steps)",
+        "self._due, self._paced = begun + self.every, (time.perf_counter(), self.steps)",
         "tests/hooks/local_sgd/test_local_steps.py -k 'fragment or every or diloco or oracle or same'",
     ),
     Mutant(

@@ -7,7 +7,7 @@ import torch
 
 from gradwire.kernels import backends
 
-from ..ddp_core.averaging.test_kernels import trained
+from ..ddp_core.averaging.test_same_kernels import trained
 
 SPECS = (
     "powersgd:rank=2,min_compression_rate=0.1",

@@ -193,10 +193,10 @@ def hold_after_the_first(rank, rendezvous, config, backend, out):
     """A rank that trains with one compressor, and then waits for its end."""
     loss_of = training.loss_of
 
-    def holding(*inputs):
+    def holding(*inputs, **options):
         if finished(Path(out)):
             time.sleep(10 * PATIENCE)
-        return loss_of(*inputs)
+        return loss_of(*inputs, **options)
 
     training.loss_of = holding
     driver.rank_main(rank, rendezvous, config, backend, out)
@@ -250,10 +250,10 @@ def fail_in_a_step(rank, *arguments):
     if rank == 1:
         steps, loss_of = count(), training.loss_of
 
-        def failing(*inputs):
+        def failing(*inputs, **options):
             if next(steps) == 2:
                 raise LookupError("the culprit's own words")
-            return loss_of(*inputs)
+            return loss_of(*inputs, **options)
 
         training.loss_of = failing
     driver.rank_main(rank, *arguments)

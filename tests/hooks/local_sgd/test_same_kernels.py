@@ -8,7 +8,7 @@ from gradwire.compress import compressor
 from gradwire.compress.protocol.layout import Ranks
 from gradwire.compress.simulate import operations_of
 
-from ...ddp_core.averaging.test_kernels import kernels_of, native
+from ...ddp_core.averaging.test_same_kernels import kernels_of, native
 from .sites import Net, Town, descend, together, until
 
 SPECS = ["int4", "powersgd:rank=1,min_compression_rate=0.1"]
