@@ -110,7 +110,7 @@ def _traits(codec: Quantized) -> Traits:
     return Traits(takes_16_bits=True, keeps_zeros=keeps_zeros, draws=codec.rounding == "stochastic")
 
 
-@register("int8", adapter=TwoShot, traits=_traits)
+@register("int8", adapter=TwoShot, feedback=0, traits=_traits)
 @dataclass(frozen=True)
 class Int8(Quantized):
     """Eight bits an element and a scale a block, averaged in float32 by an all-to-all and an all-gather.

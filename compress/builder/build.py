@@ -84,8 +84,8 @@ def compressor(spec: Spec) -> Compressor:
 
 
 def undamped(spec: Spec) -> Spec:
-    """A specification for what the error feedback of another surrounds: methods that damp by default hold back all."""
-    damped = {name: {"feedback": 1.0} for name, method in registered.items() if 0 < method.feedback < 1}
+    """A specification for what the error feedback of another surrounds: all methods hold back all that they lack."""
+    damped = {name: {"feedback": 1.0} for name, method in registered.items() if method.lossy and method.feedback < 1}
     return filled(spec, damped) if isinstance(spec, str | Mapping) else spec
 
 
@@ -229,7 +229,9 @@ def _narrowed(method: Registration, built: Any, feedback: float, bits: int) -> C
             f"{method.name}:residual_bits is {', '.join(map(str, WIDTHS[:-1]))} or {WIDTHS[-1]}, got {bits}"
         )
     if bits != WIDTHS[0] and not feedback:
-        raise ValueError(f"{method.name}:residual_bits={bits} needs error feedback, which is off: leave it out")
+        raise ValueError(
+            f"{method.name}:residual_bits={bits} needs error feedback, which is off: add error_feedback=true, or leave it out"
+        )
     return dataclasses.replace(built, residual_bits=bits) if isinstance(built, TwoShot) else built
 
 
@@ -247,7 +249,9 @@ def _wrapped(
     if not 0 <= momentum < 1:
         raise ValueError(f"{method.name}:momentum is at least 0 (none) and below 1, got {momentum}")
     if guard and not feedback:
-        raise ValueError(f"{method.name}:guard=true needs error feedback, which is off: leave guard out")
+        raise ValueError(
+            f"{method.name}:guard=true needs error feedback, which is off: add error_feedback=true, or leave guard out"
+        )
     built = Float32Arithmetic(AdamSpace(built) if space == "adam" else built)
     built = ErrorFeedback(built, residual_bits) if feedback else built
     built = DecayedFeedback(built, feedback) if 0 < feedback < 1 else built

@@ -21,7 +21,7 @@ from ..buckets.grad_bucket import axis_order, grad_dtype, layout_of, plain_names
 from .bucket_memory import CARRIED_OVER, BucketMemory
 
 logger = logging.getLogger(__name__)
-FORMAT = 4  # the default options of compressors belong to it: tests/ddp_core/memory/test_checkpoint.py lists them
+FORMAT = 5  # the default options of compressors belong to it: tests/ddp_core/memory/test_checkpoint.py lists them
 FIELDS = ("step", "buckets", "parameters")
 RANKS = "ranks"  # the field of the states of all ranks
 ADVICE = {

@@ -10,7 +10,11 @@ from torch import Tensor, nn
 
 from gradwire.experiments.workloads.data.packages import SUFFIXES, split_by_file
 
-SIZES = {"gpt2": (18, 768, 12, 512), "small": (6, 384, 6, 256), "tiny": (2, 64, 2, 64)}  # layers, width, heads, bytes of a sequence
+SIZES = {
+    "gpt2": (18, 768, 12, 512),
+    "small": (6, 384, 6, 256),
+    "tiny": (2, 64, 2, 64),
+}  # layers, width, heads, bytes of a sequence
 
 
 class Block(nn.Module):

@@ -18,7 +18,7 @@ from ...ddp_core.memory.checkpoint import ADVICE, LEFT_OUT
 from ...ddp_core.memory.checkpoint import merged as merged_replicas
 
 logger = logging.getLogger(__name__)
-FORMAT = 3
+FORMAT = 4
 FIELDS = ("gradwire", "reduce", "step", "parameters", "weights")
 
 

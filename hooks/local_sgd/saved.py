@@ -17,7 +17,7 @@ from .resharded import held_back, loaded, of_this_rank
 from .rounds import Rounds
 from .standing import is_identity
 
-FORMAT = 5
+FORMAT = 6
 FIELDS = (
     "gradwire_local_steps",
     "setup",

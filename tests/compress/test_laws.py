@@ -51,8 +51,8 @@ SPECS = [
     "topk:ratio=0.2,start_iter=2,warmup=bf16",
     "onebit:block=64,feedback=1",
     "onebit:block=64,rotate=false,feedback=1",
-    "int8:rounding=stochastic",
-    "int8:rotate=true",
+    "int8:rounding=stochastic,error_feedback=true",
+    "int8:rotate=true,error_feedback=true",
     "fp8:format=e5m2,rounding=stochastic",
     "int4:block=16,rotate=true,rounding=stochastic",
     "int2:rotate=false,block=24,rounding=stochastic",
@@ -62,6 +62,7 @@ SPECS = [
     "acp-powersgd:rank=3,min_compression_rate=0",
     "fp16+acp-powersgd:rank=1",
     "powersgd:error_feedback=false",
+    "int8:error_feedback=true",
     "natural:error_feedback=true",
     "dropping:ratio=0.2,cap=0.1",
     "adacomp:bin=8,cap=0.3",
@@ -99,8 +100,8 @@ ALIKE = {
     "powersgd:warm_start=false",
     "topk:k=9,value_dtype=fp16",
     "onebit:block=64,rotate=false,feedback=1",
-    "int8:rounding=stochastic",
-    "int8:rotate=true",
+    "int8:rounding=stochastic,error_feedback=true",
+    "int8:rotate=true,error_feedback=true",
     "fp8:format=e5m2,rounding=stochastic",
     "powersgd:rank=1,space=adam",
     "natural:error_feedback=true",
@@ -109,12 +110,12 @@ ALIKE = {
     "int4:residual_bits=16,space=adam",
 }
 KINDS = [spec for spec in SPECS if spec not in ALIKE]
-UNBIASED = ("natural", "qsgd", "terngrad")  # they hold nothing back, unless they are asked to
+ROUNDING = ("int8", "natural", "qsgd", "terngrad")  # they hold nothing back, unless they are asked to
 
 
 def forgets(spec):
     """Whether what is not sent is lost."""
-    return "error_feedback=false" in spec or (spec.split(":")[0] in UNBIASED and "error_feedback=true" not in spec)
+    return "error_feedback=false" in spec or (spec.split(":")[0] in ROUNDING and "error_feedback=true" not in spec)
 
 
 # That nothing waits forever, test_laws_backends.py shows of the others, and test_capped.py of small caps.
@@ -210,7 +211,7 @@ OF_RESIDUALS = [name for name, each in registered.items() if "residual_bits" in 
 def test_every_compressor_with_a_residual_conserves_gradients_with_few_bits_of_it(name, bits):
     within, sizes = layout(SHAPES["one huge, many tiny"], torch.float32, 2), []
     for width in (bits, 32):
-        ladder = f"ladder=none/int8:residual_bits={width}," * (name == "adaptive")  # each method has servers of its own
+        ladder = f"ladder=none/int4:residual_bits={width}," * (name == "adaptive")  # each method has servers of its own
         spec = f"{name}:{ladder}feedback=1,residual_bits={width}"
         assert_conserves(spec, within, steps=2)
         leaves = Leaves(compressor(spec).init(within))

@@ -8,7 +8,7 @@ from gradwire.compress import Gathered, OneBit, Simulation, TopK, TwoShot, compr
 from gradwire.compress.state.tree import Leaves as leaves_of
 
 from ..given import gradients, layout
-from ..test_laws import UNBIASED
+from ..test_laws import ROUNDING
 
 
 def signs(vector, block):
@@ -59,7 +59,7 @@ def test_a_server_holds_back_only_where_the_workers_do(feedback):
         assert bool(leaves_of(state).held_back()) == feedback
 
 
-@pytest.mark.parametrize("spec", [*UNBIASED, "int8:error_feedback=false", "onebit:feedback=0,start_iter=2"])
+@pytest.mark.parametrize("spec", [*ROUNDING, "int4:error_feedback=false", "onebit:feedback=0,start_iter=2"])
 def test_without_error_feedback_nothing_is_remembered(spec):
     state = Simulation(compressor(spec), layout((100,))).states[0]
     assert leaves_of(state).flat == ()

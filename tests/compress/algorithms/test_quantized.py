@@ -84,7 +84,9 @@ def test_floats_are_those_of_torch_times_a_scale_a_block(spec):
 def test_rotated_blocks_are_quantized_and_rotated_back(spec, feedback, numel):
     """Against a Hadamard matrix by its formula, and signs drawn as described."""
     within = layout((numel,), dtype=torch.float64, world_size=1)
-    simulation = Simulation(Gathered(compressor(f"{spec}:block=16,rotate=true").inner.inner.codec), within)
+    simulation = Simulation(
+        Gathered(compressor(f"{spec}:block=16,rotate=true,error_feedback=true").inner.inner.codec), within
+    )
     signs = numpy.where(uniform(0, 0, 16, torch.device("cpu")).numpy() < 0.5, -1.0, 1.0)
     rotation, padded = numpy.zeros((numel, numel)), numpy.zeros(-(-numel // 16) * 16)
     for start, width in parts(numel, 16):

@@ -145,7 +145,7 @@ REFUSED = {  # specification: what the message must say
     "topk:feedback=0.9,error_feedback=false": ["topk:error_feedback=false", "leave out feedback=0.9"],
     "topk:momentum=1": ["topk:momentum", "at least 0", "below 1", "got 1.0"],
     "topk:momentum=-0.5": ["topk:momentum", "at least 0", "got -0.5"],
-    "topk:guard=true,feedback=0": ["topk:guard=true", "which is off: leave guard out"],
+    "topk:guard=true,feedback=0": ["topk:guard=true", "which is off: add error_feedback=true, or leave guard out"],
     "topk:space=sgd": ["topk:space takes gradient, adam", "'sgd'"],
     "bf16:feedback=0.9": ["'bf16' has no option 'feedback'"],
     "topk:k=0": ["topk:k", "at least 1", "got 0"],

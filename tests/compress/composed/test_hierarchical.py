@@ -19,7 +19,7 @@ FED_BACK = [
     "topk:ratio=0.1",
     "topk:ratio=0.1,feedback=0.9",
     "onebit:block=64",
-    "int8:guard=true",
+    "int8:guard=true,error_feedback=true",
     "powersgd:rank=1,momentum=0.9",
     "int4:feedback=0.8,momentum=0.9,space=adam,guard=true",
     "dgc:ratio=0.1",

@@ -56,7 +56,8 @@ class ByHand:
 
 @pytest.mark.parametrize(("ranks", "per_host"), ARRANGED)
 @pytest.mark.parametrize(
-    ("spec", "bits", "inside"), [("hosts+int4", 4, None), ("hosts:inside=int8+int4", 4, 8), ("hosts+int8", 8, None)]
+    ("spec", "bits", "inside"),
+    [("hosts+int4", 4, None), ("hosts:inside=int8+int4", 4, 8), ("hosts+int8:feedback=1", 8, None)],
 )
 def test_hosts_sum_first_and_send_each_other_what_formulas_say(ranks, per_host, spec, bits, inside):
     simulated, by_hand = SimulatedRanks(spec, ranks, per_host=per_host), ByHand(ranks, per_host, bits, inside)
@@ -106,7 +107,9 @@ def test_on_one_host_nothing_is_lost_and_one_rank_a_host_is_one_level():
     assert torch.equal(SimulatedRanks("hosts+int4", 4, per_host=1).step(named), one_level)
 
 
-@pytest.mark.parametrize("spec", ["hosts+int8", "hosts:inside=int8+int4", "hosts:inside=bf16+onebit:feedback=1"])
+@pytest.mark.parametrize(
+    "spec", ["hosts+int8:feedback=1", "hosts:inside=int8+int4", "hosts:inside=bf16+onebit:feedback=1"]
+)
 def test_all_ranks_hear_of_what_is_not_finite_on_one(spec):
     simulated, named = SimulatedRanks(spec, 4, per_host=2), [wholes(rank) for rank in range(4)]
     simulated.step(named)

@@ -18,7 +18,8 @@ from gradwire.kernels.memory_pool import Pool
 from ..given import placed
 
 SHAPES, DIMS = ((5, 3), (7,), (4, 6)), (0, 0, 1)
-SPECS = ["none", "int8", "int4", "int2", "ternary", "onebit:feedback=1", "int8:rounding=stochastic", "int8:block=8"]
+SPECS = ["none", "int8:feedback=1", "int4", "int2", "ternary", "onebit:feedback=1"]
+SPECS += ["int8:feedback=1,rounding=stochastic", "int8:feedback=1,block=8"]
 SPECS += ["bf16", "fp16"]
 
 
@@ -138,7 +139,7 @@ def test_a_part_of_what_is_held_back_may_be_kept():
         torch.testing.assert_close(other, 0.5 * one)
 
 
-@pytest.mark.parametrize("spec", ["int8", "int4", "onebit", "int4:feedback=0.9"])
+@pytest.mark.parametrize("spec", ["int8:feedback=1", "int4", "onebit", "int4:feedback=0.9"])
 def test_of_what_8_bits_hold_back_a_254th_of_the_largest_is_forgotten_at_most(spec):
     joined = spec + ("," if ":" in spec else ":")
     narrow, wide = SimulatedRanks(f"{joined}residual_bits=8", 4), SimulatedRanks(spec, 4)
@@ -190,7 +191,7 @@ def test_the_mean_is_scaled():
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("spec", ["int8", "int4", "onebit", "int4:residual_bits=8"])
+@pytest.mark.parametrize("spec", ["int8:feedback=1", "int4", "onebit", "int4:residual_bits=8"])
 def test_what_is_not_finite_reaches_the_owner_and_all_ranks_hear_of_it(spec, bad):
     simulated = SimulatedRanks(spec, 4)
     fine = [wholes(rank) for rank in range(4)]
@@ -283,13 +284,13 @@ def test_a_module_takes_as_many_launches_on_64_ranks_as_on_4(spec):
         (weight_gather, "bf16+topk:k=3", "none, bf16, int8|packs its own bytes"),
         (shard_sum, "bf16+powersgd", "no rank has whole"),
         (weight_gather, "int8:rounding=stochastic", "to the nearest"),
-        (weight_gather, "int8:residual_bits=8", "weights have none: leave it out"),
+        (weight_gather, "int4:residual_bits=8", "weights have none: leave it out"),
         (shard_sum, "int8:momentum=0.9", "with block, rounding and feedback"),
         (shard_sum, "int9", "unknown compressor"),
         (shard_sum, "int4:residual_bits=4", "residual_bits is 32, 16 or 8, got 4"),
         (shard_sum, "int4:residual_bits=abc", "residual_bits takes int, got 'abc'"),
         (shard_sum, "none:residual_bits=8", "has no option 'residual_bits'"),
-        (shard_sum, "int4:feedback=0,residual_bits=8", "which is off: leave it out"),
+        (shard_sum, "int4:feedback=0,residual_bits=8", "which is off: add error_feedback=true, or leave it out"),
     ],
 )
 def test_other_methods_are_refused_with_the_way_out(make, spec, words):

@@ -19,7 +19,7 @@ LOW_RANK = {
     "seed": 0,
     "payload": "float",
 }
-DEFAULTS = {  # of FORMAT 4
+DEFAULTS = {  # of FORMAT 5
     "acp-powersgd": {"rank": 4, "min_compression_rate": 2.0, "seed": 0},
     "adacomp": {"cap": 0.02, "scope": "bucket", "bin": 500},
     "adaptive": {"ladder": "none/int8/int4/int2", "target": 0.85},
@@ -45,7 +45,7 @@ DEFAULTS = {  # of FORMAT 4
     "topk": {"ratio": 0.01, "k": None, "value_dtype": "fp32", "scope": "bucket"},
 }
 KEPT = {  # of a residual; all by the other methods
-    **dict.fromkeys(("natural", "qsgd", "terngrad"), 0.0),  # without error feedback unless asked
+    **dict.fromkeys(("int8", "natural", "qsgd", "terngrad"), 0.0),  # without error feedback unless asked
     **dict.fromkeys(("onebit", "randomk", "chunktopk"), 0.7),
 }
 FEEDBACK = {"error_feedback": True, "feedback": 1.0, "momentum": 0.0, "space": "gradient", "guard": False}
@@ -54,7 +54,7 @@ FEEDBACK |= {"residual_bits": 32}
 
 def test_the_table_belongs_to_this_format_and_knows_every_method():
     ours = {name for name, method in registered.items() if method.factory.__module__.startswith("gradwire.")}
-    assert FORMAT == 4, RAISE
+    assert FORMAT == 5, RAISE
     assert ours == set(DEFAULTS)
     assert {option: default for option, (_, default) in OF_FEEDBACK.items()} == FEEDBACK, RAISE
     assert {option: default for option, (_, default) in OF_ALL.items()} == {"start_iter": 0, "warmup": "none"}, RAISE

@@ -39,7 +39,8 @@ STATE = {  # bytes per parameter
     "bf16": 0,
     "topk": 4,
     "powersgd:rank=4": 4 + 2 * FACTORS,  # what ranks share has a second copy
-    "int8": 4 + 4 / RANKS,
+    "int8": 0,
+    "int4": 4 + 4 / RANKS,
     "onebit": 4 + 4 / RANKS,
     "topk:residual_bits=16": 2,
     "int4:residual_bits=8": NARROW * (1 + 1 / RANKS),
@@ -119,13 +120,12 @@ def test_a_plan_has_buckets_on_their_way_one_of_which_is_computed_in_each_round(
 
 AT_MOST = {  # bytes per parameter of 67 M parameters at peak beyond torch's DDP, on this many ranks
     "none": lambda ranks: 1,
-    "bf16": lambda ranks: 2,
+    **dict.fromkeys(("bf16", "int8"), lambda ranks: 2),
     "powersgd:rank=4": lambda ranks: 5.5,
     "topk": lambda ranks: 5.5,
-    **dict.fromkeys(("onebit", "int8", "int4", "int2"), lambda ranks: 5.5 + 4 / ranks),
+    **dict.fromkeys(("onebit", "int4", "int2"), lambda ranks: 5.5 + 4 / ranks),
     **dict.fromkeys(("powersgd:rank=4,residual_bits=8", "topk:residual_bits=8"), lambda ranks: 2.5 + 1 / ranks),
     "int4:residual_bits=8": lambda ranks: 2.5 + 1 / ranks,
-    "int8:residual_bits=8": lambda ranks: 2.7 + 1 / ranks,
     **dict.fromkeys(
         ("onebit:residual_bits=8", "int2:residual_bits=8"), lambda ranks: 2.7 + 3 / ranks
     ),  # wide for longer
@@ -140,7 +140,7 @@ def test_what_compression_takes_at_peak_has_a_bound_for_each_compressor(spec, ra
     assert plan.peak_bytes <= AT_MOST[spec](ranks) * plan.parameters
 
 
-@pytest.mark.parametrize(("spec", "state"), [("topk", 8), ("int8", 12)])
+@pytest.mark.parametrize(("spec", "state"), [("topk", 8), ("int4", 12)])
 def test_undo_from_the_start_keeps_two(ranks, spec, state):
     for found in ranks.run(kept, RANKS, spec, True, True, state + ROOM):
         assert state - SLACK <= found <= state + ROOM
@@ -163,7 +163,7 @@ def kept_of_shards(rank, world_size, reduce, undo, most):
 
 
 @pytest.mark.parametrize(
-    ("reduce", "undo", "state"), [("int8", None, 4), ("int4:residual_bits=8", None, NARROW), ("int8", True, 8)]
+    ("reduce", "undo", "state"), [("int8", None, 0), ("int4", None, 4), ("int4:residual_bits=8", None, NARROW), ("int4", True, 8)]
 )
 def test_of_shards_there_is_one_copy_of_residuals_too(ranks, reduce, undo, state):
     for found in ranks.run(kept_of_shards, RANKS, reduce, undo, state + ROOM):

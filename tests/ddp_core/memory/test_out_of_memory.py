@@ -28,7 +28,7 @@ def test_a_state_that_does_not_fit_names_the_compressor_and_what_it_keeps():
 
 
 def test_a_state_of_shards_that_does_not_fit_says_so_too():
-    memory = ShardMemory(shard_sum("int8"))
+    memory = ShardMemory(shard_sum("int4"))
     with pytest.raises(
         torch.OutOfMemoryError, match=r"the state of reduce=.* 4\.0 bytes per parameter.*residual_bits=8"
     ):
