@@ -193,7 +193,7 @@ class ShardedModule:
         return (
             f"some parameters of a sharded module ({', '.join(self.names[:3])}, ...) have no gradient in this backward, and "
             "torch does not report which, but each has a residual: call set_reduce_scatter_unused_params(True) "
-            "on the model, where torch has it, or reduce with error_feedback=false, as in 'int8:error_feedback=false'"
+            "on the model, where torch has it, or reduce without residuals, as 'int8' or 'int4:error_feedback=false' do"
         )
 
     @property

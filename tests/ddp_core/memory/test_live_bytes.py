@@ -163,7 +163,8 @@ def kept_of_shards(rank, world_size, reduce, undo, most):
 
 
 @pytest.mark.parametrize(
-    ("reduce", "undo", "state"), [("int8", None, 0), ("int4", None, 4), ("int4:residual_bits=8", None, NARROW), ("int4", True, 8)]
+    ("reduce", "undo", "state"),
+    [("int8", None, 0), ("int4", None, 4), ("int4:residual_bits=8", None, NARROW), ("int4", True, 8)],
 )
 def test_of_shards_there_is_one_copy_of_residuals_too(ranks, reduce, undo, state):
     for found in ranks.run(kept_of_shards, RANKS, reduce, undo, state + ROOM):

@@ -110,7 +110,7 @@ def by_module(named):
 
 @pytest.mark.parametrize(
     ("spec", "bits", "world_size"),
-    [("int8", 8, 2), ("int4", 4, 3), ("int4:error_feedback=false", 4, 2), ("bf16", 16, 3)],
+    [("int8:error_feedback=true", 8, 2), ("int4", 4, 3), ("int4:error_feedback=false", 4, 2), ("bf16", 16, 3)],
 )
 def test_quantized_gradients_are_the_sums_of_what_each_rank_sends(ranks, world_size, spec, bits):
     feedback = "false" not in spec and bits < 16

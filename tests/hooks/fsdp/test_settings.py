@@ -116,7 +116,7 @@ def left_out(rank, world_size, reduce, unused):
     return whole(model)
 
 
-@pytest.mark.parametrize(("reduce", "unused"), [("none", False), ("int8:error_feedback=false", False), ("int8", True)])
+@pytest.mark.parametrize(("reduce", "unused"), [("none", False), ("int8", False), ("int8:error_feedback=true", True)])
 def test_parameters_may_be_left_out_where_nothing_is_remembered_or_torch_sends_zeros(ranks, reduce, unused):
     if unused and not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
         pytest.skip("this torch does not send zeros")
@@ -145,7 +145,7 @@ REFUSED = {
     "weights at random": lambda: gradwire.attach(network(2), gather="int8:rounding=stochastic"),
     "no replicas": lambda: gradwire.attach(network(2), replicas="powersgd:rank=4"),
     "a bare module": lambda: gradwire.attach(nn.Linear(2, 2), gather="int8"),
-    "left out": lambda: left_out(torch.distributed.get_rank(), 2, "int8", unused=False),
+    "left out": lambda: left_out(torch.distributed.get_rank(), 2, "int4", unused=False),
 }
 WORDS = {
     "twice": "somebody communicates for 3 of its 3 sharded modules already",
