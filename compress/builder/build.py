@@ -230,7 +230,8 @@ def _narrowed(method: Registration, built: Any, feedback: float, bits: int) -> C
         )
     if bits != WIDTHS[0] and not feedback:
         raise ValueError(
-            f"{method.name}:residual_bits={bits} needs error feedback, which is off: add error_feedback=true, or leave it out"
+            f"{method.name}:residual_bits={bits} needs error feedback, which is off: "
+            "add error_feedback=true, or leave it out"
         )
     return dataclasses.replace(built, residual_bits=bits) if isinstance(built, TwoShot) else built
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from ..algorithms.dgc import DGC
 from ..feedback.worker_momentum import WorkerMomentum
 from ..protocol.compressor import Compressor, inside
-from ..protocol.registry import registered
+from ..protocol.registry import OF_FEEDBACK, registered
 from .build import Spec, check_depth, compressor, parsed, specification
 
 logger = logging.getLogger(__name__)
@@ -43,6 +43,7 @@ FEEDBACK: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "acp-powersgd": {"feedback": 0.9},
     },
     "Adam": {
+        "int4": {"feedback": 0.0},
         "topk": {"feedback": 0.9},
     },
     "Muon": {
@@ -171,23 +172,34 @@ def tuned(spec: Spec, optimizer: Optimizers | None) -> Spec:
 
 
 def _feedback_for(found: Collection[str]) -> dict[str, Mapping[str, Any]]:
-    """Return options by method that suit kinds of optimizers: of several those with the smallest feedback."""
+    """Return options by method that suit kinds of optimizers: of several those with the smallest feedback.
+
+    Error feedback is off only if it is for all of them.
+    """
     chosen: dict[str, Mapping[str, Any]] = {}
-    for method, options in (row for kind in sorted(found) for row in FEEDBACK.get(kind, {}).items()):
-        if options.get("feedback", 1.0) < chosen.get(method, {}).get("feedback", 1.1):
+    tables = [FEEDBACK.get(kind, {}) for kind in sorted(found)]
+    for method, options in (row for table in tables for row in table.items()):
+        kept = options.get("feedback", 1.0)
+        suits = kept > 0 or all(table.get(method) == options for table in tables)
+        if suits and kept < chosen.get(method, {}).get("feedback", 1.1):
             chosen[method] = options
     return chosen
 
 
 def _filled(given: Mapping[str, Any], defaults: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """A specification with defaults by method in it, and in what it wraps."""
+    """A specification with defaults by method in it, and in what it wraps.
+
+    Who gives an option of error feedback wants it: then no default turns it off.
+    """
     filled, method = dict(given), registered.get(given.get("name", ""))
     inner = given.get("inner")
     if isinstance(inner, str | Mapping):
         filled["inner"] = _filled(parsed(inner) if isinstance(inner, str) else inner, defaults)
     if method is None or "error_feedback" in given:
         return filled
-    return {**defaults.get(method.name, {}), **filled}
+    default = defaults.get(method.name, {})
+    wanted = default.get("feedback") == 0 and not given.keys().isdisjoint(OF_FEEDBACK)
+    return filled if wanted else {**default, **filled}
 
 
 def _check_momentum(built: Compressor, optimizers: Sequence[Optimizer], name: str) -> None:

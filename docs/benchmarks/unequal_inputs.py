@@ -3,8 +3,8 @@
     python docs/benchmarks/unequal_inputs.py
 
 Elements of a block share a scale, so gradients of the large input set the scale of their neighbours. The targets come from
-inputs of equal size. So a model that learns from the large input alone ends near a loss of 1. All 64 rows have the large input
-in their only block of 128 elements.
+inputs of equal size. So a model that learns from the large input alone ends near a loss of 1. Each of the 64 rows is one
+block of 128 elements, with the large input's among them.
 """
 
 import torch

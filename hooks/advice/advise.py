@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from ...compress import Optimizers, Ranks, compressor
+from ...compress import Optimizers, Ranks, compressor, tuned
 from ...compress.builder.options import whole_number
 from ...compress.state.shares import ranks_given, ranks_seen
 from ...ddp_core import DEFAULT_TIMEOUT, Decorator, over
@@ -203,7 +203,7 @@ def _fitting(
     ready = {name: training.parameters[name] for name in computation.ready}
 
     def peak(spec: str) -> int:
-        built = compressor(spec)
+        built = compressor(tuned(spec, training.optimizers))
         layouts = bucket_layouts(ready, bucket_mb, ranks_seen(built, here.ranks))
         return state_bytes(built, layouts) + work_bytes(built, layouts)
 

@@ -167,7 +167,7 @@ class TestKind:
 @pytest.fixture
 def table(monkeypatch):
     """Defaults that no study will change."""
-    rows = {"topk": {"feedback": 0.5, "space": "adam"}, "powersgd": {"feedback": 0.25}}
+    rows = {"topk": {"feedback": 0.5, "space": "adam"}, "powersgd": {"feedback": 0.25}, "fp8": {"feedback": 0.0}}
     monkeypatch.setattr("gradwire.compress.builder.optimizer_defaults.FEEDBACK", {"Adam": rows})
 
 
@@ -180,6 +180,9 @@ TUNED = {
     "fp16+powersgd:rank=2": "fp16+powersgd:rank=2,feedback=0.25",
     "powersgd:start_iter=9,warmup=bf16": "powersgd:feedback=0.25,start_iter=9,warmup=bf16",
     "int4": "int4",
+    "fp8:block=8": "fp8:block=8,error_feedback=false",
+    "fp8:residual_bits=8": "fp8:residual_bits=8",
+    "fp8:error_feedback=true": "fp8",
     "none": "none",
 }
 
@@ -241,7 +244,7 @@ class TestOfSeveral:
     @pytest.fixture(autouse=True)
     def table(self, monkeypatch):
         rows = {
-            "Adam": {"topk": {"feedback": 0.9}},
+            "Adam": {"topk": {"feedback": 0.9}, "int4": {"feedback": 0.0}},
             "Muon": {"topk": {"feedback": 0.7}},
             "SGD with momentum": {"topk": {"feedback": 0.8}, "powersgd": {"feedback": 0.9}},
         }
@@ -259,6 +262,10 @@ class TestOfSeveral:
         several = [self.muon(), *map(made, others)]
         assert compressor(tuned("topk", several)) == compressor(f"topk:feedback={topk}")
         assert compressor(tuned("powersgd", several)) == compressor(f"powersgd:feedback={powersgd}")
+
+    def test_error_feedback_is_off_where_it_is_for_all_of_them(self):
+        assert compressor(tuned("int4", [made("AdamW"), made("AdamW")])) == compressor("int4:error_feedback=false")
+        assert tuned("int4", [self.muon(), made("AdamW")]) == "int4"
 
     def test_the_momentum_of_any_is_warned_of(self):
         with pytest.warns(UserWarning, match="SGD and Muon has one of 0.95 on top"):
