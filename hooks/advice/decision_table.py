@@ -55,8 +55,8 @@ class Answer:
 CANDIDATES = (
     Candidate("none", {ADAMW: 0.0, SGD: 0.0, MUON: 0.0}),
     Candidate("bf16", {ADAMW: -0.002, SGD: 0.0, MUON: 0.0}),
-    Candidate("int8", {ADAMW: 0.004, SGD: 0.001, MUON: 0.0}, warm_up=True),
-    Candidate("int4", {ADAMW: 0.003, SGD: 0.008, MUON: 0.005}, warm_up=True),
+    Candidate("int8", {ADAMW: 0.001, SGD: 0.0, MUON: 0.0}, warm_up=True),
+    Candidate("int4", {ADAMW: 0.003, SGD: 0.008, MUON: 0.019}, warm_up=True),
     Candidate("int2", {ADAMW: 0.012, SGD: 0.012, MUON: 0.022}, warm_up=True),
     Candidate("powersgd:rank=4", {ADAMW: 0.050, SGD: 0.020, MUON: 0.039}, warm_up=True),
     Candidate("powersgd:rank=8,payload=int8", {ADAMW: 0.025, SGD: 0.007, MUON: 0.021}, warm_up=True),

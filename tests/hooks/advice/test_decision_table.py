@@ -67,11 +67,21 @@ def measured_losses():
     return {key: mean(values) for key, values in ratios.items()}
 
 
+def loss_on_a_gpu(spec, optimizer):
+    """The mean over seeds of the loss above that of none, of a GPT of 11 M parameters."""
+    lines = (DOCS / "benchmarks" / "h200" / "quality-small.jsonl").read_text("utf-8").splitlines()
+    runs = [run for run in map(json.loads, lines) if run["optimizer"] == optimizer and "loss" in run]
+    losses = {(run["compressor"], run["seed"]): run["loss"] for run in runs}
+    return mean(loss / losses["none", seed] - 1 for (each, seed), loss in losses.items() if each == spec)
+
+
 def sources_loss(spec, optimizer):
     """The loss by its source: of the largest model if it has one, else of losses.json, the worst of its tasks."""
     if optimizer == ADAMW and spec in ("int4", "powersgd:rank=8,payload=int8"):
         rate = {"netlab.rate": "100mbit", "compressor": spec}
         return of_study("time-to-accuracy-gpt/README.md", "excess_loss", **rate) / 100
+    if optimizer == MUON and spec == "int4":
+        return loss_on_a_gpu("int4:start_iter=100", "muon")
     losses = measured_losses()
     return max(losses[task, spec] for task in TASKS[optimizer])
 
