@@ -16,6 +16,7 @@ from .operands import FORMATS, HALVES, Factors, Residual, Rows
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 WIDE = (torch.float32,)
+STORED = (*FLOATS, torch.int8)  # of residuals between steps
 INDICES = (torch.int32, torch.int64)
 
 

@@ -13,7 +13,7 @@ from .operands import Rows
 def mark_rows(values: Tensor, used: Tensor, rows: Rows) -> None:
     """Set `used[row]` for each row with an element other than zero, NaN included; the others stay as they are.
 
-    `values`: flat, any float dtype; `used`: bool, one for each row.
+    `values`: flat, any float dtype, or int8; `used`: bool, one for each row.
     """
     for block in rows.blocks:
         block.of_rows(used).logical_or_(block.of(values).ne(0).any(1))

@@ -51,8 +51,7 @@ def drawn(state: Draws | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def _traits(adapter: Gathered | TwoShot) -> Traits:
     codec = own_traits(adapter.codec)
-    residual_first = codec.keeps_zeros or isinstance(adapter, Gathered)
-    return Traits(codec.takes_16_bits, ignores_shapes=True, packs_bytes=True, residual_first=residual_first)
+    return Traits(codec.takes_16_bits, ignores_shapes=True, packs_bytes=True, residual_first=True)
 
 
 @with_traits(_traits)
@@ -122,14 +121,15 @@ class TwoShot:
         """The mean, rounded twice. Without a worker residual the server keeps none either."""
         if not grad.numel():
             return grad
+        server = None if residual is None else state.server_residual
         rows, size = state.rows, self.codec.row_bytes(state.length)
         bits = 0 if rows is None else rows.row_bytes(state.world_size)
         first, second = drawn(state.draws)
         payload = temporary(state.world_size, size + bits, dtype=torch.uint8, device=grad.device).zero_()
         if rows is not None:
             used = rows.used(grad, residual, state.world_size)
-            if residual is not None and state.server_residual is not None:
-                rows.mark(used, state.server_residual.wide(), state.served[0])
+            if server is not None:
+                rows.mark(used, server.stored, state.served[0])
             rows.packed(used, state.world_size, out=payload[:, size:])
         self.codec.encode(grad, residual, _first(payload, size), state.length, *first)
         votes = yield from all_to_all(payload)
@@ -140,11 +140,11 @@ class TwoShot:
         payload = temporary(1, size + bits, dtype=torch.uint8, device=grad.device).zero_()
         if rows is not None:
             any_of(votes[:, size:], out=payload[0, size:])
-        held = None if residual is None or state.server_residual is None else state.server_residual.open()
+        held = None if server is None else server.open()
         self.codec.encode(served, held, _first(payload, size), state.length, *second)
         del votes, served
-        if held is not None and state.server_residual is not None:
-            state.server_residual.close(held)
+        if server is not None and held is not None:
+            server.close(held)
         averages = (yield from all_gather(payload)).view(1, state.world_size, size + bits)
         del payload
         _decode(self.codec, _first(averages, size), grad, state.length, residual)
@@ -153,10 +153,8 @@ class TwoShot:
             rows.clear(used, grad)
             if residual is not None:
                 rows.clear(used, residual.after)
-            if held is not None and state.server_residual is not None:
-                held = state.server_residual.open()
+            if held is not None:
                 rows.clear(used, held.after, start)
-                state.server_residual.close(held)
         return grad
 
 

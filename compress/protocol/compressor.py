@@ -138,7 +138,8 @@ class Traits:
     `needs_all_parameters` (any): needs the gradients of all parameters in every step.
     `ranks_per_host` (any): has two levels, hosts and their ranks; this many ranks share a host, 0 if gradwire finds it out.
     `choices` (the largest): the number of compressors among which the ranks choose.
-    `residual_first`: is done with the residual of a wide gradient (float32, float64) before its first request.
+    `residual_first`: is done with the residual of a wide gradient (float32, float64) before its first request. Later it at
+    most writes zeros to `residual.after`, which may have another dtype by then.
     `extra_rounds_in`: a function that returns True for the steps (from 0) that take more rounds than others.
     """
 

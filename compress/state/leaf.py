@@ -81,6 +81,11 @@ class Narrow:
             numbers = pad(rows, (0, self._length - self.numel)).view(-1)
         kernels.quantize_blocks(numbers, None, *self._parts(packed), self._length)
 
+    def elements(self, packed: Tensor) -> Tensor:
+        """Return a view with an element per number: codes or bfloat16. It is flat for a single row."""
+        codes = packed if packed.dtype == torch.bfloat16 else self._parts(packed)[1]
+        return codes[:, : self.numel].squeeze(0)
+
     def multiply(self, before: Tensor, factor: float, after: Tensor) -> None:
         """Write the numbers times a factor; `after` may be `before`. In 8 bits nothing is rounded anew but the scales."""
         if before.dtype == torch.bfloat16:
@@ -157,14 +162,19 @@ class FlatLeaf(Leaf):
         return Residual(numbers, numbers)
 
     def close(self, step: Residual) -> None:
-        """Keep what a step has written, of `open`. Of copies, which are empty then, nobody keeps the memory."""
+        """Keep what a step has written, of `open`. Copies are freed: `step.after` is then `stored`, and may get zeros."""
         if self.store is not None:
             self.store.pack(step.after, self.flat)
-            step.after.set_()  # type: ignore[call-overload]  # other frames have this tensor, too
+            step.after.data = self.stored  # other frames have this tensor, too
 
     def wide(self) -> Tensor:
         """Return all numbers, flat: copies with a `store`, else the leaf's own memory."""
         return self.flat if self.store is None else self.store.unpacked(self.flat)
+
+    @property
+    def stored(self) -> Tensor:
+        """The leaf's own memory, an element per number: with a `store`, codes or bfloat16. Zeros are zeros in it."""
+        return self.flat if self.store is None else self.store.elements(self.flat)
 
     def set(self, numbers: Tensor) -> None:
         """Take these numbers, between two steps."""

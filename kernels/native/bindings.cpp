@@ -83,8 +83,8 @@ void rotate_blocks(Array values, Array signs, int64_t numel, int64_t block, bool
 }
 
 template <void (*work)(const RowsJob&)>
-void on_rows(Array values, Array used, Array blocks, int64_t count) {
-    work({at<char>(values), values.format, at<uint8_t>(used), at<const Rows>(blocks), count});
+void on_rows(Array values, int64_t size, Array used, Array blocks, int64_t count) {
+    work({at<char>(values), size, at<uint8_t>(used), at<const Rows>(blocks), count});
 }
 
 void select_largest(Array grad, Array before, Array after, Array indices, Array values, int64_t numel, int64_t length,
@@ -162,7 +162,7 @@ PyMODINIT_FUNC PyInit__kernels() {
     return gradwire::guarded([] {
         gradwire::learn_tensors();
         gradwire::Object module = gradwire::owned(PyModule_Create(&gradwire::bindings::definition));
-        PyModule_AddIntConstant(module.get(), "interface", 4);  // operations.py has it too
+        PyModule_AddIntConstant(module.get(), "interface", 5);  // operations.py has it too
         return module.release();
     });
 }

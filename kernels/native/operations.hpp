@@ -56,7 +56,7 @@ struct Rows {
 
 struct RowsJob {
     char* values;
-    Format format;
+    int64_t size;  // bytes of a value: a float's, or 1 of a code
     uint8_t* used;
     const Rows* blocks;
     int64_t count;

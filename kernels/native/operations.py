@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..argument_checks import FLOATS, WIDE, check_gather
+from ..argument_checks import FLOATS, STORED, WIDE, check_gather
 from ..casting import cast_scaled, gather_scaled
 from ..finite import all_finite, with_gaps
 from ..low_rank import low_rank_finish, low_rank_left, low_rank_right, normalize, orthogonalize
@@ -23,7 +23,7 @@ from ..zero_rows import clear_rows, mark_rows
 
 LARGEST_RANK = 32
 NAME = "native"
-INTERFACE = 4  # bindings.cpp has it too: raise both where a call means something else than it did
+INTERFACE = 5  # bindings.cpp has it too: raise both where a call means something else than it did
 NONE = (None, None)  # in place of a residual's tensors
 
 
@@ -66,14 +66,14 @@ def _all_finite(tensor: Tensor) -> Tensor:
     return torch.tensor(finite, device="cpu")
 
 
-@mark_rows.implement(NAME, {"values": FLOATS})
+@mark_rows.implement(NAME, {"values": STORED})
 def _mark_rows(values: Tensor, used: Tensor, rows: Rows) -> None:
-    library().mark_rows(values, used, *_blocks(rows))
+    library().mark_rows(values, values.element_size(), used, *_blocks(rows))
 
 
-@clear_rows.implement(NAME, {"values": FLOATS})
+@clear_rows.implement(NAME, {"values": STORED})
 def _clear_rows(values: Tensor, used: Tensor, rows: Rows) -> None:
-    library().clear_rows(values, used, *_blocks(rows))
+    library().clear_rows(values, values.element_size(), used, *_blocks(rows))
 
 
 @functools.lru_cache(maxsize=1024)

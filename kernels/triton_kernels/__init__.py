@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..argument_checks import FLOATS, WIDE
+from ..argument_checks import FLOATS, STORED, WIDE
 from ..casting import cast_scaled, gather_scaled
 from ..checked_operation import Supports, Unless
 from ..dispatch import Operation, register_backend
@@ -47,7 +47,7 @@ MODULES: dict[str, dict[Operation[Any, Any], Supports]] = {  # the dtypes that t
         quantize_blocks: {"grad": FLOATS, "residual": WIDE, "signs": WIDE},
         dequantize_mean: {"out": FLOATS, "residual": WIDE, "signs": WIDE},
     },
-    "zero_rows": {mark_rows: {"values": FLOATS}, clear_rows: {"values": FLOATS}},
+    "zero_rows": {mark_rows: {"values": STORED}, clear_rows: {"values": STORED}},
     "rotation": {rotate_blocks: {"values": WIDE, "signs": WIDE}},
     "selection": {select_largest: {"grad": FLOATS, "residual": WIDE, "values": FLOATS}},
     "scatter": {scatter_mean: {"values": FLOATS, "out": WIDE}},

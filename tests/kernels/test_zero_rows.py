@@ -7,7 +7,7 @@ from gradwire import kernels
 from gradwire.kernels import Block, Rows
 
 pytestmark = pytest.mark.usefixtures("backend")
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8]
 # Matrices, a vector, gaps between blocks, rows of one element, a row in two blocks; rows longer than a program's tile.
 SMALL = (Block(3, 5, 7, 0), Block(38, 1, 9, 5), Block(50, 3, 1, 6), Block(60, 3, 1, 6), Block(63, 2, 8, 9))
 LARGE = (Block(1, 3, 20_000, 0), Block(60_001, 40, 513, 3), Block(80_521, 1, 40_000, 43), Block(120_521, 4100, 2, 44))
@@ -30,12 +30,13 @@ def elements(blocks):
 
 
 def sparse(numel, dtype):
-    """Mostly zeros, some of them negative; and numbers from the smallest to those that are none."""
+    """Mostly zeros, some of them negative; and numbers from the smallest to those that are none, or codes."""
     generator = torch.Generator().manual_seed(0)
     values = torch.zeros(numel)
     values[::3] = -0.0
     places = torch.randperm(numel, generator=generator)[: max(1, numel // 5000) + 3]
-    values[places] = torch.tensor([1e-45, -2.0, torch.inf, torch.nan])[torch.arange(len(places)) % 4]
+    numbers = [1, -2, 127, -128] if dtype == torch.int8 else [1e-45, -2.0, torch.inf, torch.nan]
+    values[places] = torch.tensor(numbers, dtype=torch.float32)[torch.arange(len(places)) % 4]
     return values.to(dtype)
 
 

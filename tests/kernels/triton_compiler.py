@@ -89,7 +89,7 @@ def launch_streams():
         kernels.cast_scaled(narrow, wide, 0.5)
         kernels.cast_scaled(wide, narrow, 1.0, torch.ones(size))
     kernels.all_finite(wide)
-    for values in (wide, narrow):
+    for values in (wide, narrow, torch.ones(size, dtype=torch.int8)):
         kernels.mark_rows(values, torch.ones(300, dtype=torch.bool), ROWS)
         kernels.clear_rows(values, torch.ones(300, dtype=torch.bool), ROWS)
     for block, grad, residual in ((8, wide, wide), (1024, wide, wide), (1000, narrow, None), (20_000, wide, wide)):

@@ -138,7 +138,7 @@ MUTANTS = [
     Mutant(
         "a server of two-shot compression keeps no residual",
         "compress/algorithms/adapters.py",
-        "held = None if residual is None or state.server_residual is None else state.server_residual.open()",
+        "held = None if server is None else server.open()",
         "held = None",
         "tests/compress/algorithms -k 'onebit or adapters or quantized'",
     ),

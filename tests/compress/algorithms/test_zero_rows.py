@@ -26,6 +26,8 @@ MORE = (
     "powersgd:min_compression_rate=0,error_feedback=false",
     "adaptive:ladder=int4/onebit,target=0.99",
     "onebit:space=adam,guard=true,feedback=0.9",
+    "onebit:residual_bits=8",
+    "int2:residual_bits=16",
 )
 EVERY = list(dict.fromkeys([*SPECS, *OWN_LAW, *MORE]))
 

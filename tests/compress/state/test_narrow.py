@@ -86,7 +86,7 @@ def test_a_step_on_a_narrow_leaf_is_that_on_a_wide_one_but_for_rounding(bits, ve
         assert narrow.held_back().keys() == wide.held_back().keys()
 
 
-def test_copies_that_a_step_has_closed_keep_no_memory_wherever_they_are_still_known():
+def test_copies_that_a_step_has_closed_are_the_leafs_own_memory_wherever_they_are_still_known():
     leaf = PerParameter.zeros(Layout(("w",), ((SMALLEST,),), torch.float32, CPU), 8, residual=True)
     step = leaf.open()
     step.after.fill_(1.0)
@@ -94,6 +94,8 @@ def test_copies_that_a_step_has_closed_keep_no_memory_wherever_they_are_still_kn
     elsewhere, before = step.after, pool._lent
     leaf.close(step)
     pool.release()
-    assert elsewhere.numel() == 0
+    assert elsewhere.data_ptr() == leaf.flat.data_ptr()
+    elsewhere[0] = 0
     assert before - pool._lent >= 4 * SMALLEST
-    assert torch.equal(leaf.wide(), torch.ones(SMALLEST))
+    assert leaf.wide()[0] == 0
+    assert torch.equal(leaf.wide()[1:], torch.ones(SMALLEST - 1))

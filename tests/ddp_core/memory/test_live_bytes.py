@@ -124,11 +124,12 @@ AT_MOST = {  # bytes per parameter of 67 M parameters at peak beyond torch's DDP
     "powersgd:rank=4": lambda ranks: 5.5,
     "topk": lambda ranks: 5.5,
     **dict.fromkeys(("onebit", "int4", "int2"), lambda ranks: 5.5 + 4 / ranks),
-    **dict.fromkeys(("powersgd:rank=4,residual_bits=8", "topk:residual_bits=8"), lambda ranks: 2.5 + 1 / ranks),
-    "int4:residual_bits=8": lambda ranks: 2.5 + 1 / ranks,
-    **dict.fromkeys(
-        ("onebit:residual_bits=8", "int2:residual_bits=8"), lambda ranks: 2.7 + 3 / ranks
-    ),  # wide for longer
+    **{
+        f"{spec}residual_bits=8": lambda ranks: 2.5 + 1 / ranks
+        for spec in ("powersgd:rank=4,", "topk:", "onebit:", "int4:", "int4:rotate=true,", "int2:")
+    },
+    "int8:error_feedback=true": lambda ranks: 5.5 + 4 / ranks,
+    "int8:error_feedback=true,residual_bits=8": lambda ranks: 2.7 + 1 / ranks,
 }
 
 
@@ -214,7 +215,7 @@ class Beside(TorchDispatchMode):
         return self.peak.__torch_dispatch__(function, types, args, kwargs)
 
 
-NARROW_ONES = ["int4:residual_bits=8", "int2:residual_bits=8"]  # the latter's is wide until the last reply
+NARROW_ONES = ["int4:residual_bits=8", "int2:residual_bits=8"]  # the latter's unused rows are cleared in its codes
 
 
 def peak_of_buckets(rank, world_size, spec, ours):
