@@ -44,7 +44,7 @@ from .bucket_plan import (
 )
 from .engines import Engines
 from .same_kernels import agree_on_kernels, compile_kernels
-from .step_checks import DiscardedGradientCheck, DivergenceCheck
+from .step_checks import DiscardedGradientCheck, DivergenceCheck, ReplicaCheck
 from .step_lock import StepLock
 
 logger = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class CompressedAverager:
         self._plans: dict[int, BucketPlan] = {}
         self._known = object()  # made anew when what is known of buckets is forgotten
         self.step = Step()  # the last one; its number is 0 until one has begun, and after a swap or a load
-        self._discarded, self._diverges = DiscardedGradientCheck(), DivergenceCheck()
+        self._discarded, self._diverges, self._replicas = DiscardedGradientCheck(), DivergenceCheck(), ReplicaCheck()
         self.totals, self._process = Totals(), os.getpid()
         self._loaded_order: list[str] = []
         self.before_step: Callable[[], None] | None = None  # what the handle does before a step begins
@@ -133,6 +133,8 @@ class CompressedAverager:
     def begin_step(self, step: Step) -> None:
         """The first bucket of a synchronized step comes next: give the step its number."""
         memory = self.memory
+        if self._replicas.transport is not None:
+            self._replicas.check(self.steps_begun, [plan.parameters for plan in self._plans.values()])
         self.totals.begin(step, memory.step)
         with self.step_lock.lock:
             if self.step_lock.waiting:
@@ -257,7 +259,9 @@ class CompressedAverager:
             self.engines.agreement.barrier(engine.transport)
             engine.agree(setup(self.memory.compressor, self.memory.step - 1, layout, values))
             self._compares = False
-            agree_on_kernels(operations_of(self.memory.compressor, flat.dtype, ranks), engine.transport, flat.device)
+            operations = operations_of(self.memory.compressor, flat.dtype, ranks)
+            differ = agree_on_kernels(operations, engine.transport, flat.device)
+            self._replicas.transport = engine.transport if differ else None
             self._log_warm_up()
         return layout
 

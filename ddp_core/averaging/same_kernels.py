@@ -30,15 +30,16 @@ LARGE = 1 << 20  # elements
 _compiled: set[tuple[str, torch.device, torch.dtype, bool]] = set()
 
 
-def agree_on_kernels(names: Collection[str], transport: Transport, device: torch.device) -> None:
+def agree_on_kernels(names: Collection[str], transport: Transport, device: torch.device) -> bool:
     """Have all ranks run these operations on the best backend that all of them have. A collective call.
 
-    A backend that a rank requested is the only one that it has. Raises ValueError where ranks requested different ones.
+    A backend that a rank requested is the only one that it has. Return True if ranks may round differently all the same:
+    see `follow_kernels`. Raises ValueError where ranks requested different backends.
     """
-    if not names or transport.ranks.world_size == 1:
-        return
+    if transport.ranks.world_size == 1:
+        return False
     told = exchange(json.dumps(kernel_offer(names, device)), transport, what="their kernel backends")
-    follow_kernels([json.loads(text) for text in told], transport.ranks.rank, device)
+    return follow_kernels([json.loads(text) for text in told], transport.ranks.rank, device)
 
 
 def kernel_offer(names: Collection[str], device: torch.device) -> dict[str, Any]:
@@ -48,13 +49,18 @@ def kernel_offer(names: Collection[str], device: torch.device) -> dict[str, Any]
     return {"offers": offers, "by": requested_by(), "versions": _versions(device)}
 
 
-def follow_kernels(ranks: Sequence[Mapping[str, Any]], rank: int, device: torch.device) -> None:
-    """Run operations on the best backend that all ranks offer; `ranks`: their offers, of the same operations."""
-    offers = ranks[rank]["offers"]
-    if not offers or len(ranks) == 1:
-        return
-    if rank == 0:
-        _warn_of_versions([each["versions"] for each in ranks])
+def follow_kernels(ranks: Sequence[Mapping[str, Any]], rank: int, device: torch.device) -> bool:
+    """Run operations on the best backend that all ranks offer; `ranks`: their offers, of the same operations.
+
+    Return True if versions or GPUs differ between ranks, of which the first rank warns.
+    """
+    offers, differing = ranks[rank]["offers"], _differing([each["versions"] for each in ranks])
+    if differing and rank == 0:
+        warnings.warn(
+            f"the ranks may round differently, and their models drift apart ({differing}): install the same versions on all "
+            "ranks, on GPUs of one compute capability",
+            stacklevel=2,
+        )
     common = {name: _common(name, ranks) for name in offers}
     lowered = {name: backend for name, backend in common.items() if backend != offers[name][0]}
     agree_on(device.type, lowered)
@@ -63,6 +69,7 @@ def follow_kernels(ranks: Sequence[Mapping[str, Any]], rank: int, device: torch.
         lacking = [rank for rank, each in enumerate(ranks) if any(each["offers"][n][0] == backend for n in names)]
         which = ", ".join(names)
         logger.warning("%s runs on the kernel backend %s, since ranks %s have no better one", which, backend, lacking)
+    return bool(differing)
 
 
 def _common(name: str, ranks: Sequence[Mapping[str, Any]]) -> str:
@@ -93,15 +100,16 @@ def _versions(device: torch.device) -> dict[str, str]:
     return found
 
 
-def _warn_of_versions(ranks: Sequence[Mapping[str, str]]) -> None:
-    differing = {what: [each[what] for each in ranks] for what in ranks[0] if len({each[what] for each in ranks}) > 1}
-    if differing:
-        said = "; ".join(f"{what}: {', '.join(values)}" for what, values in differing.items())
-        warnings.warn(
-            f"the ranks may round differently, and their models drift apart ({said}, in rank order): install the same "
-            "versions on all ranks, and compare the models now and then",
-            stacklevel=2,
-        )
+def _differing(ranks: Sequence[Mapping[str, str]]) -> str:
+    """Return which ranks have which versions, of all that is not the same on all ranks."""
+    told = list[str]()
+    for what in ranks[0]:
+        having: dict[str, list[int]] = {}
+        for rank, each in enumerate(ranks):
+            having.setdefault(each[what], []).append(rank)
+        if len(having) > 1:
+            told.append(f"{what}: " + ", ".join(f"{value} on ranks {found}" for value, found in having.items()))
+    return "; ".join(told)
 
 
 def compile_kernels(compressor: Compressor, layout: Layout) -> None:

@@ -1,4 +1,4 @@
-"""Checks between two steps: thrown-away gradients, a part of which error feedback keeps; error feedback that diverges."""
+"""Checks between two steps: thrown-away gradients, diverging error feedback, parameters that differ between ranks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..memory.bucket_memory import BucketMemory
+from ..transport.protocol import Transport
+from ..transport.rank_messages import checksum, exchange
 
 FEW, NUMBERS = 3, 64  # parameters that are watched, and how many numbers of each
+REPLICA_STEPS = 100  # from one comparison of the ranks' parameters to the next
 MESSAGE = (
     "gradients were averaged and then cleared, with no optimizer step between: a part of them is in the residuals and comes "
     "back with later ones. Run a backward whose gradients you throw away inside no_sync(), or call discard_step() of the "
@@ -143,3 +146,29 @@ class DivergenceCheck:
                     stacklevel=2,
                 )
                 return
+
+
+class ReplicaCheck:
+    """Compares the parameters of ranks that may round differently, every `REPLICA_STEPS` steps, until it has warned.
+
+    `transport`: between these ranks; None where all ranks round alike, which is nothing to check.
+    """
+
+    transport: Transport | None = None
+
+    def check(self, step: int, buckets: Iterable[Sequence[Tensor]]) -> None:
+        """Compare the parameters of all buckets before a step; the first rank warns. A collective call at some steps."""
+        transport = self.transport
+        if transport is None or step % REPLICA_STEPS:
+            return
+        sums = exchange(" ".join(map(checksum, buckets)), transport, what="checksums of their parameters")
+        differing = [rank for rank, other in enumerate(sums) if other != sums[0]]
+        if not differing:
+            return
+        self.transport = None
+        if transport.ranks.rank == 0:
+            warnings.warn(
+                f"the models have drifted apart: after {step} steps the parameters of ranks {differing} differ from those "
+                "of rank 0. Install the same versions on all ranks, and load one rank's checkpoint on all of them",
+                stacklevel=2,
+            )

@@ -79,13 +79,18 @@ def know(group: dist.ProcessGroup, places: Sequence[str]) -> None:
 
 
 def explained(error: BaseException, group: dist.ProcessGroup) -> str:
-    """Return the text of an error, and the ranks of this machine that have ended, unless the text reports that."""
+    """Return the text of an error, and the ranks of this machine that have ended, unless the text reports that.
+
+    NCCL's own errors do not show which rank has failed: what to look for stands behind them.
+    """
     if "has ended" in str(error):
         return str(error)
     patience = 0.0 if "imed out" in str(error) else SOON  # whoever let a time limit pass did not end just now
     ended = ended_ranks(group, patience)
-    gone = f"rank {ended[0]} has ended" if len(ended) == 1 else f"ranks {ended} have ended"
-    return f"{error}; {gone}" if ended else str(error)
+    if ended:
+        return f"{error}; " + (f"rank {ended[0]} has ended" if len(ended) == 1 else f"ranks {ended} have ended")
+    lost = isinstance(error, dist.DistBackendError)
+    return f"{error}; look for the error of the rank that failed first" if lost else str(error)
 
 
 def ended_ranks(group: dist.ProcessGroup, seconds: float = 0.0) -> list[int]:

@@ -14,7 +14,7 @@ from gradwire import kernels
 from gradwire.compress import Ranks, compressor
 from gradwire.compress.simulate import operations_of
 from gradwire.ddp_core import over
-from gradwire.ddp_core.averaging import same_kernels
+from gradwire.ddp_core.averaging import same_kernels, step_checks
 from gradwire.kernels import dispatch
 
 AVAILABLE = {backend.name: backend for backend in kernels.backends()}
@@ -111,18 +111,66 @@ def test_what_needs_no_kernels_trains_on_different_backends(ranks):
     assert all(map(torch.equal, answers[0][0], answers[1][0]))
 
 
-def of_other_versions(rank, world_size):
+@contextmanager
+def versions_of(found):
+    """A process with these versions, and the texts of all warnings."""
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
-        patch.setattr(same_kernels, "_versions", lambda device: {"torch": f"2.{8 + rank}", "triton": "3.5"})
+        patch.setattr(same_kernels, "_versions", lambda device: found)
         warnings.simplefilter("always")
-        same_kernels.agree_on_kernels({"sign_pack"}, over(dist.group.WORLD), torch.device("cpu"))
-    return [str(each.message) for each in caught]
+        texts = list[str]()
+        yield texts
+        texts += [str(each.message) for each in caught]
 
 
-def test_other_versions_are_one_warning_on_the_first_rank(ranks):
-    first, second = ranks.run(of_other_versions, 2)
-    assert (len(first), second) == (1, [])
-    assert "(torch: 2.8, 2.9, in rank order)" in first[0]
+def of_other_versions(rank, world_size, names):
+    with versions_of({"torch": f"2.{8 + rank // 2}", "triton": "3.5", "compute capability": f"{8 + rank}.0"}) as texts:
+        differ = same_kernels.agree_on_kernels(names, over(dist.group.WORLD), torch.device("cpu"))
+    return differ, texts
+
+
+@pytest.mark.parametrize("names", [{"sign_pack"}, set()])
+def test_other_versions_and_gpus_are_one_warning_on_the_first_rank(ranks, names):
+    (differ, (first,)), *others = ranks.run(of_other_versions, 3, names)
+    assert differ
+    assert others == [(True, [])] * 2
+    assert "(torch: 2.8 on ranks [0, 1], 2.9 on ranks [2]; compute capability: 8.0 on ranks [0], 9.0" in first
+
+
+def trained_apart(rank, world_size, api, spec, alike, drifts):
+    """The warnings of a training in which rank 1 changes a parameter by itself before the third of seven steps."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 8)
+    with pytest.MonkeyPatch.context() as patch, versions_of({"torch": "2.8" if alike else f"2.{8 + rank}"}) as texts:
+        patch.setattr(step_checks, "REPLICA_STEPS", 2)
+        if api == "own":
+            wrapped = gradwire.DistributedDataParallel(model, compressor=spec)
+            handle = wrapped.compression
+        else:
+            wrapped = nn.parallel.DistributedDataParallel(model)
+            handle = gradwire.attach(wrapped, spec)
+        for step in range(7):
+            if drifts and (rank, step) == (1, 2):
+                model.bias.data[0] += 2**-20
+            wrapped(torch.ones(1, 8)).sum().backward()
+            model.zero_grad()
+        handle.close()
+    return [text for text in texts if "drift" in text]
+
+
+@pytest.mark.parametrize("api", ["own", "attach"])
+@pytest.mark.parametrize("spec", ["none", "onebit"])
+def test_ranks_that_may_round_differently_compare_their_parameters(ranks, api, spec):
+    first, second = ranks.run(trained_apart, 2, api, spec, False, True)
+    assert second == []
+    of_versions, of_drift = first
+    assert "the ranks may round differently" in of_versions
+    assert "after 2 steps the parameters of ranks [1] differ from those of rank 0" in of_drift
+
+
+@pytest.mark.parametrize(("alike", "drifts", "told"), [(False, False, 1), (True, True, 0)])
+def test_only_such_ranks_compare_and_equal_parameters_are_not_told(ranks, alike, drifts, told):
+    first, second = ranks.run(trained_apart, 2, "own", "none", alike, drifts)
+    assert (len(first), second) == (told, [])
 
 
 def test_each_fallback_names_the_ranks_that_lack_better_backends_for_its_operations(monkeypatch, caplog):
