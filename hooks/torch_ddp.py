@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial as partially
 from typing import TYPE_CHECKING, Any, overload
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.distributed as dist
@@ -252,17 +252,18 @@ def attach(
 
 
 class ScaleAhead:
-    """A forward pre-hook that has a handle read the scale of the scaler that it follows."""
+    """A forward pre-hook that has a handle read the scale of the scaler that it follows. It keeps no handle alive."""
 
-    _handle: "Handle | ShardHandle | None" = None  # in copies
+    _handle: "ref[Handle | ShardHandle] | None" = None  # in copies
 
     def __init__(self, handle: "Handle | ShardHandle") -> None:
-        self._handle = handle
+        self._handle = ref(handle)
 
     def __call__(self, *_: Any) -> None:
         """Read it before a forward."""
-        if self._handle is not None and not torch.compiler.is_compiling():
-            self._handle.forward_begins()
+        if torch.compiler.is_compiling() or self._handle is None or (handle := self._handle()) is None:
+            return
+        handle.forward_begins()
 
     def __getstate__(self) -> dict[str, Any]:
         """Nothing: a copy of the model has no handle."""
