@@ -278,13 +278,13 @@ class CompressedAverager:
         Where the step that is under way on another thread overwrites residuals, the memory after that step.
         """
         self.drain()
-        found = self.take(lambda under_way: self.memory.snapshot(under_way=under_way))
-        self.engines.follow()
-        return found
+        return self.take(lambda under_way: self.memory.snapshot(under_way=under_way))
 
     def take(self, snapshot: Callable[[bool], T]) -> T:
         """Return what `snapshot` gives after the last step that ended: see `StepLock.take`."""
-        return self.step_lock.take(self, snapshot)
+        found = self.step_lock.take(self, snapshot)
+        self.engines.follow()
+        return found
 
     def signs(self) -> object:
         """Return what changes while a step goes on: its buckets, and those that are on their way unless one has failed."""
