@@ -73,8 +73,13 @@ def test_a_backward_after_one_that_broke_off_begins_a_step(steps):
 def test_a_backward_of_a_model_that_begins_with_one_inside_of_it_is_one_step():
     noted, model = Noted(), nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     arrivals = Arrivals(noted, model, torch.device("cpu"), timedelta(seconds=10))
+
+    def comes(*_):
+        arrivals.begin()
+        arrivals.take(Done(), at_once=False)
+
     for part in model:
-        part.register_full_backward_hook(lambda *_: (arrivals.begin(), arrivals.take(Done(), at_once=False)) and None)
+        part.register_full_backward_hook(comes)
         part.forward = partial(checkpoint, part.forward, use_reentrant=True)
     for _ in range(2):
         model(torch.ones(3, requires_grad=True)).sum().backward()
