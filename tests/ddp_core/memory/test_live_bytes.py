@@ -170,24 +170,6 @@ def test_of_shards_there_is_one_copy_of_residuals_too(ranks, reduce, undo, state
         assert state - SLACK <= found <= state + ROOM
 
 
-def alive_after_close(rank, world_size):
-    """Whether the memory of each closed handle is still there."""
-    model, memories = square(SMALL), []
-    fully_shard(model, mesh=init_device_mesh("cpu", (world_size,)))
-    for _ in range(2):
-        handle = gradwire.attach(model, reduce="int8")
-        model(torch.ones(2, SMALL)).sum().backward()
-        handle.close()
-        memories.append(weakref.ref(handle.averager.memory))
-        del handle
-    gc.collect()
-    return [memory() is not None for memory in memories]
-
-
-def test_a_model_keeps_no_residuals_of_closed_handles(ranks):
-    assert ranks.run(alive_after_close, RANKS) == [[False, False]] * RANKS
-
-
 class Peak(TorchDispatchMode):
     """The most bytes that the tensors of all operations took at once, each memory once."""
 
