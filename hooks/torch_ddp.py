@@ -47,6 +47,10 @@ NOT_DDP = {  # class: what to do there
     "model.register_comm_hook(None, gradwire.comm_hooks.int8) before the first forward, or use the replicate() of "
     "torch.distributed._composable.replicate_with_fsdp, which torch has since 2.9",
 }
+HOOKED = (
+    "the DDP model has a communication hook already, and torch takes one alone: to change the compressor, call swap() of "
+    "its handle; after close(), wrap the model anew in DistributedDataParallel"
+)
 PYTHON_REDUCER = (
     "torch's DDP was made under torch._dynamo.config.optimize_ddp='python_reducer', where communication hooks get no "
     "buckets: set it to 'ddp_optimizer', torch's default, before the model is wrapped, and leave compiled autograd off"
@@ -232,6 +236,7 @@ def attach(
     Raises:
         TypeError: the model is not DDP, FSDP2 or `replicate`, or an argument belongs to another kind of model.
         ValueError: a compressor is unknown or has a wrong option.
+        RuntimeError: the DDP model has a communication hook already.
     """
     handle: Handle | ShardHandle
     if isinstance(model, nn.Module):
@@ -296,6 +301,8 @@ def _attach_whole(
         replicated_handle: Handle = attach_replicated(model, tuned(spec, optimizer), **options)
         remember(replicated_handle, model)
         return replicated_handle
+    if ddp._comm_hooks:
+        raise RuntimeError(HOOKED)
     refuse_inside(ddp.module, (each for each in ddp._module_parameters if each.requires_grad))  # no ignored ones
     handle = handle_for(spec, ddp, **options, optimizer=optimizer)
     ddp.register_comm_hook(handle, compress_bucket)
