@@ -20,9 +20,9 @@ class ReplicateHandle(Handle):
 
     _modules: Sequence[ShardedModule] = ()  # none in copies
 
-    def take(self, modules: Sequence[ShardedModule]) -> None:
-        """Average the gradients of these modules, each in one bucket."""
-        take_replicas(modules, self)
+    def take(self, model: nn.Module, modules: Sequence[ShardedModule]) -> None:
+        """Average the gradients of a model's replicated modules, each in one bucket."""
+        take_replicas(model, modules, self)
         self._modules = modules
         self._note_frozen()
 
@@ -57,5 +57,5 @@ def attach_replicated(
     """Compress the gradients of a replicated model. Raises ValueError for a model that is refused."""
     modules = modules_of(model, whole=True)
     handle = ReplicateHandle(spec, process_group or modules[0].process_group, timeout, transport=transport, undo=undo)
-    handle.take(modules)
+    handle.take(model, modules)
     return handle

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial as partially
 from typing import TYPE_CHECKING, Any, overload
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.distributed as dist
@@ -47,6 +47,10 @@ NOT_DDP = {  # class: what to do there
     "model.register_comm_hook(None, gradwire.comm_hooks.int8) before the first forward, or use the replicate() of "
     "torch.distributed._composable.replicate_with_fsdp, which torch has since 2.9",
 }
+HOOKED = (
+    "the DDP model has a communication hook already, and torch takes one alone: to change the compressor, call swap() of "
+    "its handle; after close(), wrap the model anew in DistributedDataParallel"
+)
 PYTHON_REDUCER = (
     "torch's DDP was made under torch._dynamo.config.optimize_ddp='python_reducer', where communication hooks get no "
     "buckets: set it to 'ddp_optimizer', torch's default, before the model is wrapped, and leave compiled autograd off"
@@ -232,6 +236,7 @@ def attach(
     Raises:
         TypeError: the model is not DDP, FSDP2 or `replicate`, or an argument belongs to another kind of model.
         ValueError: a compressor is unknown or has a wrong option.
+        RuntimeError: the DDP model has a communication hook already.
     """
     handle: Handle | ShardHandle
     if isinstance(model, nn.Module):
@@ -252,17 +257,18 @@ def attach(
 
 
 class ScaleAhead:
-    """A forward pre-hook that has a handle read the scale of the scaler that it follows."""
+    """A forward pre-hook that has a handle read the scale of the scaler that it follows. It keeps no handle alive."""
 
-    _handle: "Handle | ShardHandle | None" = None  # in copies
+    _handle: "ref[Handle | ShardHandle] | None" = None  # in copies
 
     def __init__(self, handle: "Handle | ShardHandle") -> None:
-        self._handle = handle
+        self._handle = ref(handle)
 
     def __call__(self, *_: Any) -> None:
         """Read it before a forward."""
-        if self._handle is not None and not torch.compiler.is_compiling():
-            self._handle.forward_begins()
+        if torch.compiler.is_compiling() or self._handle is None or (handle := self._handle()) is None:
+            return
+        handle.forward_begins()
 
     def __getstate__(self) -> dict[str, Any]:
         """Nothing: a copy of the model has no handle."""
@@ -295,6 +301,8 @@ def _attach_whole(
         replicated_handle: Handle = attach_replicated(model, tuned(spec, optimizer), **options)
         remember(replicated_handle, model)
         return replicated_handle
+    if ddp._comm_hooks:
+        raise RuntimeError(HOOKED)
     refuse_inside(ddp.module, (each for each in ddp._module_parameters if each.requires_grad))  # no ignored ones
     handle = handle_for(spec, ddp, **options, optimizer=optimizer)
     ddp.register_comm_hook(handle, compress_bucket)

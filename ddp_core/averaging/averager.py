@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
@@ -93,7 +94,9 @@ class CompressedAverager:
         self.names: dict[Tensor, str] = {}
         self.engines = Engines(groups, timeout, decorate)
         self.sparse = False  # whether any bucket of our own DDP is; then all buckets go beside backward, in one order
-        self._plans: dict[int, BucketPlan] = {}
+        self._plans = WeakValueDictionary[int, BucketPlan]()  # by the index of a bucket, which has it in our own DDP
+        self._hooked: dict[int, BucketPlan] = {}  # those of what hooks are given
+        self._agreed = False  # with the other ranks, since what is known of buckets was forgotten
         self._known = object()  # made anew when what is known of buckets is forgotten
         self.step = Step()  # the last one; its number is 0 until one has begun, and after a swap or a load
         self._discarded, self._diverges, self._replicas = DiscardedGradientCheck(), DivergenceCheck(), ReplicaCheck()
@@ -185,7 +188,7 @@ class CompressedAverager:
         if needs_future:
             if os.getpid() != self._process:
                 raise RuntimeError(FORKED)
-            plan, buffer = self._plans.get(bucket.index()), bucket.buffer()
+            plan, buffer = self._hooked.get(bucket.index()), bucket.buffer()
             if plan is None or list(map(id, plan.parameters)) != list(map(id, bucket.parameters())):
                 plan = self._bind(bucket, bucket.parameters())
         else:
@@ -242,6 +245,8 @@ class CompressedAverager:
             kept = None if hooked else buffer
             plan = dataclasses.replace(plan, programs=[whole], op=op, buffer=kept, on_wait=on_wait)
         self._plans[index] = plan
+        if hooked:
+            self._hooked[index] = plan
         with self.step_lock.lock:
             memory.arrange(names for _, each in sorted(self._plans.items()) for names in each.buckets)
         return plan
@@ -253,7 +258,7 @@ class CompressedAverager:
         layout = layout_of(named, flat.dtype, flat.device, ranks)
         if not self.memory.averages:
             compile_kernels(self.memory.compressor, layout)
-        if not self._plans:
+        if not self._agreed:
             self.memory.expect(self.names.values(), ranks.per_host)
             values = checksum(list(named.values())) if self._compares else None
             self.engines.agreement.barrier(engine.transport)
@@ -263,6 +268,7 @@ class CompressedAverager:
             differ = agree_on_kernels(operations, engine.transport, flat.device)
             self._replicas.transport = engine.transport if differ else None
             self._log_warm_up()
+            self._agreed = True
         return layout
 
     def _log_warm_up(self) -> None:
@@ -282,13 +288,13 @@ class CompressedAverager:
         Where the step that is under way on another thread overwrites residuals, the memory after that step.
         """
         self.drain()
-        found = self.take(lambda under_way: self.memory.snapshot(under_way=under_way))
-        self.engines.follow()
-        return found
+        return self.take(lambda under_way: self.memory.snapshot(under_way=under_way))
 
     def take(self, snapshot: Callable[[bool], T]) -> T:
         """Return what `snapshot` gives after the last step that ended: see `StepLock.take`."""
-        return self.step_lock.take(self, snapshot)
+        found = self.step_lock.take(self, snapshot)
+        self.engines.follow()
+        return found
 
     def signs(self) -> object:
         """Return what changes while a step goes on: its buckets, and those that are on their way unless one has failed."""
@@ -320,7 +326,8 @@ class CompressedAverager:
         """Forget the plans of all buckets, and a step that is under way."""
         self.totals.count(self.step.programs, self.step)
         self.step = Step()
-        self._plans, self._known = {}, object()
+        self._plans, self._hooked, self._known = WeakValueDictionary(), {}, object()
+        self._agreed = False
         self.engines.agreement.due = True
         self._discarded.watch(())
 

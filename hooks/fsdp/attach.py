@@ -72,15 +72,17 @@ def attach_sharded(model: nn.Module, asked: Sharding, timeout: timedelta, transp
         asked.undo,
     )
     if replicas is not None:
-        take_replicas(modules, replicas, averager if of_shards else None)
+        take_replicas(model, modules, replicas, averager if of_shards else None)
     if of_shards and not alone:
-        _take_shards(modules, averager, replicated=replicas is not None)
+        _take_shards(model, modules, averager, replicated=replicas is not None)
     return ShardHandle(averager, replicas, modules, of_shards=of_shards)
 
 
-def _take_shards(modules: Sequence[ShardedModule], averager: ShardAverager, *, replicated: bool) -> None:
+def _take_shards(
+    model: nn.Module, modules: Sequence[ShardedModule], averager: ShardAverager, *, replicated: bool
+) -> None:
     """Have weights gathered, and gradients reduced, among those that share parameters."""
-    arrivals = Arrivals(averager, averager.device, averager.engines.timeout)
+    arrivals = Arrivals(averager, model, averager.device, averager.engines.timeout)
     for module in modules:
         others = 1 if module.replica_group is None else module.replica_group.size()
         means = others if replicated else 1  # of replicas: their compressor divides

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...ddp_core import Handle
 from ...ddp_core.averaging.bucket_plan import AllPending
@@ -121,9 +121,11 @@ class ReplicaMean:
             first, offset = first + count, offset + size
 
 
-def take_replicas(modules: Sequence[ShardedModule], handle: Handle, shards: ShardAverager | None = None) -> None:
-    """Have a handle average the gradients of modules over their replicas. `shards`: as for `ReplicaSteps`."""
+def take_replicas(
+    model: nn.Module, modules: Sequence[ShardedModule], handle: Handle, shards: ShardAverager | None = None
+) -> None:
+    """Have a handle average the gradients of a model's modules over their replicas. `shards`: as for `ReplicaSteps`."""
     steps = ReplicaSteps(handle, shards)
-    arrivals = Arrivals(steps, modules[0].device, handle.averager.engines.timeout, in_flight=None)
+    arrivals = Arrivals(steps, model, modules[0].device, handle.averager.engines.timeout, in_flight=None)
     for module in modules:
         module.take_replicas(ReplicaMean(module, handle, steps, arrivals))

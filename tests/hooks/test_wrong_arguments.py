@@ -50,6 +50,17 @@ def test_a_transport_is_a_function_and_a_scaler_has_a_scale(group, made):
         made(scaler=65536.0)
 
 
+@pytest.mark.parametrize("wrapped", [TorchDDP, gradwire.DistributedDataParallel])
+def test_a_second_attach_is_refused_and_leaves_no_hooks_that_warn_later(group, wrapped):
+    model = wrapped(nn.Linear(2, 2))
+    handle = gradwire.attach(model, "int8")
+    hooks = list(model._forward_pre_hooks)
+    with pytest.raises(RuntimeError, match=r"call swap\(\) of its handle"):
+        gradwire.attach(model, "int4")
+    assert list(model._forward_pre_hooks) == hooks
+    handle.close()
+
+
 def test_distributed_data_parallel_takes_a_module(group):
     with pytest.raises(TypeError, match=r"takes a torch.nn.Module, got NoneType"):
         gradwire.DistributedDataParallel(None)

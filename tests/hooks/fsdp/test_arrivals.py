@@ -1,6 +1,7 @@
 """Where a step begins and ends: with the outermost backward, also after one that broke off."""
 
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ class Noted(list):
 def steps():
     """Noted steps, and a function whose backward brings gradients of a module."""
     noted = Noted()
-    arrivals = Arrivals(noted, torch.device("cpu"), timedelta(seconds=10))
+    arrivals = Arrivals(noted, nn.Identity(), torch.device("cpu"), timedelta(seconds=10))
 
     def comes(_):
         arrivals.begin()
@@ -69,21 +70,52 @@ def test_a_backward_after_one_that_broke_off_begins_a_step(steps):
     assert noted == ["begin", "begin", "end"]
 
 
-class Checkpointed(nn.Module):
-    """Three modules, of which the middle one is computed anew in backward."""
+def test_a_backward_of_a_model_that_begins_with_one_inside_of_it_is_one_step():
+    noted, model = Noted(), nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    arrivals = Arrivals(noted, model, torch.device("cpu"), timedelta(seconds=10))
 
-    def __init__(self):
+    def comes(*_):
+        arrivals.begin()
+        arrivals.take(Done(), at_once=False)
+
+    for part in model:
+        part.register_full_backward_hook(comes)
+        part.forward = partial(checkpoint, part.forward, use_reentrant=True)
+    for _ in range(2):
+        model(torch.ones(3, requires_grad=True)).sum().backward()
+    assert noted == ["begin", "end"] * 2
+
+
+def test_a_backward_that_brings_no_gradients_of_modules_is_no_step():
+    noted, model = Noted(), nn.Linear(3, 3)
+    arrivals = Arrivals(noted, model, torch.device("cpu"), timedelta(seconds=10))
+    outputs = model(torch.ones(3))
+    outputs.register_hook(lambda _: noted.append(arrivals._end() is not None))
+    outputs.sum().backward()
+    assert noted == [True]
+
+
+class Checkpointed(nn.Module):
+    """Three modules, of which the middle one is computed anew in backward, or all are `everywhere`."""
+
+    def __init__(self, *, everywhere):
         super().__init__()
         torch.manual_seed(0)
+        self.everywhere = everywhere
         self.first, self.middle, self.last = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 4)
 
     def forward(self, inputs):
-        return self.last(checkpoint(self.middle, self.first(inputs).tanh(), use_reentrant=True).tanh())
+        if not self.everywhere:
+            return self.last(checkpoint(self.middle, self.first(inputs).tanh(), use_reentrant=True).tanh())
+        numbers = inputs.requires_grad_()
+        for part in (self.first, self.middle, self.last):
+            numbers = checkpoint(part, numbers, use_reentrant=True).tanh()
+        return numbers
 
 
-def totals(rank, world_size, reduce):
+def totals(rank, world_size, reduce, everywhere):
     """The sums of some steps' averages; what is held back after them; the number of steps."""
-    model, mesh, steps = Checkpointed(), mesh_of(world_size), 3
+    model, mesh, steps = Checkpointed(everywhere=everywhere), mesh_of(world_size), 3
     for part in (model.first, model.middle, model.last, model):
         fully_shard(part, mesh=mesh)
     handle = gradwire.attach(model, reduce=reduce)
@@ -96,9 +128,10 @@ def totals(rank, world_size, reduce):
     return {name: each.grad.full_tensor() for name, each in model.named_parameters()}, held, state["step"]
 
 
-def test_with_reentrant_checkpoints_no_part_of_a_gradient_is_lost(ranks):
-    exact = ranks.run(totals, 2, "none")[0][0]
-    answers = ranks.run(totals, 2, "int4")
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_with_reentrant_checkpoints_no_part_of_a_gradient_is_lost(ranks, everywhere):
+    exact = ranks.run(totals, 2, "none", everywhere)[0][0]
+    answers = ranks.run(totals, 2, "int4", everywhere)
     for sums, _, steps in answers:
         assert steps == 3
         for name, each in sums.items():

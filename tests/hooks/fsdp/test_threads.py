@@ -193,3 +193,18 @@ def test_async_save_of_torch_holds_whole_steps_that_training_goes_on_from(ranks,
     for alike, went_on in ranks.run(saved_asynchronously, 2, shape, arguments, str(tmp_path)):
         assert alike
         assert went_on == [True] * STEPS
+
+
+def followed_by_a_save(rank, world_size):
+    """How often a save had the stream that reads residuals wait for that of steps, as a GPU needs it."""
+    model, handle, _ = attached((world_size, 1), {"replicas": "int8"})
+    trained(rank, model, range(1))
+    follows = []
+    handle.replicas.averager.engines.follow = lambda: follows.append(1)
+    handle.state_dict()
+    handle.close()
+    return len(follows)
+
+
+def test_a_save_follows_the_stream_of_steps_where_gradwire_serves_replicas_alone(ranks):
+    assert ranks.run(followed_by_a_save, 2) == [1, 1]
