@@ -1,5 +1,6 @@
 """Local steps on the ranks of a process group, and on processes that are killed or stopped."""
 
+import ctypes
 import os
 import signal
 import time
@@ -231,31 +232,48 @@ def test_ranks_of_a_host_average_at_every_step_and_hosts_now_and_then(ranks, kin
             torch.testing.assert_close(mine, expected.detach(), rtol=1e-10, atol=1e-10)
 
 
+def halt(kind, folder):
+    """End this process, or pause it until it is woken: all of it, or Python alone, by a C call that keeps the GIL."""
+    if kind == "hold":
+        ctypes.PyDLL(None).open(bytes(folder / "held"), os.O_RDONLY)  # returns once somebody opens it for writing
+    else:
+        os.kill(os.getpid(), signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
+    (folder / "back").touch()
+
+
+def wake(kind, folder, pid):
+    if kind == "hold":
+        (folder / "held").write_bytes(b"")
+    until(lambda: (kind == "stop" and os.kill(pid, signal.SIGCONT)) or (folder / "back").exists())
+
+
 def fatal(rank, world_size, address, kind, folder):
-    """Sites of which the last one is killed, or stopped while the others have rounds without it."""
+    """Sites of which the last one is killed, or paused while the others have rounds without it."""
     place, back, pids = Town.at(address, world_size, f"site {rank}", prefix=kind), folder / "back", [0] * world_size
     dist.all_gather_object(pids, os.getpid())
     model, optimizer, local = built(rank, at=place, overlap=False)
     while local.round < 8 or local.history[-1].sites < (2 if kind == "kill" else 3):
         place.grace = GRACE if rank < 2 and local.steps >= 4 and not back.exists() else timedelta(seconds=LIMIT / 3)
         if rank == world_size - 1 and local.steps == 4:
-            os.kill(os.getpid(), signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
-            back.touch()
-        if rank == 0 and kind == "stop" and local.steps == 12:
-            until(lambda: os.kill(pids[-1], signal.SIGCONT) or back.exists())
+            halt(kind, folder)
+        if rank == 0 and kind != "kill" and local.steps == 12:
+            wake(kind, folder, pids[-1])
         descend(model, optimizer, rank, local.steps)
     local.finish()
-    torch.save((weights(model), [stats.sites for stats in local.history]), folder / f"{rank}.pt")
+    torch.save((weights(model), [(stats.sites, stats.replaced) for stats in local.history]), folder / f"{rank}.pt")
 
 
-@pytest.mark.parametrize("kind", ["kill", "stop"])
-def test_when_a_site_is_killed_or_stopped_the_others_go_on(ranks, kind, tmp_path):
+@pytest.mark.parametrize("kind", ["kill", "stop", "hold"])
+def test_when_a_site_is_killed_stopped_or_its_gil_held_the_others_go_on(ranks, kind, tmp_path):
     town = Town()
+    os.mkfifo(tmp_path / "held")
     last = ranks.run(fatal, 3, town.address, kind, tmp_path, expect_errors=True)[-1]
+    town.store.close()
     assert isinstance(last, LostRank) == (kind == "kill")
     ended = [torch.load(file) for file in sorted(tmp_path.glob("*.pt"))]  # the pool's own group has lost a rank
-    assert len(ended) == 2 + (kind == "stop")
+    assert len(ended) == (2 if kind == "kill" else 3)
     for given, _ in ended:
         for left, right in zip(given, ended[0][0], strict=True):
             assert torch.equal(left, right)
-    assert {3, 2} <= {*ended[0][1]}
+    assert {3, 2} <= {sites for sites, _ in ended[0][1]}
+    assert kind == "kill" or any(replaced for _, replaced in ended[2][1][1:])  # it has taken the others' model
