@@ -69,6 +69,7 @@ class RunResult:
     network: str | None = None
     turn_steps: int | None = None
     planned_bytes: int | None = None
+    planned_state_bytes: int | None = None
 
 
 @dataclass(frozen=True)

@@ -54,13 +54,15 @@ def _row(run: RunResult, to_loss: TimeToLoss | None, results: Results) -> Row:
     )
     seconds = (run.step_seconds["p95"], run.seconds.encode, run.seconds.wait, run.seconds.decode)
     memory = "" if run.peak_memory_bytes is None else decimal(run.peak_memory_bytes)
-    planned = _planned(run.planned_bytes, results.model["parameters"])
+    planned = _planned(run, results.model["parameters"])
     return Row(run.compressor, figures, (*map(milliseconds, seconds), memory, planned))
 
 
-def _planned(count: int | None, parameters: int) -> str:
-    """Bytes in words, and for each parameter."""
-    return "" if count is None else f"{decimal(count)}, {count / parameters:.2f} bytes per parameter"
+def _planned(run: RunResult, parameters: int) -> str:
+    """State and peak in words, and the peak's bytes for each parameter."""
+    state = "" if run.planned_state_bytes is None else f"state {decimal(run.planned_state_bytes)}, "
+    peak = run.planned_bytes
+    return "" if peak is None else f"{state}peak {decimal(peak)}, {peak / parameters:.2f} bytes per parameter"
 
 
 def _to_loss(time: TimeToLoss | None) -> str:

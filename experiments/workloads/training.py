@@ -24,7 +24,7 @@ from ...hooks.fsdp import ShardHandle
 from ...hooks.fsdp.plan import plan_sharded
 from ...hooks.local_sgd.local_steps import LocalSteps
 from ...hooks.local_sgd.outer import outer
-from ...hooks.plan import plan, ratio
+from ...hooks.plan import Plan, plan, ratio
 from ...hooks.torch_ddp import attach
 from ..network.ranks_config import RanksConfig
 from ..results.comparison import Evaluation, RunResult
@@ -306,6 +306,7 @@ def result_of(
     """Return the result of a training that has ended, on real ranks or on simulated ones."""
     losses = history.mean_losses
     elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    planned = _planned(model, spec, config, ranks)
     return RunResult(
         compressor=spec,
         steps=len(losses),
@@ -322,7 +323,8 @@ def result_of(
         warmed_up=config.parallel == "fsdp" or warm_up_steps(compressor(spec)) < sent.averages,
         total_sent_bytes=sent.total_sent_bytes,
         turn_steps=turn_steps,
-        planned_bytes=planned_bytes(model, spec, config, ranks),
+        planned_bytes=None if planned is None else planned.peak_bytes,
+        planned_state_bytes=None if planned is None else planned.state_bytes,
     )
 
 
@@ -341,13 +343,13 @@ def result_here(
     return result_of(spec, config, model, sent, history, evaluation, ranks, digest_of(model), peak)
 
 
-def planned_bytes(model: nn.Module, spec: str, config: TrainingConfig, ranks: int) -> int | None:
-    """Memory of the compressor at peak, by a dry run; None for local SGD, which has other memory, and torch's own shards."""
+def _planned(model: nn.Module, spec: str, config: TrainingConfig, ranks: int) -> Plan | None:
+    """The compressor's plan; None for local SGD, which has other memory, and torch's own shards."""
     if config.local_every or spec == TORCH:
         return None
     if config.parallel == "fsdp":
-        return plan_sharded(parts(model), *payloads(spec), world_size=ranks).peak_bytes
-    return plan(model, spec, world_size=ranks, bucket_mb=config.bucket_mb).peak_bytes
+        return plan_sharded(parts(model), *payloads(spec), world_size=ranks)
+    return plan(model, spec, world_size=ranks, bucket_mb=config.bucket_mb)
 
 
 def steady(step_seconds: Sequence[float]) -> Sequence[float]:

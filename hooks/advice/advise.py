@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from ...compress import Optimizers, Ranks, compressor, tuned
+from ...compress import Optimizers, Ranks, compressor
 from ...compress.builder.options import whole_number
 from ...compress.state.shares import ranks_given, ranks_seen
 from ...ddp_core import DEFAULT_TIMEOUT, Decorator, over
@@ -23,13 +23,13 @@ from ...ddp_core.averaging.engines import Engines
 from ...ddp_core.measure.clock import clock_of
 from ...ddp_core.transport.protocol import time_limit
 from ...ddp_core.transport.torch_groups import orders_streams
-from ..plan import bucket_layouts, state_bytes, work_bytes
+from ..plan import bucket_layouts
 from .arithmetic import Arithmetic, copy_seconds, gradient_pool, measured_arithmetic, sampled
 from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED, candidates, family, narrowed
 from .decision_table import Candidate
 from .link_directions import host_links
 from .network import Kind, Network
-from .predict import Measured, buckets, predicted, requests_on
+from .predict import Measured, buckets, peak_bytes, predicted, requests_on
 from .rank_group import RankGroup, tried
 from .recommendation import Advice, Choice, Forecast, Rule, megabytes
 from .shared_cores import Work
@@ -138,7 +138,7 @@ def _checked(
                 f"{spec} is tried without being asked for where hosts have several ranks: name the compressor between "
                 f"hosts, as in {spec.rpartition('+')[2] if '+' in spec else 'none'}"
             )
-    return rule, sizes, candidates(specs), family(optimizer)
+    return rule, sizes, candidates(specs, optimizer), family(optimizer)
 
 
 def _device(model: nn.Module) -> torch.device:
@@ -203,9 +203,7 @@ def _fitting(
     ready = {name: training.parameters[name] for name in computation.ready}
 
     def peak(spec: str) -> int:
-        built = compressor(tuned(spec, training.optimizers))
-        layouts = bucket_layouts(ready, bucket_mb, ranks_seen(built, here.ranks))
-        return state_bytes(built, layouts) + work_bytes(built, layouts)
+        return peak_bytes(spec, tuple(bucket_layouts(ready, bucket_mb, ranks_seen(compressor(spec), here.ranks))))
 
     kept, left_out = list[Candidate](), list[str]()
     for each in offered:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...compress.builder.build import compressor
-from ...compress.builder.optimizer_defaults import Optimizers, kinds
+from ...compress.builder.build import compressor, specification
+from ...compress.builder.optimizer_defaults import Optimizers, kinds, tuned
 from .decision_table import ADAMW, CANDIDATES, MUON, SGD, Candidate
 
 UNCOMPRESSED = ("none", "bf16")  # what a user gets without giving anything up
@@ -23,15 +23,20 @@ def family(optimizer: Optimizers) -> str:
     return ADAMW if found == {"Adam"} else SGD
 
 
-def candidates(specs: Sequence[str] | None) -> list[Candidate]:
+def candidates(specs: Sequence[str] | None, optimizer: Optimizers | None = None) -> list[Candidate]:
     """Return the candidates of some compressors, "none" always among them; all of the table if none are given.
 
-    A two-level compressor loses what its inner one does.
+    Each has the options that `attach` fills in for an optimizer. A two-level compressor loses what its inner one does.
     """
     known = {each.spec: each for each in CANDIDATES}
-    if specs is None:
-        return list(CANDIDATES)
-    return [known.get(spec, Candidate(spec, {})) for spec in dict.fromkeys(["none", *specs])]
+    names = known if specs is None else dict.fromkeys(["none", *specs])
+    return [replace(known.get(spec, Candidate(spec)), spec=_filled(spec, optimizer)) for spec in names]
+
+
+def _filled(spec: str, optimizer: Optimizers | None) -> str:
+    """Return a specification with the options that suit an optimizer."""
+    filled = tuned(spec, optimizer)
+    return spec if filled is spec else specification(compressor(filled))
 
 
 def narrowed(candidate: Candidate) -> Candidate | None:

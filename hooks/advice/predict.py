@@ -17,7 +17,7 @@ from ...compress.simulate import STEADY, requests_of
 from ...compress.state.shares import ranks_seen
 from ...ddp_core.overlap.replay import optimal, priority_order
 from ...ddp_core.overlap.step_model import Piece, StepModel
-from ..plan import bucket_layouts, state_bytes
+from ..plan import bucket_layouts, state_bytes, work_bytes
 from ..slice_sizes import gradient_mb, parts_of
 from .arithmetic import Arithmetic
 from .candidates import PRIORITY
@@ -65,12 +65,16 @@ class Sent:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A step in seconds, and the least that any order of sending allows (computation and wire alone)."""
+    """A step in seconds, and the least that any order of sending allows (computation and wire alone).
+
+    `state_bytes`, `peak_bytes`: the compressor's memory on a rank between steps and at most, the latter with whole buckets.
+    """
 
     step: float
     bound: float
     sent_bytes: float
     state_bytes: int
+    peak_bytes: int
 
 
 def predicted(measured: Measured, spec: str, order: str, ranks: Ranks, bucket_mb: float | None = None) -> Prediction:
@@ -87,7 +91,16 @@ def predicted(measured: Measured, spec: str, order: str, ranks: Ranks, bucket_mb
     if overlaps and measured.by_need:
         parcels = [parcels[place] for place in priority_order(_model(computation, parcels))]
     step = Pipeline(computation.forward, computation.backward, tuple(parcels), measured.cores)
-    return Prediction(step.seconds(until_needed=overlaps), bound, sent_bytes, state_bytes(compressor(spec), layouts))
+    whole, _ = buckets(measured, spec, ranks, bucket_mb, overlaps=False)
+    memory = state_bytes(compressor(spec), layouts), peak_bytes(spec, tuple(whole))
+    return Prediction(step.seconds(until_needed=overlaps), bound, sent_bytes, *memory)
+
+
+@functools.lru_cache(maxsize=4096)
+def peak_bytes(spec: str, layouts: tuple[Layout, ...]) -> int:
+    """Return the most memory that a compressor takes on a rank, state and work, as `plan` does."""
+    built = compressor(spec)
+    return state_bytes(built, layouts) + work_bytes(built, layouts)
 
 
 def buckets(

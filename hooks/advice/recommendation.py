@@ -259,7 +259,7 @@ def table(forecast: Forecast) -> Iterator[str]:
     """Yield the lines of a table of all choices, the fastest first."""
     none = forecast.of("none").step
     yield from _columns(
-        ("compressor", "order", "step", "tried", "speed-up", "bound", "sent", "state", "loss"),
+        ("compressor", "order", "step", "tried", "speed-up", "bound", "sent", "state", "peak", "loss"),
         [
             (
                 choice.spec,
@@ -270,6 +270,7 @@ def table(forecast: Forecast) -> Iterator[str]:
                 _ms(choice.prediction.bound),
                 megabytes(choice.prediction.sent_bytes),
                 megabytes(choice.prediction.state_bytes),
+                megabytes(choice.prediction.peak_bytes),
                 _percent(choice.loss),
             )
             for choice in forecast.choices

@@ -42,6 +42,7 @@ STATE = {  # bytes per parameter
     "int8": 0,
     "int4": 4 + 4 / RANKS,
     "onebit": 4 + 4 / RANKS,
+    "int4:error_feedback=false": 0,
     "topk:residual_bits=16": 2,
     "int4:residual_bits=8": NARROW * (1 + 1 / RANKS),
 }

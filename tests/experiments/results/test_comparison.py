@@ -75,6 +75,7 @@ def test_the_file_has_the_documented_keys(tmp_path):
         "network",
         "turn_steps",
         "planned_bytes",
+        "planned_state_bytes",
     }
     assert run["eval"].keys() == {"loss", "accuracy"}
     assert run["step_seconds"].keys() == {"p50", "p75", "p90", "p95"}

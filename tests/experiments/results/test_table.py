@@ -39,6 +39,6 @@ def test_the_table_has_a_row_for_each_run():
 
 
 def test_planned_memory_stands_among_the_details_with_its_bytes_per_parameter():
-    planned, unknown = dataclasses.replace(run_of(), planned_bytes=6560), run_of()
+    planned, unknown = dataclasses.replace(run_of(), planned_bytes=6560, planned_state_bytes=4000), run_of()
     found = [row.details[DETAILS.index("planned memory")] for row in rows(results_of(planned, unknown))]
-    assert found == ["6.6 kB, 6.56 bytes per parameter", ""]
+    assert found == ["state 4.0 kB, peak 6.6 kB, 6.56 bytes per parameter", ""]

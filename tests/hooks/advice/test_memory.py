@@ -20,10 +20,10 @@ NETWORK = nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(4)))
 SPECS = ["bf16", "fp8", "int4:residual_bits=8", "hosts+fp8"]
 
 
-def fitting(free, specs=SPECS, optimizers=None):
+def fitting(free, specs=SPECS):
     parameters = dict(NETWORK.named_parameters())
     training, computation = (
-        SimpleNamespace(parameters=parameters, optimizers=optimizers),
+        SimpleNamespace(parameters=parameters),
         SimpleNamespace(ready=dict.fromkeys(parameters, 0.0)),
     )
     here = SimpleNamespace(free_memory=lambda: free, ranks=Ranks(4, per_host=2))
@@ -49,11 +49,9 @@ def test_what_takes_more_than_is_free_is_tried_with_its_residual_in_8_bits_and_l
     assert fitting(narrower - 1)[0][:2] == ["none", "bf16"]
 
 
-def test_what_keeps_no_residual_for_an_optimizer_takes_none():
-    assert fitting(peak("int4:error_feedback=false"), ["int4"], torch.optim.AdamW(NETWORK.parameters())) == (
-        ["none", "int4"],
-        [],
-    )
+def test_candidates_have_what_suits_the_optimizer():
+    offered = candidates(["int4", "int8"], torch.optim.AdamW(NETWORK.parameters()))
+    assert [each.spec for each in offered] == ["none", "int4:error_feedback=false", "int8"]
 
 
 def test_nothing_is_tried_twice():
