@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from gradwire.compress import compressor
 from gradwire.experiments.workloads.simulated import SimulatedRanks
 
-COMPRESSORS = ("none", "bf16", "int8", "int8:error_feedback=true", "int4", "int4:error_feedback=false")
+COMPRESSORS = (
+    "none",
+    "bf16",
+    "int8",
+    "int8:error_feedback=true",
+    "int4:error_feedback=true",
+    "int4:error_feedback=false",
+)
 TIMES = (1, 30, 300, 1000, 3000)
 INPUTS, OUTPUTS, RANKS, BATCH, STEPS, LR = 128, 64, 4, 64, 400, 3e-3
 
