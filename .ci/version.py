@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PLACEHOLDER = "PUBLISHER:"
-MAY_HAVE_PLACEHOLDERS = ("pyproject.toml", "CITATION.cff", "SECURITY.md", "REUSE.toml", ".github/CODEOWNERS")
+MAY_HAVE_PLACEHOLDERS = ("pyproject.toml", "CITATION.cff", "REUSE.toml", ".github/CODEOWNERS")
 
 
 def version() -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED
 from .decision_table import Candidate, uncertainty
 from .link_directions import HostLink, described
+from .local_sgd import suggested
 from .predict import Measured, Prediction
 
 TIE = 0.03  # of a step: what is nearer than that is as fast
@@ -250,6 +251,7 @@ class Advice:
         yield from (f"    {line}" for line in self.line.splitlines())
         if self.recommended.candidate.warm_up:
             yield "An uncompressed warm-up lowers the loss: add start_iter=N, twice the warm-up steps of your learning rate."
+        yield from suggested(self.measured, self.recommended.step)
         if self.elsewhere:
             yield ""
             yield from sizes(self.elsewhere)
