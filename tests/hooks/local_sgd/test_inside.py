@@ -24,7 +24,7 @@ PLAIN = {"every": 3, "fragments": 2, "overlap": False, "outer": "average", "comp
 REPLICATES = importlib.util.find_spec("torch.distributed._composable.replicate_with_fsdp") is not None
 SKIPPED = pytest.mark.skipif(not REPLICATES, reason="torch has replicate since 2.9")
 KINDS = ["fsdp", pytest.param("replicate", marks=SKIPPED)]
-COMPRESSORS = ["none", "int4", "int8", "powersgd:rank=2,payload=int8"]
+COMPRESSORS = ["none", "int4", "int8:error_feedback=true", "powersgd:rank=2,payload=int8"]
 
 
 def mesh(sites=SITES):
