@@ -144,7 +144,8 @@ def _kind(names: Sequence[str], group: Mapping[str, Any]) -> str:
 def tuned(spec: Spec, optimizer: Optimizers | None) -> Spec:
     """Add the options of error feedback that suit an optimizer, as far as a compressor has none of its own; log which.
 
-    The optimizers of matrices decide. Of several kinds, the one with the smallest feedback decides.
+    The optimizers of matrices decide. Of several kinds, the smallest feedback above 0 decides; it is 0 if it is
+    for all.
 
     Args:
         spec: the compressor. An object stays as it is.

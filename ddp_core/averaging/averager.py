@@ -137,7 +137,7 @@ class CompressedAverager:
         """The first bucket of a synchronized step comes next: give the step its number."""
         memory = self.memory
         if self._replicas.transport is not None:
-            self._replicas.check(self.steps_begun, [plan.parameters for plan in self._plans.values()])
+            self._replicas.check(self.steps_begun, [plan.parameters for _, plan in sorted(self._plans.items())])
         self.totals.begin(step, memory.step)
         with self.step_lock.lock:
             if self.step_lock.waiting:

@@ -88,11 +88,15 @@ class BucketAssignment:
         self.builds = 0  # how often buckets were made
         self.cut: int | None = None  # bytes of a slice of larger buckets; None where they are sent as they are
         self.shared = False  # whether any lies in memory that was given
+        self.buckets: list[GradBucket] = []
         self.build(range(len(parameters))[::-1], allocate)
 
     def build(self, order: Sequence[int], allocate: Allocate = allocate_own) -> None:
         """Make the buckets for parameters that get ready in this order. All ranks do so between the same steps."""
-        self.buckets: list[GradBucket] = []  # the old ones go first, so that both never use memory
+        for bucket in self.buckets:
+            if isinstance(bucket, CutBucket):
+                bucket.slices = ()  # which refer to it
+        self.buckets = []  # the old ones go first, so that both never use memory
         self.bucket_of: list[GradBucket] = []
         self.sending: list[Sendable] = []  # them, or their slices, in the order in which they leave
         self.builds += 1

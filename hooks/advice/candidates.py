@@ -28,9 +28,9 @@ def candidates(specs: Sequence[str] | None, optimizer: Optimizers | None = None)
 
     Each has the options that `attach` fills in for an optimizer. A two-level compressor loses what its inner one does.
     """
-    known = {each.spec: each for each in CANDIDATES}
-    names = known if specs is None else dict.fromkeys(["none", *specs])
-    return [replace(known.get(spec, Candidate(spec)), spec=_filled(spec, optimizer)) for spec in names]
+    known = {_filled(each.spec, optimizer): each for each in CANDIDATES}
+    names = known if specs is None else dict.fromkeys(_filled(spec, optimizer) for spec in ["none", *specs])
+    return [replace(known.get(spec, Candidate(spec)), spec=spec) for spec in names]
 
 
 def _filled(spec: str, optimizer: Optimizers | None) -> str:

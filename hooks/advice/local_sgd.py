@@ -26,9 +26,10 @@ def suggested(measured: Measured, step: float) -> list[str]:
     plan = sites_plan(site_compressor(COMPRESSOR), measured.parameters, wan, seconds, SHARE)
     if plan.every > FREE or step <= MORE_STEPS * seconds / plan.computing:
         return []
+    options = f"every={plan.every}, fragments={len(plan.rounds)}, {COMPRESSOR}"
     elements, rate = sum(each.numel() for each in measured.parameters.values()), 8 / slowest / 1e6
     return [
-        f"Local SGD (LocalSteps, every={plan.every}, {COMPRESSOR}) would compute for {plan.computing:.0%} of the time here, "
+        f"Local SGD (LocalSteps, {options}) would compute for {plan.computing:.0%} of the time here, "
         f"and this compressor for {seconds / step:.0%}. It may need {MORE_STEPS}x as many steps. Plan it by:",
         f"    gradwire plan --sites {ranks.world_size} --parameters {elements} --up {rate:.2f}mbit "
         f"--round-trip-ms {1000 * latency:.1f} --step-seconds {seconds:.3g}",

@@ -91,7 +91,7 @@ def predicted(measured: Measured, spec: str, order: str, ranks: Ranks, bucket_mb
     if overlaps and measured.by_need:
         parcels = [parcels[place] for place in priority_order(_model(computation, parcels))]
     step = Pipeline(computation.forward, computation.backward, tuple(parcels), measured.cores)
-    whole, _ = buckets(measured, spec, ranks, bucket_mb, overlaps=False)
+    whole = buckets(measured, spec, ranks, bucket_mb, overlaps=False)[0] if overlaps else layouts
     memory = state_bytes(compressor(spec), layouts), peak_bytes(spec, tuple(whole))
     return Prediction(step.seconds(until_needed=overlaps), bound, sent_bytes, *memory)
 

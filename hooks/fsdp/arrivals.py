@@ -47,7 +47,7 @@ class Arrivals:
         # what the backward under way calls at its end, and alone keeps; None where there is none, or one that broke off
         self._end: Callable[[], Callable[[], None] | None] = lambda: None
         self._begun = False  # the step of the backward under way
-        model.register_forward_hook(OutputHooks(self))
+        weakref.finalize(self, model.register_forward_hook(OutputHooks(self)).remove)
 
     def backward_begins(self, _: Tensor | None = None) -> None:
         """Have the backward under way report its end, unless it is inside of one that does."""

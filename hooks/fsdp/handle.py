@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...compress import Spec
+from ...compress import Optimizers, Spec
 from ...compress.shards.reduction import ShardState, ShardSum, shard_sum
 from ...compress.shards.weights import HeldWeights, OwnRows, WeightGather, weight_gather
 from ...compress.state.tree import Entries
@@ -49,7 +49,9 @@ class ShardHandle(Observed):
             for kind in filter(lambda each: each.numbers, module.kinds):
                 self.averager.in_use.get((module.index, kind.dtype), kind.layout)
 
-    def swap(self, *, gather: Spec | None = None, reduce: Spec | None = None) -> None:
+    def swap(
+        self, *, gather: Spec | None = None, reduce: Spec | None = None, optimizer: Optimizers | None = None
+    ) -> None:
         """Use other compressors from the next step on. All ranks swap at the same step.
 
         An argument that you leave out changes nothing.
@@ -59,6 +61,7 @@ class ShardHandle(Observed):
         Args:
             gather: the compressor of gathered weights.
             reduce: the compressor of reduced gradients.
+            optimizer: as for `gradwire.attach`.
 
         Raises:
             ValueError: a compressor is refused, or gradwire communicates between replicas only.
@@ -67,7 +70,7 @@ class ShardHandle(Observed):
             raise ValueError(
                 "torch communicates among the shards here: swap the compressor of replicas, handle.replicas"
             )
-        reduction = None if reduce is None else shard_sum(reduce)
+        reduction = None if reduce is None else shard_sum(reduce, optimizer)
         weights = None if gather is None else weight_gather(gather)
         self.averager.between_steps(lambda: self._replace(reduction, weights))
 

@@ -10,8 +10,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import gradwire
+from gradwire.ddp_core.buckets.assignment import BucketAssignment
 
-WIDTH, RANKS = 64, 2
+WIDTH, RANKS, SLICE = 64, 2, 4096  # bytes of a slice
 
 
 def alive(references):
@@ -70,3 +71,19 @@ def kept_of_former_buckets(rank, world_size, spec):
 @pytest.mark.parametrize("spec", ["none", "int8"])
 def test_fewer_buckets_than_before_leave_nothing_of_those(ranks, spec):
     assert ranks.run(kept_of_former_buckets, RANKS, spec) == [[(3, 0), (2, 0), (2, 0)]] * RANKS
+
+
+def test_former_buckets_that_were_cut_are_gone_at_once():
+    """Without a garbage collection: slices know their buckets."""
+    parameters = [torch.nn.Parameter(torch.zeros(4 * SLICE // 4)) for _ in range(2)]
+    assignment = BucketAssignment(parameters, [False] * 2, [1], alias=True)
+    assignment.cut = SLICE
+    gc.disable()
+    try:
+        assignment.build([1, 0])
+        former = [weakref.ref(each) for each in assignment.buckets]
+        assert len(assignment.sending) > len(former)
+        assignment.build([0, 1])
+        assert [each() for each in former] == [None] * len(former)
+    finally:
+        gc.enable()

@@ -26,7 +26,9 @@ def measured(mbit, per_host=1, scope="all", parameters=1_000_000):
 
 def test_on_a_slow_network_local_sgd_is_suggested_with_the_command_that_plans_it(capsys):
     sentence, command = suggested(measured(10), 0.6)
-    assert sentence.startswith("Local SGD (LocalSteps, every=8, int4) would compute for 100% of the time here")
+    assert sentence.startswith(
+        "Local SGD (LocalSteps, every=8, fragments=1, int4) would compute for 100% of the time here"
+    )
     assert "this compressor for 17%" in sentence
     program, *arguments = shlex.split(command)
     assert (program, main(arguments)) == ("gradwire", 0)

@@ -50,8 +50,9 @@ def test_what_takes_more_than_is_free_is_tried_with_its_residual_in_8_bits_and_l
 
 
 def test_candidates_have_what_suits_the_optimizer():
-    offered = candidates(["int4", "int8"], torch.optim.AdamW(NETWORK.parameters()))
+    offered = candidates(["int4", "int8", "int4:error_feedback=false"], torch.optim.AdamW(NETWORK.parameters()))
     assert [each.spec for each in offered] == ["none", "int4:error_feedback=false", "int8"]
+    assert all(each.losses for each in offered)
 
 
 def test_nothing_is_tried_twice():

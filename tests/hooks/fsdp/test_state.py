@@ -170,6 +170,23 @@ def test_after_a_swap_nothing_that_was_held_back_is_lost(ranks, first, last):
                 torch.testing.assert_close(total[f"parts.{module}.p{place}"], expected, rtol=0, atol=tolerance)
 
 
+def residuals_after_a_swap(rank, world_size):
+    """The numbers of residuals after a swap with an optimizer, and without one."""
+    model, handle = attached(world_size, "none")
+    found = []
+    for options in ({"optimizer": torch.optim.AdamW(model.parameters())}, {}):
+        handle.swap(reduce="int4", **options)
+        steps(model, rank, 0, 1)
+        found.append(len(residuals(handle.state_dict())))
+    handle.close()
+    return found
+
+
+def test_a_swap_takes_what_suits_the_optimizer(ranks):
+    for without, with_residuals in ranks.run(residuals_after_a_swap, 2):
+        assert without == 0 < with_residuals
+
+
 def undone(rank, world_size, how, reduce):
     """What is held back before and after a step that does not count."""
     model, handle = attached(world_size, reduce, undo=True)
