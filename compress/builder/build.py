@@ -83,10 +83,10 @@ def compressor(spec: Spec) -> Compressor:
     raise TypeError(f"a compressor is given as a string, a mapping or an object with init and reduce, got {spec!r}")
 
 
-def undamped(spec: Spec) -> Spec:
+def with_error_feedback(spec: Spec) -> Spec:
     """A specification for what the error feedback of another surrounds: all methods hold back all that they lack."""
-    damped = {name: {"feedback": 1.0} for name, method in registered.items() if method.lossy and method.feedback < 1}
-    return filled(spec, damped) if isinstance(spec, str | Mapping) else spec
+    whole = {name: {"feedback": 1.0} for name, method in registered.items() if method.lossy and method.feedback < 1}
+    return filled(spec, whole) if isinstance(spec, str | Mapping) else spec
 
 
 def fingerprint(built: Compressor) -> str:
@@ -268,7 +268,7 @@ def _warmed_up(
     warmup: Spec | None = None,
 ) -> Compressor:
     """`built` from step `start_iter` on, `warmup` before; `feedback`: whether error feedback will surround both."""
-    before = None if warmup is None else compressor(undamped(warmup) if feedback else warmup)
+    before = None if warmup is None else compressor(with_error_feedback(warmup) if feedback else warmup)
     if start_iter is None and warmup is not None:
         raise ValueError(f"{method.name}:warmup needs start_iter, the number of steps that it lasts")
     if start_iter is not None and start_iter < 0:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...kernels import Residual
 from ..algorithms.dense import Dense
-from ..builder.build import compressor, undamped
+from ..builder.build import compressor, with_error_feedback
 from ..feedback.adam_space import AdamSpace
 from ..feedback.error_feedback import DecayedFeedback, ErrorFeedback, Float32Arithmetic
 from ..feedback.guard import Guarded
@@ -119,7 +119,7 @@ class Adaptive:
 
 def _method(spec: str) -> Compressor:
     """A method without what belongs around all of them."""
-    built = compressor(undamped(spec))
+    built = compressor(with_error_feedback(spec))
     built = built.inner if isinstance(built, ErrorFeedback) else built
     built = built.inner if isinstance(built, Float32Arithmetic) else built
     found = traits_of(built)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from ..local_sgd.arguments import site_compressor
 from ..local_sgd.plan import FREE, Wan, sites_plan
-from .predict import Measured
+from .predict import TRAVELS, Measured
 
 COMPRESSOR, SHARE = "int4", 0.95  # as LocalSteps and `gradwire plan --sites` have them by default
 MORE_STEPS = 2  # times as many, which make up for the loss with up to FREE steps between averages
-TRAVELS = ("all", "across")  # scopes of requests that leave a host
 
 
 def suggested(measured: Measured, step: float) -> list[str]:

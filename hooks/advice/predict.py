@@ -27,6 +27,7 @@ from .simulated_step import Parcel, Pipeline, Round
 from .timed_training import Computation
 
 STEPS = (STEADY, STEADY + 1)  # a method may alternate
+TRAVELS = ("all", "across")  # scopes of requests that leave a host
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Sent:
     @property
     def travels(self) -> bool:
         """True if the request leaves the host."""
-        return self.kind[2] in ("all", "across")
+        return self.kind[2] in TRAVELS
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from gradwire.compress import (
     compressor,
     specification,
 )
-from gradwire.compress.builder.build import undamped
+from gradwire.compress.builder.build import with_error_feedback
 from gradwire.compress.builder.optimizer_defaults import tuned
 
 
@@ -214,7 +214,7 @@ def nested(depth):
 ADAM = torch.optim.Adam([torch.zeros(1, requires_grad=True)])
 
 
-@pytest.mark.parametrize("read", [compressor, undamped, lambda spec: tuned(spec, ADAM)])
+@pytest.mark.parametrize("read", [compressor, with_error_feedback, lambda spec: tuned(spec, ADAM)])
 def test_compressors_inside_each_other_without_end_are_refused_and_counted(read):
     with pytest.raises(ValueError, match=r"at most 16 parts with a '\+' between them, got 3001: fp16"):
         read("fp16+" * 3000 + "none")

@@ -40,6 +40,15 @@ def kernels_of(given):
         yield
 
 
+def compressed(model, api, spec):
+    """A model in gradwire's DDP ("own") or in torch's, and its handle."""
+    if api == "own":
+        wrapped = gradwire.DistributedDataParallel(model, compressor=spec)
+        return wrapped, wrapped.compression
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    return wrapped, gradwire.attach(wrapped, spec)
+
+
 def trained(rank, world_size, given, spec, api, device="cpu", operation=kernels.orthogonalize.name):
     """The parameters after some steps, what was logged, and the backend of an operation."""
     lines, handler = [], logging.Handler()
@@ -49,12 +58,7 @@ def trained(rank, world_size, given, spec, api, device="cpu", operation=kernels.
     torch.manual_seed(0)
     model = nn.Linear(24, 16).to(device)
     with kernels_of(given[rank]):
-        if api == "own":
-            wrapped = gradwire.DistributedDataParallel(model, compressor=spec)
-            handle = wrapped.compression
-        else:
-            wrapped = nn.parallel.DistributedDataParallel(model)
-            handle = gradwire.attach(wrapped, spec)
+        wrapped, handle = compressed(model, api, spec)
         for step in range(5):
             generator = torch.Generator().manual_seed(100 * rank + step)
             wrapped(torch.randn(8, 24, generator=generator).to(device)).square().mean().backward()
@@ -142,12 +146,7 @@ def trained_apart(rank, world_size, api, spec, alike, drifts):
     model = nn.Linear(8, 8)
     with pytest.MonkeyPatch.context() as patch, versions_of({"torch": "2.8" if alike else f"2.{8 + rank}"}) as texts:
         patch.setattr(step_checks, "REPLICA_STEPS", 2)
-        if api == "own":
-            wrapped = gradwire.DistributedDataParallel(model, compressor=spec)
-            handle = wrapped.compression
-        else:
-            wrapped = nn.parallel.DistributedDataParallel(model)
-            handle = gradwire.attach(wrapped, spec)
+        wrapped, handle = compressed(model, api, spec)
         for step in range(7):
             if drifts and (rank, step) == (1, 2):
                 model.bias.data[0] += 2**-20
