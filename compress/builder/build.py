@@ -127,7 +127,7 @@ class WarmUp:
         return self.until - self.now
 
     def __str__(self) -> str:
-        what = "uncompressed" if self.stage == Dense() else specification(self.stage)
+        what = "uncompressed" if self.stage == Dense() else _written(self.stage) or specification(self.stage)
         return f"warm-up: {what} until step {self.until} (now {self.now})"
 
 
@@ -150,7 +150,7 @@ def _written(built: Any) -> str | None:
     stages: dict[str, Any] = {}
     if isinstance(core, Switch) and len(core.stages) == 2:
         stages = {"start_iter": core.starts[1]}
-        stages |= {} if core.stages[0] == Dense() else {"warmup": specification(core.stages[0])}
+        stages |= {} if core.stages[0] == Dense() else {"warmup": _written(core.stages[0])}
         core = core.stages[1]
     core = core.inner if isinstance(core, PerTensor) else core
     core = getattr(core, "codec", core)

@@ -102,6 +102,7 @@ MAPPINGS = [
     ({"name": "topk", "start_iter": 9, "warmup": "onebit"}, "topk:start_iter=9,warmup=onebit:error_feedback=false"),
     ({"name": "bf16", "sum": "float32"}, "bf16:sum=float32"),
     ({"name": "powersgd", "start_iter": 9, "warmup": BFloat16()}, "powersgd:start_iter=9,warmup=bf16"),
+    ({"name": "int4", "start_iter": 9, "warmup": "int8"}, "int4:start_iter=9,warmup=int8"),
 ]
 ALL = (
     "acp-powersgd, adacomp, adaptive, batched-powersgd, bf16, chunktopk, dgc, dropping, fp16, fp8, hosts, int2, int4, int8, "

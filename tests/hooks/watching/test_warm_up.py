@@ -64,5 +64,6 @@ def test_a_warm_up_is_shown_while_it_lasts_and_logged_once(own, ranks):
 
 def test_a_warm_up_names_the_compressor_in_use():
     assert str(warm_up(compressor("topk:start_iter=9,warmup=bf16"), 4)) == "warm-up: bf16 until step 9 (now 4)"
+    assert str(warm_up(compressor("int4:start_iter=9,warmup=int8"), 4)) == "warm-up: int8 until step 9 (now 4)"
     assert warm_up(compressor("topk:start_iter=9"), 9) is None
     assert warm_up(compressor("topk"), 0) is None
