@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ...network import lab as netlab
 from ...network.lab import NetlabConfig, backend_here
@@ -52,15 +52,12 @@ class EmulationConfig(RanksConfig):
     @property
     def slowed_link(self) -> str | None:
         """The emulated link, as slow as the dilation makes it."""
-        return self._slowed(self.link) if self.link else None
+        return f"{parse_rate(self.link) * BITS_PER_BYTE / self.dilate:.0f}bit" if self.link else None
 
     @property
     def slowed_netlab(self) -> NetlabConfig:
         """The lab, its links as slow as the dilation makes them."""
-        return replace(self.netlab, rate=self._slowed(self.netlab.rate))
-
-    def _slowed(self, rate: str) -> str:
-        return f"{parse_rate(rate) * BITS_PER_BYTE / self.dilate:.0f}bit"
+        return self.netlab.dilated(self.dilate)
 
     def labels(self) -> list[str]:
         """Return the labels of figures that do not come from a real accelerator and network."""
