@@ -61,7 +61,13 @@ def switched(config: NetlabConfig, ports: Sequence[str]) -> Iterator[None]:
 
 
 def _opened(port: str) -> socket.socket:
-    link = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+    try:
+        link = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+    except PermissionError as error:
+        raise ValueError(
+            "delay, jitter and loss of a lab need packet sockets, which this container refuses: grant the capability "
+            "NET_RAW (docker run --cap-add NET_RAW), or leave them out"
+        ) from error
     link.setsockopt(SOL_PACKET, HEADERS, 1)
     link.setsockopt(SOL_PACKET, IGNORE_OUTGOING, 1)
     link.setsockopt(socket.SOL_SOCKET, RECEIVE_BUFFER, READ_AT_ONCE)

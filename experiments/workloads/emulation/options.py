@@ -23,7 +23,8 @@ class EmulationConfig(RanksConfig):
     compute: str = "real"
     """real trains the model; emulate:TRACE replaces it by the layers of a trace, which take the trace's time"""
     dilate: float = 1.0
-    """slow everything emulated down by this factor: multiply the times of the trace, divide the bandwidths"""
+    """slow everything emulated down by this factor: multiply the times of the trace and the delays, divide the
+    bandwidths"""
     link: str | None = None
     """emulate a network of this bandwidth between all ranks, such as 100mbit; needs no root"""
 

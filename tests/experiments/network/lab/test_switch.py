@@ -1,12 +1,15 @@
 """Delay, jitter and loss of links, as programs on the hosts see them."""
 
 import json
+import os
 import statistics
 import sys
 
 import pytest
 
+from gradwire.experiments.cli import main
 from gradwire.experiments.network.lab import NetlabConfig, run_on_hosts, switch
+from gradwire.experiments.network.lab.hosts import left_by
 
 SENT = 10**6
 OPENING = """
@@ -69,38 +72,46 @@ else:
 def run(possible, capfd, tmp_path):
     """Run a script on two hosts; what host 0 has printed, and what is in the file that both share."""
 
-    def running(script, *arguments, **options):
+    def running(options, script, *arguments):
         file = tmp_path / "ready"
         file.unlink(missing_ok=True)
         command = [sys.executable, "-S", "-c", script, str(file), *arguments]
-        assert run_on_hosts(NetlabConfig(2, **options), command) == 0
+        assert main(["netlab", "--hosts=2", *options.split(), "--", *command]) == 0
         return json.loads(capfd.readouterr().out), file.read_text()
 
     return running
 
 
-@pytest.mark.parametrize(
-    "rates", [{"rate": "8mbit", "down": "80mbit"}, {"rate": "80mbit", "down": "8mbit"}], ids=["up", "down"]
-)
+@pytest.mark.parametrize("rates", ["--rate 8mbit --down 80mbit", "--rate 80mbit --down 8mbit"], ids=["up", "down"])
 def test_a_round_trip_takes_the_delay_four_times_and_bytes_take_the_rate_of_the_slower_direction(run, rates):
-    seconds, trip = run(TRIPS, delay="20ms", **rates)
+    seconds, trip = run(f"{rates} --delay 20ms", TRIPS)
     assert 0.08 <= json.loads(trip) < 0.16
     assert 8 * SENT / 8e6 * 0.8 < seconds < 8 * SENT / 8e6 * 4  # a queue passes a burst at once
 
 
 def test_loss_costs_tcp_throughput(run):
-    whole, lossy = (run(TRIPS, rate="50mbit", delay="5ms", loss=loss)[0] for loss in ("0", "2%"))
+    whole, lossy = (run(f"--rate 50mbit --delay 5ms --loss {loss}", TRIPS)[0] for loss in ("0", "2%"))
     assert lossy > 2 * whole
 
 
 def test_packets_keep_their_order_take_the_delay_and_a_part_of_the_jitter_and_the_same_get_lost_again(run):
-    options = {"delay": "10ms", "jitter": "15ms", "loss": "10%"}
-    (first, _), (second, _) = run(DATAGRAMS, "0.002", **options), run(DATAGRAMS, "0.002", **options)
+    options = "--rate 110mbit --down 500mbit --delay 10ms --jitter 15ms --loss 10%"
+    (first, _), (second, _) = run(options, DATAGRAMS, "0.002"), run(options, DATAGRAMS, "0.002")
     numbers, seconds = zip(*first, strict=True)
     assert [number for number, _ in second] == list(numbers) == sorted(numbers)
     assert 220 < len(numbers) < 266  # 243 of 300 are meant: each of two links passes 90 %
     assert 0.02 <= min(seconds) < statistics.median(seconds)
     assert 0.025 < statistics.median(seconds) < 0.3
+
+
+def test_without_packet_sockets_there_is_no_delay(possible, capfd, monkeypatch):
+    def refused(*arguments):
+        raise PermissionError
+
+    monkeypatch.setattr(switch.socket, "socket", refused)
+    assert main(["netlab", "--hosts=2", "--delay=1ms", "--", "true"]) == 2
+    assert "grant the capability NET_RAW" in capfd.readouterr().err
+    assert left_by(os.getpid()) == []
 
 
 def test_packets_that_a_host_has_no_time_for_are_reported(possible, capfd, tmp_path, monkeypatch):
