@@ -26,10 +26,8 @@ ALL_PROTOCOLS = 3
 TO, FROM = slice(10, 16), slice(16, 22)  # addresses of a frame, behind the kernel's header about checksum and segments
 LARGEST = 66_000  # bytes of a frame that the network card of a real host would cut into packets
 IN_TURN = 64  # frames of a host before those of the next
-READ_AT_ONCE, SENT_AT_ONCE = (
-    2**23,
-    2**29,
-)  # bytes: this host's pauses fit into the first, and a link's queue into the second
+READ_AT_ONCE = 2**23  # bytes of the packets that come while this host does something else
+SENT_AT_ONCE = 2**29  # bytes, more than a link's queue holds
 POLL_SECONDS = 0.05
 FULL = (errno.ENOBUFS, errno.EAGAIN)
 
