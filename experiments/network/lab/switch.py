@@ -81,7 +81,7 @@ def _pass(config: NetlabConfig, links: Sequence[socket.socket], stop: threading.
     draws = {link: Random(host).random for host, link in enumerate(links)}
     arrivals = dict.fromkeys(links, 0.0)
     owners: dict[bytes, socket.socket] = {}  # by address, as their packets show it
-    waiting: list[tuple[float, int, bytes, Sequence[socket.socket]]] = []
+    waiting: list[tuple[float, int, bytes, list[socket.socket]]] = []
     numbers = count()
     while not stop.is_set():
         pause = max(0.0, waiting[0][0] - time.monotonic()) if waiting else POLL_SECONDS
