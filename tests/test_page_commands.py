@@ -49,6 +49,9 @@ ELSEWHERE = {  # a test, and beginnings or all of the commands that it runs, wit
     "tests/experiments/bench/test_diff.py": [r"gradwire diff"],
     "tests/experiments/network/lab/test_hosts.py": [r"gradwire netlab --clean$"],
     "tests/experiments/network/lab/test_launcher.py": [r"gradwire netlab --hosts 4 --rate 100mbit -- "],
+    "tests/experiments/network/lab/test_switch.py": [
+        r"gradwire netlab --hosts 4 --rate 110mbit --down 500mbit --delay "
+    ],
 }
 SHORTENED = ("advise", "bench", "collective", "compare", "kernels", "ready", "sweep")
 NOT_RUN = {

@@ -1,50 +1,31 @@
-"""The line of a site to the internet, in user space: rates up and down, delay, jitter, loss and one-way partitions.
+"""The line of a site to the internet, on a clock that may be simulated: rates up and down, and delay.
 
-A site dials the proxy in place of the rendezvous, which relays. Bytes of all its connections share the line. What needs no
-root and no kernel module has limits: TCP itself sees a host without loss or delay, and a lost packet is one that comes late.
+A site dials the proxy in place of the rendezvous, which relays. Bytes of all its connections share the line. TCP itself sees
+a host without delay. `gradwire netlab --delay` has real connections, in real time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 CHUNK = 16384  # bytes that travel together
-PACKET = 1460  # bytes, of which each may be lost
-LOOK = 0.02  # seconds between two looks at a direction that is cut
 QUEUE = 0.1  # seconds of bytes that wait in front of a line: without any, each late timer would make it slower
 
 
 @dataclass
 class Direction:
-    """One direction of a line. `rate`: bytes per second; `delay`, `jitter`: seconds; `loss`: probability of a packet.
-
-    `cut`: nothing passes as long as it is True. A lost packet is sent again after `retry` seconds, and all behind it wait.
-    """
+    """One direction of a line. `rate`: bytes per second; `delay`: seconds."""
 
     rate: float
     delay: float = 0.0
-    jitter: float = 0.0
-    loss: float = 0.0
-    retry: float = 0.2
-    seed: int = 0
-    cut: bool = False
-    passed: int = 0
     _free: float = 0.0
-    _drawn: random.Random = field(default_factory=random.Random)
-
-    def __post_init__(self) -> None:
-        if not self.rate > 0 or min(self.delay, self.jitter, self.retry) < 0 or not 0 <= self.loss < 1:
-            raise ValueError(f"a line has a rate above 0, no negative times and a loss from 0 to below 1; got {self}")
-        self._drawn.seed(self.seed)
 
     def leaves(self, size: int, now: float) -> tuple[float, float]:
         """Return when bytes have left the near end, at the line's rate, and when they are at the far end."""
         self._free = max(self._free, now) + size / self.rate
-        lost = sum(self._drawn.random() < self.loss for _ in range(-(-size // PACKET))) if self.loss else 0
-        return self._free, self._free + self.delay + self.jitter * self._drawn.random() + lost * self.retry
+        return self._free, self._free + self.delay
 
 
 class Wan:
@@ -90,7 +71,7 @@ class Wan:
 async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: Direction) -> None:
     """Pass bytes on in order, each when the line has carried it; the end of the bytes, too."""
     waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
-    delivering = asyncio.ensure_future(_deliver(waiting, writer, line))
+    delivering = asyncio.ensure_future(_deliver(waiting, writer))
     loop = asyncio.get_running_loop()
     try:
         while chunk := await reader.read(CHUNK):
@@ -103,16 +84,13 @@ async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line
         delivering.cancel()
 
 
-async def _deliver(waiting: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter, line: Direction) -> None:
+async def _deliver(waiting: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
     while True:
         arrives, chunk = await waiting.get()
         await asyncio.sleep(arrives - asyncio.get_running_loop().time())
-        while line.cut:
-            await asyncio.sleep(LOOK)
         if not chunk:
             with contextlib.suppress(OSError):
                 writer.write_eof()
             return
-        line.passed += len(chunk)
         writer.write(chunk)
         await writer.drain()

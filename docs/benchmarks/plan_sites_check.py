@@ -194,8 +194,8 @@ class Site:
 async def measured(case: Case) -> dict[str, Any]:
     """Run a case; its row has what is predicted, and the mean over sites of what is measured."""
     port, lines = await relay(), []
-    for place in range(case.sites):
-        rates = (Direction(rate * MBIT, case.trip / 2, seed=place) for rate in (case.up, case.down))
+    for _ in range(case.sites):
+        rates = (Direction(rate * MBIT, case.trip / 2) for rate in (case.up, case.down))
         lines.append(Line(HERE, port, *rates))
     asked = [
         list(requests_of(compressor(case.compressor), replace(layout, ranks=Ranks(case.sites)), STEADY))

@@ -127,7 +127,7 @@ def _step(config: EmulationConfig, case: Case, world_size: int, stretch: float =
     trace = config.trace
     if trace is None or case.ddp == NO_DDP.ddp or case.sync_every > 1:
         return None
-    rates = map(parse_rate, (config.slowed_link or "0", config.slowed_netlab.rate))
+    rates = (parse_rate(config.slowed_link or "0"), config.slowed_netlab.slower)
     slowest = min(filter(None, rates), default=0.0)
     cost = LinkCost(0.0, 1 / slowest if slowest else 0.0)
     return step_by_layers(trace, case.compressor, world_size, cost, config.dilate * stretch)

@@ -148,6 +148,7 @@ COMMANDS: dict[str, Command] = {
         function=".network.lab.command:netlab_command",
         examples=(
             "gradwire netlab --hosts 4 --rate 100mbit -- python train.py",
+            "gradwire netlab --hosts 4 --rate 110mbit --down 500mbit --delay 15ms --loss 0.1% -- python train.py",
             "gradwire netlab --clean",
         ),
         positional=("command",),

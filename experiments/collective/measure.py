@@ -17,7 +17,6 @@ from ...compress import AllReduce
 from ...ddp_core import ask, over, start_all_gather, start_all_to_all, start_scatter, start_sum
 from ...ddp_core.transport.direct.torch_backend import LEAST_TORCH
 from ..network.lab import backend_here, labels
-from ..network.link import parse_rate
 from ..network.ranks_config import RanksConfig
 from ..results.files import check_file
 from ..results.rows import elements_of
@@ -154,7 +153,7 @@ def _figures(config: CollectiveConfig, what: Row, samples: Sequence[Sample]) -> 
     ranks, payload = what["world_size"], BYTES * what["total_elements"]
     measured = percentiles([sample[0] for sample in samples])
     passed = PASSES[what["operation"]] * payload / measured["p50"]
-    rate, local = parse_rate(config.netlab.rate), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    rate, local = config.netlab.slower, int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     return {
         "seconds": measured,
         "processor_seconds": percentiles([sample[1] for sample in samples]),

@@ -1,5 +1,7 @@
 """Hosts, made and removed with iproute2: a bridge, and for each host a network namespace behind a limited virtual cable.
 
+Where packets wait or get lost, a switch in user space (`switch`) takes the place of the bridge.
+
 All that a lab makes has its owner's process id in its name, and a file in `OWNERS` that the owner keeps locked: what
 belongs to an unlocked one was left by a process that is gone, however it ended, and is removed when the next lab starts.
 Nothing else is ever touched.
@@ -18,13 +20,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
 from ..link import parse_rate
-from .config import NetlabConfig
+from .config import NetlabConfig, parse_share
+from .switch import delays, switched
 
 OWNERS = Path("/run/gradwire-netlab")
 NAMESPACES = Path("/var/run/netns")  # where `ip netns` keeps them
@@ -97,8 +100,9 @@ def temporary_lab(config: NetlabConfig) -> Iterator[Lab]:
     require()
     with _owner() as owner:
         lab = Lab(owner, config.hosts, free_subnet())
-        _build(lab, parse_rate(config.rate))
-        yield lab
+        _build(lab, config)
+        with switched(config, [lab.port(host) for host in range(lab.hosts)]) if delays(config) else nullcontext():
+            yield lab
 
 
 @contextmanager
@@ -215,27 +219,35 @@ def free_subnet() -> IPv4Network:
     raise NetlabError(f"this host has routes to all of {BENCHMARKING}: no addresses are left for hosts")
 
 
-def _build(lab: Lab, rate: float) -> None:
-    """Make all hosts; `rate` in bytes a second, 0 for no limit."""
+def _build(lab: Lab, config: NetlabConfig) -> None:
+    """Make all hosts."""
     quiet = ("addrgenmode", "none")  # no IPv6 address, so that nobody but the ranks sends anything
-    run("ip", "link", "add", lab.bridge, "type", "bridge")
-    run("ip", "link", "set", lab.bridge, *quiet, "up")
+    bridged = () if delays(config) else ("master", lab.bridge)
+    if bridged:
+        run("ip", "link", "add", lab.bridge, "type", "bridge")
+        run("ip", "link", "set", lab.bridge, *quiet, "up")
     for host in range(lab.hosts):
         namespace, port = lab.namespace(host), lab.port(host)
         run("ip", "netns", "add", namespace)
         run("ip", "link", "add", port, "type", "veth", "peer", "name", WIRE, "netns", namespace)
-        run("ip", "link", "set", port, "master", lab.bridge, *quiet, "up")
+        run("ip", "link", "set", port, *bridged, *quiet, "up")
         inside = ("ip", "-netns", namespace)
         run(*inside, "addr", "add", f"{lab.address(host)}/{lab.subnet.prefixlen}", "dev", WIRE)
         run(*inside, "link", "set", WIRE, *quiet, "up")
         run(*inside, "link", "set", "lo", "up")
-        if rate:
-            _limit("-netns", namespace, interface=WIRE, rate=rate)
-            _limit(interface=port, rate=rate)
+        if parse_share(config.loss):  # else the kernel hands over some packets as one, which would be lost together
+            run(*inside, "link", "set", WIRE, "gso_max_segs", "1")
+        _limit("-netns", namespace, interface=WIRE, rate=parse_rate(config.rate))
+        _limit(interface=port, rate=parse_rate(config.rate_down))
 
 
 def _limit(*where: str, interface: str, rate: float) -> None:
-    """Let an interface send no faster, counted in Ethernet frames; a longer silence saves up no more than a burst."""
+    """Let an interface send no faster, counted in Ethernet frames; a longer silence saves up no more than a burst.
+
+    `rate` in bytes per second, 0 for no limit.
+    """
+    if not rate:
+        return
     burst = max(SMALLEST_BURST, round(rate * BURST_SECONDS))
     limits = ("rate", f"{rate:.0f}bps", "burst", f"{burst}b", "latency", QUEUE)
     run("tc", *where, "qdisc", "add", "dev", interface, "root", "tbf", *limits)

@@ -22,7 +22,7 @@ from .hosts import INTERFACES, Lab
 INTERVAL = 0.01  # seconds between two counts
 SHORT = 0.0005  # seconds that reading all counters may take for them to be of one moment
 TRIES = 5
-# What the bridge receives on a port is what that host has sent.
+# A port receives the bytes that its host has sent.
 COUNTERS = {"sent_bytes": "rx_bytes", "received_bytes": "tx_bytes"}
 DIRECTIONS = {"sent_bytes": "up, Mbit/s", "received_bytes": "down, Mbit/s"}
 BITS_PER_MBIT = 10**6
@@ -34,7 +34,8 @@ class Utilization:
     """Bytes over the links of a lab, as counted since its start.
 
     `seconds`: when each count was taken, since the first. `links`: by host, `sent_bytes` and `received_bytes`, one total
-    for each of these times, Ethernet headers included. `began`: the first count, in seconds since 1970.
+    for each of these times, Ethernet headers included. `began`: the first count, in seconds since 1970. `down`: the rate
+    towards a host, if it is not `rate`.
     """
 
     network: str
@@ -42,6 +43,7 @@ class Utilization:
     began: float
     seconds: list[float] = field(default_factory=list)
     links: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+    down: str | None = None
 
     def write(self, path: Path) -> None:
         """Write JSON."""
@@ -78,7 +80,7 @@ def recorded(config: NetlabConfig, lab: Lab) -> Iterator[None]:
     if not config.utilization:
         yield
         return
-    utilization, stop = Utilization(config.described, config.rate, time.time()), threading.Event()
+    utilization, stop = Utilization(config.described, config.rate, time.time(), down=config.down), threading.Event()
     thread = threading.Thread(target=_count, args=(utilization, lab, stop), name="gradwire-utilization")
     thread.start()
     try:
@@ -102,11 +104,11 @@ def draw(utilization: Utilization, path: Path) -> list[Path]:
     from matplotlib.figure import Figure  # here, since it is optional
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
-    limit = parse_rate(utilization.rate) * BITS_PER_BYTE / BITS_PER_MBIT
-    for axes, (name, label) in zip(figure.subplots(2, 1, sharex=True), DIRECTIONS.items(), strict=True):
+    limits = (utilization.rate, utilization.rate if utilization.down is None else utilization.down)
+    for axes, (name, label), rate in zip(figure.subplots(2, 1, sharex=True), DIRECTIONS.items(), limits, strict=True):
         axes.fill_between(utilization.seconds[1:], utilization.rates(0, name), step="pre", linewidth=0)
-        if limit:
-            axes.axhline(limit, color="gray", linestyle="--", linewidth=0.8)
+        if limit := parse_rate(rate):
+            axes.axhline(limit * BITS_PER_BYTE / BITS_PER_MBIT, color="gray", linestyle="--", linewidth=0.8)
         axes.set_ylabel(label)
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.25)

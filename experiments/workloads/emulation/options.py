@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ...network import lab as netlab
 from ...network.lab import NetlabConfig, backend_here
@@ -23,7 +23,8 @@ class EmulationConfig(RanksConfig):
     compute: str = "real"
     """real trains the model; emulate:TRACE replaces it by the layers of a trace, which take the trace's time"""
     dilate: float = 1.0
-    """slow everything emulated down by this factor: multiply the times of the trace, divide the bandwidths"""
+    """slow everything emulated down by this factor: multiply the times of the trace and the delays, divide the
+    bandwidths"""
     link: str | None = None
     """emulate a network of this bandwidth between all ranks, such as 100mbit; needs no root"""
 
@@ -52,15 +53,12 @@ class EmulationConfig(RanksConfig):
     @property
     def slowed_link(self) -> str | None:
         """The emulated link, as slow as the dilation makes it."""
-        return self._slowed(self.link) if self.link else None
+        return f"{parse_rate(self.link) * BITS_PER_BYTE / self.dilate:.0f}bit" if self.link else None
 
     @property
     def slowed_netlab(self) -> NetlabConfig:
         """The lab, its links as slow as the dilation makes them."""
-        return replace(self.netlab, rate=self._slowed(self.netlab.rate))
-
-    def _slowed(self, rate: str) -> str:
-        return f"{parse_rate(rate) * BITS_PER_BYTE / self.dilate:.0f}bit"
+        return self.netlab.dilated(self.dilate)
 
     def labels(self) -> list[str]:
         """Return the labels of figures that do not come from a real accelerator and network."""

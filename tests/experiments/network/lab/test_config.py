@@ -16,6 +16,30 @@ def test_labels_tell_of_labs_and_emulated_links(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("options", "described"),
+    [
+        ({}, "4 hosts without limits"),
+        ({"down": "50mbit"}, "4 hosts at no limit up and 50 Mbit/s down"),
+        ({"rate": "10mbit", "down": "10mbit"}, "4 hosts at 10 Mbit/s"),
+        (
+            {"rate": "110mbit", "down": "500mbit", "delay": "30ms", "jitter": "500us", "loss": "0.1%"},
+            "4 hosts at 110 Mbit/s up and 500 Mbit/s down, delay 30 ms, jitter 0.5 ms, loss 0.1 %",
+        ),
+    ],
+)
+def test_settings_of_the_links_are_in_the_label(options, described):
+    assert NetlabConfig(4, **options).described == described
+
+
+@pytest.mark.parametrize(
+    ("options", "slower"),
+    [({}, 0), ({"rate": "8mbit"}, 1e6), ({"down": "8mbit"}, 1e6), ({"rate": "8mbit", "down": "4mbit"}, 5e5)],
+)
+def test_the_slower_direction_is_one_with_a_limit(options, slower):
+    assert NetlabConfig(2, **options).slower == slower
+
+
+@pytest.mark.parametrize(
     ("options", "named"),
     [
         ({"rate": "1gbit"}, "netlab.rate without"),

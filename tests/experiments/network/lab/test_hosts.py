@@ -25,11 +25,12 @@ from gradwire.experiments.network.lab.hosts import (
 from .given import PATIENCE, alive, shell, wait_for
 
 
-def test_both_ends_of_every_link_are_limited_and_share_no_subnet_with_this_machine(possible):
-    with temporary_lab(NetlabConfig(2, "20mbit")) as lab:
+@pytest.mark.parametrize("options", [{}, {"down": "50mbit"}, {"down": "50mbit", "delay": "1ms", "loss": "1%"}])
+def test_both_ends_of_every_link_are_limited_and_share_no_subnet_with_this_machine(possible, options):
+    with temporary_lab(NetlabConfig(2, "20mbit", **options)) as lab:
         for where in (["dev", lab.port(0)], ["dev", lab.port(1)]):
             (limit,) = json.loads(subprocess.check_output(["tc", "-json", "qdisc", "show", *where]))
-            assert (limit["kind"], limit["options"]["rate"]) == ("tbf", 20e6 / 8)
+            assert (limit["kind"], limit["options"]["rate"]) == ("tbf", (50e6 if options else 20e6) / 8)
         for host in range(2):
             inside = ["tc", "-netns", lab.namespace(host), "-json", "qdisc", "show", "dev", "wire"]
             (limit,) = json.loads(subprocess.check_output(inside))
@@ -41,10 +42,16 @@ def test_both_ends_of_every_link_are_limited_and_share_no_subnet_with_this_machi
 
 
 @pytest.fixture
-def running_lab(possible, tmp_path):
+def options():
+    """Those of the lab, beside its hosts and rate."""
+    return {}
+
+
+@pytest.fixture
+def running_lab(possible, tmp_path, options):
     """A process with a lab in which two hosts sleep; and the processes of the hosts."""
     command = shell(f"echo $$ > {tmp_path}/$RANK.part; mv {tmp_path}/$RANK.part {tmp_path}/$RANK; exec sleep 600")
-    process = multiprocessing.get_context("fork").Process(target=hold, args=(command,))
+    process = multiprocessing.get_context("fork").Process(target=hold, args=(command, options))
     process.start()
     wait_for(lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists())
     yield process, [int((tmp_path / rank).read_text()) for rank in "01"]
@@ -53,10 +60,10 @@ def running_lab(possible, tmp_path):
     clean()
 
 
-def hold(command):
+def hold(command, options):
     """In a process of its own: a lab, until it is told to end."""
     try:
-        run_on_hosts(NetlabConfig(2, "10mbit"), command)
+        run_on_hosts(NetlabConfig(2, "10mbit", **options), command)
     except KeyboardInterrupt:
         os._exit(130)
 
@@ -71,13 +78,14 @@ def test_a_lab_that_is_told_to_end_leaves_nothing(running_lab, number):
     assert not any(map(alive, hosts))
 
 
-def test_what_a_killed_lab_leaves_is_removed_at_the_next_start_and_its_ranks_die_with_it(running_lab):
+@pytest.mark.parametrize(("options", "made"), [({}, 5), ({"delay": "1ms"}, 4)], ids=["bridge", "switch"])
+def test_what_a_killed_lab_leaves_is_removed_at_the_next_start_and_its_ranks_die_with_it(running_lab, made):
     owner, hosts = running_lab
-    assert len(left_by(owner.pid)) == 5
+    assert len(left_by(owner.pid)) == made
     owner.kill()
     owner.join()
     wait_for(lambda: not any(map(alive, hosts)))
-    assert len(left_by(owner.pid)) == 5
+    assert len(left_by(owner.pid)) == made
     with temporary_lab(NetlabConfig(1)) as lab:
         assert left_by(owner.pid) == []
         assert len(left_by(lab.owner)) == 3

@@ -47,7 +47,7 @@ def fastest(seconds, sent):
 
 def test_a_link_carries_its_rate_and_its_use_is_written_down(possible, capfd, tmp_path):
     file = tmp_path / "use.json"
-    assert run_on_hosts(NetlabConfig(2, "50mbit", str(file)), [sys.executable, "-S", "-c", TRANSFER]) == 0
+    assert run_on_hosts(NetlabConfig(2, "50mbit", utilization=str(file)), [sys.executable, "-S", "-c", TRANSFER]) == 0
     shown = capfd.readouterr().out.splitlines()
     word, received, seconds = shown[0].split()
     assert (word, int(received)) == ("received", SENT)

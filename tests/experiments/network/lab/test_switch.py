@@ -1,0 +1,121 @@
+"""Delay, jitter and loss of links, as programs on the hosts see them."""
+
+import json
+import os
+import statistics
+import sys
+
+import pytest
+
+from gradwire.experiments.cli import main
+from gradwire.experiments.network.lab import NetlabConfig, run_on_hosts, switch
+from gradwire.experiments.network.lab.hosts import left_by
+
+SENT = 10**6
+OPENING = """
+import json, os, socket, sys, time
+from pathlib import Path
+place, ready, rank = (os.environ["MASTER_ADDR"], 5000), Path(sys.argv[1]), os.environ["RANK"]
+
+def until_ready():
+    while not ready.exists():
+        time.sleep(0.01)
+"""
+# Host 1 asks host 0 ten times, writes down the shortest round trip, and sends. Host 0 prints the seconds of these bytes.
+TRIPS = f"""{OPENING}
+if rank == "0":
+    with socket.create_server(place) as server:
+        ready.touch()
+        peer, _ = server.accept()
+        for _ in range(10):
+            peer.sendall(peer.recv(1))
+        peer.recv(1)
+        began = time.monotonic()
+        while peer.recv(65536):
+            pass
+        print(json.dumps(time.monotonic() - began))
+else:
+    until_ready()
+    peer, trips = socket.create_connection(place), []
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")  # BBR hardly minds loss
+    for _ in range(10):
+        began = time.monotonic()
+        peer.sendall(b"?")
+        peer.recv(1)
+        trips.append(time.monotonic() - began)
+    ready.write_text(json.dumps(min(trips)))
+    peer.sendall(bytes({SENT}))
+"""
+# Host 0 prints the number of each datagram that comes from host 1, and the seconds that it took.
+DATAGRAMS = f"""{OPENING}
+peer, came = socket.socket(socket.AF_INET, socket.SOCK_DGRAM), []
+if rank == "0":
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**20)
+    peer.bind(place)
+    ready.touch()
+    try:
+        while True:
+            number, sent = json.loads(peer.recv(4096))
+            came.append((number, time.monotonic() - sent))
+            peer.settimeout(1.0)
+    except TimeoutError:
+        print(json.dumps(came))
+else:
+    until_ready()
+    for number in range(300):
+        peer.sendto(json.dumps([number, time.monotonic()]).encode(), place)
+        time.sleep(float(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def run(possible, capfd, tmp_path):
+    """Run a script on two hosts; what host 0 has printed, and what is in the file that both share."""
+
+    def running(options, script, *arguments):
+        file = tmp_path / "ready"
+        file.unlink(missing_ok=True)
+        command = [sys.executable, "-S", "-c", script, str(file), *arguments]
+        assert main(["netlab", "--hosts=2", *options.split(), "--", *command]) == 0
+        return json.loads(capfd.readouterr().out), file.read_text()
+
+    return running
+
+
+@pytest.mark.parametrize("rates", ["--rate 8mbit --down 80mbit", "--rate 80mbit --down 8mbit"], ids=["up", "down"])
+def test_a_round_trip_takes_the_delay_four_times_and_bytes_take_the_rate_of_the_slower_direction(run, rates):
+    seconds, trip = run(f"{rates} --delay 20ms", TRIPS)
+    assert 0.08 <= json.loads(trip) < 0.16
+    assert 8 * SENT / 8e6 * 0.8 < seconds < 8 * SENT / 8e6 * 4  # a queue passes a burst at once
+
+
+def test_loss_costs_tcp_throughput(run):
+    whole, lossy = (run(f"--rate 50mbit --delay 5ms --loss {loss}", TRIPS)[0] for loss in ("0", "2%"))
+    assert lossy > 2 * whole
+
+
+def test_packets_keep_their_order_take_the_delay_and_a_part_of_the_jitter_and_the_same_get_lost_again(run):
+    options = "--rate 110mbit --down 500mbit --delay 10ms --jitter 15ms --loss 10%"
+    (first, _), (second, _) = run(options, DATAGRAMS, "0.002"), run(options, DATAGRAMS, "0.002")
+    numbers, seconds = zip(*first, strict=True)
+    assert [number for number, _ in second] == list(numbers) == sorted(numbers)
+    assert 220 < len(numbers) < 266  # 243 of 300 are meant: each of two links passes 90 %
+    assert 0.02 <= min(seconds) < statistics.median(seconds)
+    assert 0.025 < statistics.median(seconds) < 0.3
+
+
+def test_without_packet_sockets_there_is_no_delay(possible, capfd, monkeypatch):
+    def refused(*arguments):
+        raise PermissionError
+
+    monkeypatch.setattr(switch.socket, "socket", refused)
+    assert main(["netlab", "--hosts=2", "--delay=1ms", "--", "true"]) == 2
+    assert "grant the capability NET_RAW" in capfd.readouterr().err
+    assert left_by(os.getpid()) == []
+
+
+def test_packets_that_a_host_has_no_time_for_are_reported(possible, capfd, tmp_path, monkeypatch):
+    monkeypatch.setattr(switch, "READ_AT_ONCE", 1)
+    command = [sys.executable, "-S", "-c", DATAGRAMS, str(tmp_path / "ready"), "0"]
+    assert run_on_hosts(NetlabConfig(2, delay="1ms"), command) == 0
+    assert "netlab: this host was too slow for " in capfd.readouterr().err
