@@ -172,6 +172,12 @@ def tuned(spec: Spec, optimizer: Optimizers | None) -> Spec:
     return filled
 
 
+def tuned_specification(spec: str, optimizer: Optimizers | None) -> str:
+    """Return the text of a compressor with the options that `tuned` adds for an optimizer."""
+    filled = tuned(spec, optimizer)
+    return spec if filled is spec else specification(compressor(filled))
+
+
 def _feedback_for(found: Collection[str]) -> dict[str, Mapping[str, Any]]:
     """Return options by method that suit kinds of optimizers: of several those with the smallest feedback.
 

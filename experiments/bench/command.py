@@ -26,7 +26,7 @@ from .config import BenchConfig
 from .models import Task
 from .rows import KIND, Placement, row
 from .run import measure, world_sizes
-from .show import PLAIN, common, header, late, table
+from .show import PLAIN, common, filled, header, late, table
 from .trial import Setup
 from .world import World, join_world
 
@@ -127,7 +127,7 @@ def _models_rows(
             shown += rows
             yield rows
     Console(quiet=console.quiet, width=max(console.width, TABLE_WIDTH)).print(table(shown, cases))
-    console.print(*late(shown, cases), sep="\n", **PLAIN)
+    console.print(*filled(shown), *late(shown, cases), sep="\n", **PLAIN)
 
 
 def _batch_size(task: Task, config: BenchConfig) -> int:

@@ -59,13 +59,15 @@ class Placement:
 class Measured:
     """The ranks' measurements of one setting: seconds of an iteration, turn by turn and rank by rank, and its phases.
 
-    `slice_mb`: MiB of payload of a slice; None where buckets are sent.
+    `slice_mb`: MiB of payload of a slice; None where buckets are sent. `tuned`: the compressor with the options that
+    `attach` adds for the optimizer; None if it adds none.
     """
 
     seconds: Sequence[float]
     phases: Mapping[str, Sequence[float]]
     traffic: Traffic
     slice_mb: float | None = None
+    tuned: str | None = None
 
 
 def row(
@@ -86,6 +88,7 @@ def row(
         "machines": placement.machines,
         "ranks_per_machine": placement.world_size // placement.machines,
         **dataclasses.asdict(case),
+        "tuned": measured.tuned,
         "slice_mb": measured.slice_mb,
         "measurements": {
             "sec_per_iter": seconds,

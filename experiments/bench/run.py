@@ -104,7 +104,7 @@ def _free_memory(world: World) -> int:
 
 
 def _packed(measured: Measured) -> str:
-    return json.dumps([measured.seconds, measured.phases, vars(measured.traffic), measured.slice_mb])
+    return json.dumps([measured.seconds, measured.phases, vars(measured.traffic), measured.slice_mb, measured.tuned])
 
 
 def _unpacked(texts: Sequence[str]) -> Measured:
@@ -112,4 +112,4 @@ def _unpacked(texts: Sequence[str]) -> Measured:
     found = [json.loads(text) for text in texts]
     seconds = list(itertools.chain.from_iterable(each[0] for each in found))
     phases = {name: list(itertools.chain.from_iterable(each[1][name] for each in found)) for name in PHASES}
-    return Measured(seconds, phases, Traffic(**found[0][2]), found[0][3])
+    return Measured(seconds, phases, Traffic(**found[0][2]), *found[0][3:])

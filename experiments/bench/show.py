@@ -8,6 +8,7 @@ from typing import Any
 from rich.filesize import decimal
 from rich.table import Table
 
+from ..results.words import filled_in
 from .rows import FACTORS, NO_DDP, PHASES, Case
 
 PLAIN: Mapping[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}  # how lines are printed
@@ -68,6 +69,11 @@ def late(rows: Sequence[Mapping[str, Any]], cases: Sequence[Case]) -> list[str]:
         for row in rows
         if (row["stretch"] or 1.0) > KEPT_UP
     ]
+
+
+def filled(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line about the options that were added to compressors, if there were any."""
+    return list(filter(None, [filled_in([(row["compressor"], row["tuned"]) for row in rows], "SGD with momentum")]))
 
 
 def place(row: Mapping[str, Any]) -> str:

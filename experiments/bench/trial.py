@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ...compress.builder.optimizer_defaults import tuned_specification
 from ...ddp_core import Decorator, exchange, over
 from ...ddp_core.measure.clock import Clock, clock_of
 from ..workloads.order import BACKWARD, drain, ordered, waited_seconds
@@ -70,9 +71,10 @@ class Trial:
             torch.manual_seed(setup.seed)
             model = setup.task.build().to(setup.device)
         self._last_gradient = LastGradient(model, self._clock)
-        self._model, self._handle = wrapped(model, case, groups, setup.timeout, setup.transport)
         fused = setup.task.fused or None  # None: torch's choice
         optimizer = torch.optim.SGD(model.parameters(), LR, MOMENTUM, weight_decay=WEIGHT_DECAY, fused=fused)
+        self._ran = replace(case, compressor=tuned_specification(case.compressor, optimizer))
+        self._model, self._handle = wrapped(model, self._ran, groups, setup.timeout, setup.transport)
         self._optimizer = ordered(self._model, optimizer, case.order, case.bucket_mb)
         self._lead = 0 if case.order == BACKWARD else CHOSEN_AFTER
         generator = torch.Generator().manual_seed(setup.seed + groups[0].rank())
@@ -138,7 +140,8 @@ class Trial:
             self._check()
         ranks = self._control.size()
         found = traffic(self._model, self.case, self._handle, ranks)
-        return Measured(self._seconds, self._phases, found, slice_mb(self._model, self.case, ranks))
+        tuned = None if self._ran == self.case else self._ran.compressor
+        return Measured(self._seconds, self._phases, found, slice_mb(self._model, self._ran, ranks), tuned)
 
     def _check(self) -> None:
         bits = (parameter.detach().contiguous().view(-1).view(torch.int32) for parameter in self._model.parameters())

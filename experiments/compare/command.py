@@ -28,7 +28,7 @@ from ..results.comparison import NO_LINK, ONE_PROCESS, SIMULATED, Results, RunRe
 from ..results.files import command_line, environment, prepared_folder
 from ..results.loggers import check_loggers, log
 from ..results.optional import optional_files
-from ..results.recommendation import losses, recommendation
+from ..results.recommendation import filled, losses, recommendation
 from ..results.report import write_report
 from ..results.table import table
 from ..workloads.checkpoint import Checkpoint
@@ -250,7 +250,8 @@ def write_output(results: Results, out: Path) -> None:
     console = Console(width=max(Console().width, TABLE_WIDTH))
     for each in results.by_network():
         console.print(table(each))
-        console.print(losses(each), recommendation(each), "", soft_wrap=True, sep="\n")
+        lines = filter(None, (losses(each), filled(each), recommendation(each)))
+        console.print(*lines, "", soft_wrap=True, sep="\n")
     say = partial(console.print, sep="", highlight=False, markup=False, soft_wrap=True)
     say("results    ", out / RESULTS)
     pictures, where = optional_files(partial(_drawn, results, out))

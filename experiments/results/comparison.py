@@ -70,6 +70,7 @@ class RunResult:
     turn_steps: int | None = None
     planned_bytes: int | None = None
     planned_state_bytes: int | None = None
+    tuned: str | None = None
 
 
 @dataclass(frozen=True)

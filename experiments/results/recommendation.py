@@ -10,6 +10,7 @@ from ...hooks.advice.decision_table import uncertainty
 from .comparison import NO_LINK, SIMULATED, Results, RunResult
 from .statistics import smoothed
 from .time_to_loss import FEWEST_REPEATS, SAME_LOSS, UNCOMPRESSED, TimeToLoss, digits, reference, times_to_loss
+from .words import filled_in
 
 WORTHWHILE = 1.1  # a speed-up below this is not worth a lossy compressor
 NO_DIFFERENCE = "No difference measured."
@@ -24,6 +25,11 @@ def losses(results: Results) -> str:
     """Return the size of the runs, and how much their losses tell."""
     steps = max((run.steps for run in results.runs), default=0)
     return f"Losses: {results.model['parameters']:,} parameters, {steps:,} steps, one seed. {uncertainty()}"
+
+
+def filled(results: Results) -> str:
+    """Return the compressors to which options were added, as a sentence; nothing if there are none."""
+    return filled_in([(run.compressor, run.tuned) for run in results.runs], results.config.get("optimizer", ""))
 
 
 def recommendation(results: Results) -> str:

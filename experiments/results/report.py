@@ -10,7 +10,7 @@ from typing import Any
 
 from . import table
 from .comparison import Results
-from .recommendation import losses, recommendation
+from .recommendation import filled, losses, recommendation
 from .time_to_loss import meaning
 
 TEMPLATE = "report.html.j2"
@@ -52,7 +52,7 @@ def _section(results: Results, pictures: Sequence[Path]) -> dict[str, Any]:
         "headings": ("compressor", *table.HEADINGS, *table.DETAILS),
         "rows": [(row.compressor, *row.figures, *row.details) for row in table.rows(results)],
         "verdict": recommendation(results) if results.runs else "",
-        "remarks": f"{meaning(results)} {losses(results)} {REMARKS}".strip(),
+        "remarks": " ".join(filter(None, (meaning(results), losses(results), filled(results), REMARKS))),
         "pictures": {picture.stem: b64encode(picture.read_bytes()).decode() for picture in pictures},
         "details": {
             **({"Command": results.command} if results.command else {}),

@@ -1,8 +1,8 @@
-"""Names of compressors in words, for pictures."""
+"""Compressors in words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ...compress import compressors
@@ -50,6 +50,18 @@ def in_words(compressor: str) -> str:
     except ValueError:
         return compressor
     return ", ".join(_parts(options))
+
+
+def filled_in(runs: Iterable[tuple[str, str | None]], optimizer: str) -> str:
+    """Return a sentence about the options that suit an optimizer; nothing if no run has any.
+
+    `runs`: a compressor as written, and as it trained if that differs.
+
+    >>> filled_in([("int4", "int4:error_feedback=false"), ("int8", None)], "adamw")
+    'As attach(..., optimizer=optimizer) does for adamw: int4 trains as int4:error_feedback=false.'
+    """
+    found = [f"{spec} trains as {tuned}" for spec, tuned in dict(runs).items() if tuned]
+    return f"As attach(..., optimizer=optimizer) does for {optimizer}: {', '.join(found)}." if found else ""
 
 
 def _parts(options: dict[str, Any]) -> Iterator[str]:

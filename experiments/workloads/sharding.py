@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ...compress import Optimizers
+from ...compress.builder.optimizer_defaults import tuned_specification
 from ...compress.shards.reduction import shard_sum
 from ...compress.shards.weights import weight_gather
 from ...compress.simulate import Traffic
@@ -39,6 +41,14 @@ def payloads(spec: str) -> tuple[str, str]:
     """
     gather, slash, reduce = spec.partition("/")
     return gather, reduce if slash else gather
+
+
+def tuned_payloads(spec: str, optimizers: Optimizers) -> str:
+    """Return both compressors, that of the gradients with the options that `attach` adds for the optimizers."""
+    gather, reduce = payloads(spec)
+    hosts, plus, inner = reduce.rpartition("+")
+    filled = tuned_specification(inner, optimizers)
+    return spec if filled == inner else f"{gather}/{hosts}{plus}{filled}"
 
 
 def sharded(

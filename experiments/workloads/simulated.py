@@ -21,7 +21,7 @@ from .data import Dataset
 from .history import History
 from .memory import reset_peak_memory
 from .optimizers import optimizers_for, update
-from .training import CPU, REPORT_EVERY, Report, TrainingConfig, initial_model, loss_of, result_here
+from .training import CPU, REPORT_EVERY, Report, TrainingConfig, filled, initial_model, loss_of, result_here
 
 CHECKPOINT_EVERY = 100  # steps
 
@@ -92,7 +92,8 @@ class SimulatedTraining:
     def __init__(self, spec: str, config: TrainingConfig, dataset: Dataset, world_size: int) -> None:
         self.config, self.history, self.averaging = config, History(), 0.0
         self.model = initial_model(config, dataset, CPU)
-        self.ranks = SimulatedRanks(self.model, compressor(spec), world_size, config.bucket_mb)
+        built = compressor(filled(spec, config, self.model))
+        self.ranks = SimulatedRanks(self.model, built, world_size, config.bucket_mb)
         self.optimizers = optimizers_for(self.model, spec, config.optimizer, config.lr, config.momentum)
         self.schedules = config.schedules(self.optimizers)
         self.batches = [

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from ...compress import Optimizers, compressor, warm_up_steps
+from ...compress.builder.optimizer_defaults import tuned_specification
 from ...ddp_core import Decorator, DistributedDataParallel, Handle, exchange, over
 from ...hooks.fsdp import ShardHandle
 from ...hooks.fsdp.plan import plan_sharded
@@ -38,7 +39,7 @@ from .memory import peak_memory, reset_peak_memory
 from .models import ModelConfig, build_model
 from .optimizers import OptimizerName, optimizers_for, schedule_for, update
 from .order import BACKWARD, Order, drain, ordered
-from .sharding import TORCH, copy_whole, parts, payloads, sharded, torchs_traffic, without_sync
+from .sharding import TORCH, copy_whole, parts, payloads, sharded, torchs_traffic, tuned_payloads, without_sync
 from .turns import Training
 
 LONGEST_TURN = 5  # steps: short enough that a change of the host's speed hits the turns of all trainings
@@ -157,8 +158,8 @@ def train(
     if not turns:
         reset_peak_memory(device)
     model = initial_model(config, dataset, device)
-    wrapped, handle = _wrapped(model, spec, config, device, transport)
-    optimizers = _optimizers(wrapped, spec, config)
+    wrapped, handle = _wrapped(model, filled(spec, config, model), config, device, transport)
+    optimizers = ordered(wrapped, _optimizers(wrapped, spec, config), config.order)
     local = local_steps(spec, config, wrapped, optimizers, transport) if config.local_every else None
     at_end = local.synchronize if local else (lambda: None)
     turn_steps = config.turn_steps if turns else None
@@ -241,10 +242,17 @@ def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor, *, autocast: bool
     return functional.cross_entropy(outputs.float().flatten(0, -2), targets.flatten())
 
 
+def filled(spec: str, config: TrainingConfig, model: nn.Module) -> str:
+    """Return a compressor with the options that `gradwire.attach` adds for the optimizers. LocalSteps adds none."""
+    if config.local_every or spec == TORCH:
+        return spec
+    fill = tuned_payloads if config.parallel == "fsdp" else tuned_specification
+    return fill(spec, _optimizers(model, spec, config))
+
+
 def _optimizers(model: nn.Module, spec: str, config: TrainingConfig) -> list[Optimizer]:
     momentum_of = "none" if config.parallel == "fsdp" or config.local_every else spec
-    optimizers = optimizers_for(model, momentum_of, config.optimizer, config.lr, config.momentum)
-    return ordered(model, optimizers, config.order)
+    return optimizers_for(model, momentum_of, config.optimizer, config.lr, config.momentum)
 
 
 def _steps(
@@ -306,9 +314,11 @@ def result_of(
     """Return the result of a training that has ended, on real ranks or on simulated ones."""
     losses = history.mean_losses
     elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    planned = _planned(model, spec, config, ranks)
+    ran = filled(spec, config, model)
+    planned = _planned(model, ran, config, ranks)
     return RunResult(
         compressor=spec,
+        tuned=None if ran == spec else ran,
         steps=len(losses),
         loss=tuple(losses),
         eval=evaluation,

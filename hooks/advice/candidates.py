@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...compress.builder.build import compressor, specification
-from ...compress.builder.optimizer_defaults import Optimizers, kinds, tuned
+from ...compress import compressor
+from ...compress.builder.optimizer_defaults import Optimizers, kinds, tuned_specification
 from .decision_table import ADAMW, CANDIDATES, MUON, SGD, Candidate
 
 UNCOMPRESSED = ("none", "bf16")  # what a user gets without giving anything up
@@ -28,15 +28,9 @@ def candidates(specs: Sequence[str] | None, optimizer: Optimizers | None = None)
 
     Each has the options that `attach` fills in for an optimizer. A two-level compressor loses what its inner one does.
     """
-    known = {_filled(each.spec, optimizer): each for each in CANDIDATES}
-    names = known if specs is None else dict.fromkeys(_filled(spec, optimizer) for spec in ["none", *specs])
+    known = {tuned_specification(each.spec, optimizer): each for each in CANDIDATES}
+    names = known if specs is None else dict.fromkeys(tuned_specification(spec, optimizer) for spec in ["none", *specs])
     return [replace(known.get(spec, Candidate(spec)), spec=spec) for spec in names]
-
-
-def _filled(spec: str, optimizer: Optimizers | None) -> str:
-    """Return a specification with the options that suit an optimizer."""
-    filled = tuned(spec, optimizer)
-    return spec if filled is spec else specification(compressor(filled))
 
 
 def narrowed(candidate: Candidate) -> Candidate | None:

@@ -34,7 +34,7 @@ def shown_rank(rank, rendezvous, config, backend):
 def measured(tmp_path_factory, quick_start):
     """What two ranks showed and wrote."""
     path = tmp_path_factory.mktemp("bench") / "a.json"
-    factors = ("--ddp", "torch,gradwire", "--compressors", "none,powersgd:rank=1", "--overlap", "true,false")
+    factors = ("--ddp", "torch,gradwire", "--compressors", "none,batched-powersgd:rank=1", "--overlap", "true,false")
     arguments = ["bench", *QUICK, "--nproc", "2", "--models", "mlp", *factors, "--json", str(path)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(command, "rank_main", shown_rank)
@@ -50,7 +50,7 @@ def test_the_table_has_a_row_for_every_place_and_setting(measured):
     settings = [
         [ddp, compressor, overlap]
         for ddp in ("torch", "gradwire")
-        for compressor in ("none", "powersgd:rank=1")
+        for compressor in ("none", "batched-powersgd:rank=1")
         for overlap in ("overlap", "no overlap")
     ]
     places = {1: "1 rank 1M/1G", 2: "2 ranks 1M/2G"}
@@ -97,7 +97,11 @@ def test_the_file_has_all_that_was_measured(measured):
         for ddp in ("torch", "gradwire"):
             assert rows[2, ddp, "none", overlap]["payload_bytes_per_step"] == dense
             assert rows[2, ddp, "none", overlap]["compression_ratio"] == 1
-            assert rows[2, ddp, "powersgd:rank=1", overlap]["compression_ratio"] > 50
+            assert rows[2, ddp, "none", overlap]["tuned"] is None
+            assert rows[2, ddp, "batched-powersgd:rank=1", overlap]["compression_ratio"] > 50
+            assert rows[2, ddp, "batched-powersgd:rank=1", overlap]["tuned"] == "batched-powersgd:rank=1,feedback=0.9"
+    filled = "batched-powersgd:rank=1 trains as batched-powersgd:rank=1,feedback=0.9."
+    assert f"As attach(..., optimizer=optimizer) does for SGD with momentum: {filled}" in measured[0].splitlines()
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -20,6 +21,17 @@ def test_it_shows_all_and_says_where_it_is(tmp_path, capsys):
     assert written(tmp_path) == PICTURES | REPORT
     assert f"pictures   {tmp_path / 'loss.png'}, {tmp_path / 'tradeoff.png'}" in shown
     assert f"report     {tmp_path / 'report.html'}" in shown
+
+
+def test_it_shows_the_options_that_suit_the_optimizer(tmp_path, capsys):
+    tuned = replace(run_of("int4"), tuned="int4:error_feedback=false")
+    results = results_of(run_of(), tuned, config={"optimizer": "adamw"})
+    write_output(results, tmp_path)
+    line = "As attach(..., optimizer=optimizer) does for adamw: int4 trains as int4:error_feedback=false."
+    assert line in capsys.readouterr().out.splitlines()
+    assert line in (tmp_path / "report.html").read_text()
+    write_output(results_of(run_of("int4")), tmp_path)
+    assert "As attach" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

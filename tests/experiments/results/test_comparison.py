@@ -18,6 +18,7 @@ from ..given import results_of, run_of, timed_run
 
 RUN_KEYS = {
     "compressor",
+    "tuned",
     "steps",
     "loss",
     "eval",

@@ -77,6 +77,38 @@ def test_losses_and_bytes_are_those_of_real_ranks(case, ranks):
             assert getattr(simulated, name) == getattr(real, name), spec
 
 
+ADAMW = {**MLP, "optimizer": "adamw", "lr": 0.01, "steps": 4}
+FILLED = {  # options; the compressor as written, as it trains, and the same without what suits the optimizer
+    "simulated": ({**ADAMW, "simulated": True}, ["int4", "int4:error_feedback=false", "int4:error_feedback=true"]),
+    "own DDP": (ADAMW, ["topk:ratio=0.05", "topk:ratio=0.05,feedback=0.9", "topk:ratio=0.05,feedback=1"]),
+    "torch's DDP": ({**MLP, "ddp": "torch", "steps": 4}, ["ternary", "ternary:feedback=0.8", "ternary:feedback=1"]),
+    "FSDP2": (
+        {**ADAMW, "parallel": "fsdp"},
+        ["int8/int4", "int8/int4:error_feedback=false", "int8/int4:error_feedback=true"],
+    ),
+    "FSDP2, hosts": (
+        {**ADAMW, "parallel": "fsdp"},
+        [
+            "none/hosts:ranks=1+int4",
+            "none/hosts:ranks=1+int4:error_feedback=false",
+            "none/hosts:ranks=1+int4:feedback=1",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FILLED)
+def test_a_compressor_has_the_options_that_attach_adds_for_the_optimizer(case, ranks):
+    options, specs = FILLED[case]
+    given = {**options, "compressors": specs}
+    found = trained(given, train_simulated, 2) if case == "simulated" else ranks.run(on_rank, 2, given)[0]
+    written, filled, without = found
+    assert [run.compressor for run in found] == specs
+    assert [run.tuned for run in found] == [specs[1], None, None]
+    assert written.parameters_digest == filled.parameters_digest != without.parameters_digest
+    assert written.planned_state_bytes == filled.planned_state_bytes
+
+
 class Breaks(Checkpoint):
     """A checkpoint whose training is broken off once it is written, twice."""
 
