@@ -1,7 +1,7 @@
 """Validation losses of the compressors of the decision table, with the optimizers of its columns.
 
     python docs/benchmarks/compressor_loss.py docs/results/loss/losses.json
-    python docs/benchmarks/compressor_loss.py losses.json --tasks gpt-muon --compressors none,int4 --seeds 0
+    python docs/benchmarks/compressor_loss.py losses.json --tasks gpt-muon --compressors none int4 --seeds 0
 
 The tasks are those of the study in docs/results/quality, on four simulated ranks. Every compressor has the error feedback
 that `attach(..., optimizer=optimizer)` gives it, and compresses from the first step. Runs that the file has are skipped.
@@ -78,6 +78,10 @@ TASKS = {
     "resnet-sgd": Task(RESNET, "sgd", 0.05, 8, 80, batch_size=16, data=DataConfig("patterns")),
     "lstm-sgd": Task(LSTM, "sgd", 2.0, 15, 150),
 }
+LONGER = {
+    "gpt-adamw-400": Task(GPT, "adamw", 0.01, 30, 400),
+    "gpt-muon-400": Task(GPT, "muon", 0.01, 30, 400),
+}
 
 
 def trained(spec: str | Compressor, task: Task, seed: int, dataset: Dataset) -> dict[str, Any]:
@@ -107,7 +111,7 @@ def options() -> argparse.Namespace:
     """Return the command line's options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, help="of the results, which grows by a run at a time")
-    parser.add_argument("--tasks", default=",".join(TASKS))
+    parser.add_argument("--tasks", default=",".join(TASKS), help=f"of {', '.join(TASKS | LONGER)}")
     parser.add_argument("--compressors", nargs="+", default=[each.spec for each in CANDIDATES])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     return parser.parse_args()
@@ -121,13 +125,14 @@ def main() -> None:
     known = json.loads(asked.file.read_text()) if asked.file.exists() else about
     for seed in asked.seeds:
         for name in asked.tasks.split(","):
-            dataset = load_dataset(TASKS[name].data, TASKS[name].model)
+            task = (TASKS | LONGER)[name]
+            dataset = load_dataset(task.data, task.model)
             for spec in asked.compressors:
                 run = {"task": name, "compressor": spec, "seed": seed}
                 if any(each.items() >= run.items() for each in known["runs"]):
                     continue
                 began = time.monotonic()
-                known["runs"].append({**run, **trained(spec, TASKS[name], seed, dataset)})
+                known["runs"].append({**run, **trained(spec, task, seed, dataset)})
                 print(known["runs"][-1], f"{time.monotonic() - began:.0f} s", flush=True)
                 asked.file.write_text(json.dumps(known, indent=1) + "\n")
 

@@ -3,6 +3,7 @@
     python sites_losses.py --every 8 --fragments 1 --seeds 0 1 2
 
 `--every 0` averages every step's gradients. `--warm-up N` does so for the first N steps, before local SGD begins.
+`--optimizer muon` has AdamW beside it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,13 @@ def config_of(asked: argparse.Namespace, seed: int) -> CompareConfig:
     """Return the settings of a training."""
     config = CompareConfig(simulated=True, nproc=SITES, model=MODEL, batch_size=4, steps=asked.steps, seed=seed)
     return replace(
-        config, optimizer="adamw", lr=asked.lr, warmup=15, schedule="cosine", local_every=asked.every, timeout=600
+        config,
+        optimizer=asked.optimizer,
+        lr=asked.lr,
+        warmup=15,
+        schedule="cosine",
+        local_every=asked.every,
+        timeout=600,
     )
 
 
@@ -97,6 +104,7 @@ def main() -> None:
     parser.add_argument("--compressor", default="none")
     parser.add_argument("--outer", default="average")
     parser.add_argument("--warm-up", type=int, default=0)
+    parser.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw")
     parser.add_argument("--lr", type=float, default=0.006)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])

@@ -21,7 +21,7 @@ class Candidate:
     """A compressor that `advise` may recommend.
 
     `losses`: by optimizer, how far the validation loss ends above that of `none`, as a part of it, if compression begins
-    with the first step. `warm_up`: True if an uncompressed warm-up lowered that loss in the study.
+    with the first step. `warm_up`: True if a warm-up lowered that loss in the study.
     """
 
     spec: str
@@ -55,7 +55,7 @@ class Answer:
 CANDIDATES = (
     Candidate("none", {ADAMW: 0.0, SGD: 0.0, MUON: 0.0}),
     Candidate("bf16", {ADAMW: -0.002, SGD: 0.0, MUON: 0.0}),
-    Candidate("int8", {ADAMW: 0.001, SGD: 0.0, MUON: 0.0}, warm_up=True),
+    Candidate("int8", {ADAMW: 0.001, SGD: 0.0, MUON: 0.0}),
     Candidate("int4", {ADAMW: 0.003, SGD: 0.008, MUON: 0.019}, warm_up=True),
     Candidate("int2", {ADAMW: 0.012, SGD: 0.012, MUON: 0.022}, warm_up=True),
     Candidate("powersgd:rank=4", {ADAMW: 0.050, SGD: 0.020, MUON: 0.039}, warm_up=True),

@@ -250,7 +250,7 @@ class Advice:
         yield self.here.sentence + ("" if self.recommended.tried else " Predicted, not tried.")
         yield from (f"    {line}" for line in self.line.splitlines())
         if self.recommended.candidate.warm_up:
-            yield "An uncompressed warm-up lowers the loss: add start_iter=N, twice the warm-up steps of your learning rate."
+            yield "A warm-up lowers the loss: add start_iter=N,warmup=int8 with N a tenth to a quarter of your steps."
         yield from suggested(self.measured, self.recommended.step)
         if self.elsewhere:
             yield ""

@@ -118,7 +118,7 @@ def test_on_a_slow_link_the_recommended_line_compresses(advised):
 
 
 def test_a_warm_up_that_lowers_the_loss_is_mentioned(advised):
-    assert "An uncompressed warm-up lowers the loss: add start_iter=N" in advised[0]["text"]
+    assert "A warm-up lowers the loss: add start_iter=N,warmup=int8" in advised[0]["text"]
 
 
 def test_the_uncertainty_of_expected_losses_is_shown(advised):
