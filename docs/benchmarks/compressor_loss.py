@@ -10,7 +10,7 @@ that `attach(..., optimizer=optimizer)` gives it, and compresses from the first 
 import argparse
 import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,7 @@ TASKS = {
 LONGER = {
     "gpt-adamw-400": Task(GPT, "adamw", 0.01, 30, 400),
     "gpt-muon-400": Task(GPT, "muon", 0.01, 30, 400),
+    "gpt-muon-0.9m": Task(replace(GPT, width=128, layers=4, heads=4), "muon", 0.006, 30, 400),
 }
 
 
