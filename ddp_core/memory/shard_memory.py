@@ -54,12 +54,26 @@ class ShardMemory(StepMemory):
         return self._leaves.values()
 
     def get(self, index: int, layout: ShardLayout) -> ShardState:
-        """The state of a module; where its parameters have changed, what is held back of those that stay goes with them."""
+        """The state of a module; where its parameters have changed, what is held back of those that stay goes with them.
+
+        Nothing is remembered of an `unnamed` gradient: what is held back waits for one whose parameters are known.
+        """
         state, layout = self._states.get(index), layout.on_hosts(self.reduction.per_host)
+        if layout.unnamed:
+            fresh = _new_state(self.reduction, layout)
+            Leaves(fresh).set_step(max(self.step - 1, 0))
+            return fresh
         if state is None or state.layout != layout:
             saved = self._leaves[index].save() if state is not None else {}
-            state = self._put(index, _new_state(self.reduction, layout))
-            self._leaves[index].load(saved)
+            state = self._put(index, self._filled(layout, saved), blank=not saved)
+        return state
+
+    def _filled(self, layout: ShardLayout, entries: Mapping[str, Mapping[str, Tensor]]) -> ShardState:
+        """Return a new state with saved numbers, also those of a codec before this one that the next step brings out."""
+        state = _new_state(self.reduction, layout)
+        if state.residual is None and not entries.keys().isdisjoint(layout.whole.names):
+            state.residual = ShardResidual.zeros(state.layout)
+        Leaves(state).load(entries)
         return state
 
     def _put(self, index: int, state: ShardState, *, blank: bool = True) -> ShardState:
@@ -147,10 +161,7 @@ class ShardMemory(StepMemory):
         """
         if means and self.reduction.per_host > 1:
             entries = {**entries, **self._shares(entries)}
-        fresh = {index: _new_state(self.reduction, state.layout) for index, state in self._states.items()}
-        for state in fresh.values():
-            Leaves(state).load(entries)
-        return fresh
+        return {index: self._filled(state.layout, entries) for index, state in self._states.items()}
 
     def _shares(self, entries: Mapping[str, Mapping[str, Tensor]]) -> Entries:
         """Return what this rank owes of what all ranks owe: of its own rows, what the ranks of its host would."""
@@ -173,9 +184,8 @@ class ShardMemory(StepMemory):
             self._put(index, state, blank=False)
 
     def names(self) -> set[str]:
-        """The parameters of which something is or may be held back."""
-        held = (state for state in self._states.values() if state.residual is not None)
-        return {name for state in held for name in state.layout.whole.names}
+        """The parameters of all modules."""
+        return {name for state in self._states.values() for name in state.layout.whole.names}
 
 
 def _new_state(reduction: ShardSum, layout: ShardLayout) -> ShardState:
