@@ -139,7 +139,7 @@ class ModelMemory(StepMemory):
 
     def _still_carrying(self) -> bool:
         """Return True if any rank may carry something over once the last step is committed."""
-        if not self.carrying or self._unclaimed:
+        if not self.carrying or self._unclaimed or not self._live:
             return self.carrying
         # reversed: within a step the last one has not
         came = all(each.brought_out for bucket in reversed(self._live.values()) for each in reversed(bucket.slices))
@@ -262,10 +262,12 @@ class ModelMemory(StepMemory):
         owed = [each.memory(self.step).held_back() for each in self._unclaimed.values() if each.layout is not None]
         owed += [bucket.held_back() for bucket in self._live.values()]
         self._unclaimed |= {name: Unclaimed({CARRIED_OVER: held[name]}) for held in owed for name in held}
+        # of a loaded state all that is owed may be with another rank of the host
+        loaded = self._unclaimed_buckets and (self.carrying or not self._plain)
         self._choose(compressor)
         self._unclaimed_buckets = [*self._live, *self._unclaimed_buckets]
         self._live, self._stateful = {}, None
-        self.carrying = bool(self._unclaimed)
+        self.carrying = bool(loaded or self._unclaimed)
 
     def rescale(self, factor: float) -> None:
         """Multiply what all buckets hold back. Raises RuntimeError for a loaded state that no step has taken up yet."""
