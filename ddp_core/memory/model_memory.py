@@ -106,7 +106,7 @@ class ModelMemory(StepMemory):
         self.carrying = False  # whether any rank may owe something outside a compressor's state; the same on all ranks
         self._names_before: list[tuple[str, ...]] = []  # of the buckets when the step that is under way began
         self._stateful: bool | None = None  # whether any bucket is; None until a step has met them all
-        self._sparse_finite: list[DeviceFlag] = []  # of the step that is under way
+        self._others_finite: list[DeviceFlag] = []  # of the step that is under way: of what is in no bucket
         self._unclaimed: dict[str, Unclaimed] = {}
 
     @property
@@ -149,7 +149,7 @@ class ModelMemory(StepMemory):
         """Return True if the averages of the last step were finite, and nobody has discarded it."""
         if self._discarded:
             return False
-        return all(map(bool, self._sparse_finite)) and all(
+        return all(map(bool, self._others_finite)) and all(
             each.finite() for bucket in self._live.values() for each in bucket.slices
         )
 
@@ -218,8 +218,13 @@ class ModelMemory(StepMemory):
         """The mean over ranks of a sparse gradient, which no compressor sees. `watched` as for a bucket."""
         average = yield from sparse_mean(gradient, world_size)
         if watched:
-            self._sparse_finite.append(DeviceFlag(all_finite(as_real(average.values()))))
+            self.note_finite(all_finite(as_real(average.values())))
         return average
+
+    def note_finite(self, finite: Tensor) -> None:
+        """Have the step that is under way not count unless this flag is True, beside those of its buckets."""
+        if self.watched:
+            self._others_finite.append(DeviceFlag(finite))
 
     def split(self, names: Iterable[str]) -> list[tuple[str, ...]]:
         """The buckets of a loaded state that together hold exactly these parameters; else all of them as one."""
@@ -247,7 +252,7 @@ class ModelMemory(StepMemory):
             self._names_before, self._discarded = [*self._live, *self._unclaimed_buckets], False
             return
         self.carrying, keep, self._discarded = self._still_carrying(), self._finite(), False
-        self._sparse_finite = []
+        self._others_finite = []
         self._names_before = [*self._live, *self._unclaimed_buckets]
         live = self.live
         lost = [each.end_step(keep, self.carrying) for _, each in live]

@@ -39,6 +39,7 @@ class ShardMemory(StepMemory):
     """The states of all modules whose parameters are sharded. `undo`: see `StepMemory`.
 
     A step that met a gradient which is not finite, on any rank, is one that GradScaler skips: what it held back is undone.
+    `finite`: what is known of that in the step that is under way, or the last one.
     """
 
     def __init__(self, reduction: ShardSum, undo: bool | None = None) -> None:
@@ -46,7 +47,7 @@ class ShardMemory(StepMemory):
         self.reduction = reduction
         self._states: dict[int, ShardState] = {}  # by the number of the module
         self._leaves: dict[int, Leaves] = {}
-        self._finite = Finite()
+        self.finite = Finite()
         self.under_way = False  # a step has begun, and not come to its end
 
     def states(self) -> Iterable[Leaves]:
@@ -78,7 +79,7 @@ class ShardMemory(StepMemory):
 
     def _put(self, index: int, state: ShardState, *, blank: bool = True) -> ShardState:
         """Take a state. Where no codec holds anything back, its residual comes out in the next step, which may be undone."""
-        state.finite = self._finite
+        state.finite = self.finite
         if state.residual is not None:
             state.residual.versioned = bool(self.undo) or not self.reduction.feedback
         leaves = Leaves(state)
@@ -91,9 +92,9 @@ class ShardMemory(StepMemory):
         """Commit the step before. Return the number of the one whose first gradients come next."""
         self.commit()
         self.step += 1
-        self.under_way, self.committed, self._finite = True, False, Finite()
+        self.under_way, self.committed, self.finite = True, False, Finite()
         for index, state in self._states.items():
-            state.finite = self._finite
+            state.finite = self.finite
             self._leaves[index].set_step(self.step - 1)
         return self.step
 
@@ -105,7 +106,7 @@ class ShardMemory(StepMemory):
         """Return True if the last step counts: it has ended, met only finite numbers, and nobody has discarded it."""
         if self.under_way or self._discarded:
             return False
-        return self._finite.everywhere is None or bool(DeviceFlag(self._finite.everywhere))
+        return self.finite.everywhere is None or bool(DeviceFlag(self.finite.everywhere))
 
     def commit(self) -> None:
         """Keep what the last step held back, or undo it."""

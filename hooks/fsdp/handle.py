@@ -81,9 +81,9 @@ class ShardHandle(Observed):
             self._hold_weights()
 
     def _rescale(self, factor: float) -> None:
-        super()._rescale(factor)
         if self.replicas is not None:
-            self.replicas.rescale(factor)
+            self.replicas.rescale(factor)  # first: it refuses right after a load
+        super()._rescale(factor)
 
     @property
     def _stepping(self) -> ShardAverager | CompressedAverager:
