@@ -47,6 +47,11 @@ class ShardLayout:
         return sum(map(prod, self.shapes))
 
     @property
+    def unnamed(self) -> bool:
+        """True for a gradient as one parameter without a name, of which nobody knows what parameters it is of."""
+        return self.whole.names == ("",)
+
+    @property
     def rows(self) -> range:
         """The ranks whose rows are in the buffer."""
         return self.whole.ranks.members("across")

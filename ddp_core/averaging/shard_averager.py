@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress import AllGather, TwoShot
+from ...compress import AllGather, AllReduce, TwoShot
 from ...compress.protocol.layout import Scope
 from ...compress.protocol.requests import Program
 from ...compress.shards.layout import ShardLayout
@@ -24,6 +24,7 @@ from ..measure.stats import Measured, Stats, Totals
 from ..measure.step import BucketStats, Record, Step
 from ..memory.shard_memory import Key, ShardMemory, WeightMemory
 from ..transport.protocol import Decorator, Pending
+from ..transport.rank_messages import ask
 from .averager import CompressedAverager
 from .bucket_plan import labelled
 from .engines import Engines
@@ -39,7 +40,8 @@ class ShardAverager:
     """The communication of a model's shards on this rank, its cost and its memory.
 
     `group`: the ranks that share the parameters. `replicas`: averages over replicas, if anything of gradwire's does; a step
-    of both ends when theirs does. `undo`: see `StepMemory`. All ranks make the same calls in the same order.
+    of both ends when theirs does. `across`: the ranks that have the same shards, in hybrid sharding. `undo`: see
+    `StepMemory`. All ranks make the same calls in the same order.
     """
 
     def __init__(
@@ -52,10 +54,12 @@ class ShardAverager:
         decorate: Decorator | None = None,
         replicas: CompressedAverager | None = None,
         undo: bool | None = None,
+        across: dist.ProcessGroup | None = None,
     ) -> None:
         self.engines, self.device = Engines([group], timeout, decorate), device
         reduction, self.weights = self._placed(reduction, weights)
         self.memory, self._replicas = ShardMemory(reduction, undo), replicas
+        self._across = None if across is None else Engines([across], timeout, None)
         self.in_use = WeightMemory()
         self.decorated = decorate is not None
         self.totals, self._step = Totals(), Step(finished=True)
@@ -176,11 +180,25 @@ class ShardAverager:
         with self.step_lock.lock:
             if self._replicas is not None and self._replicas.under_way:
                 return
+            self._hear_replicas()
             self.memory.end_step()
             self.in_use.end_step()
             self._step.finished = True
             if self.step_lock.waiting:
                 self.step_lock.make_changes()
+
+    def _hear_replicas(self) -> None:
+        """Have a step count nowhere if a gradient of any replica was not finite: their average is not. A collective call."""
+        finite = self.memory.finite
+        if self._across is None or finite.everywhere is None:
+            return
+        infinite = (finite.everywhere == 0).float().view(1)
+        spoiled = ask(
+            AllReduce(infinite, "max"), self._across.transport(self.device), what="which gradients are finite"
+        )
+        finite.everywhere = (spoiled == 0).all()
+        if self._replicas is not None:
+            self._replicas.memory.note_finite(finite.everywhere)
 
     def between_steps(self, change: Callable[[], None]) -> None:
         """Change the memory now, or when the step is over that runs on another thread."""
@@ -251,3 +269,5 @@ class ShardAverager:
     def close(self) -> None:
         """End the threads and process groups that were made; training with it is over."""
         self.engines.close()
+        if self._across is not None:
+            self._across.close()

@@ -106,7 +106,7 @@ class ModelMemory(StepMemory):
         self.carrying = False  # whether any rank may owe something outside a compressor's state; the same on all ranks
         self._names_before: list[tuple[str, ...]] = []  # of the buckets when the step that is under way began
         self._stateful: bool | None = None  # whether any bucket is; None until a step has met them all
-        self._sparse_finite: list[DeviceFlag] = []  # of the step that is under way
+        self._others_finite: list[DeviceFlag] = []  # of the step that is under way: of what is in no bucket
         self._unclaimed: dict[str, Unclaimed] = {}
 
     @property
@@ -139,7 +139,7 @@ class ModelMemory(StepMemory):
 
     def _still_carrying(self) -> bool:
         """Return True if any rank may carry something over once the last step is committed."""
-        if not self.carrying or self._unclaimed:
+        if not self.carrying or self._unclaimed or not self._live:
             return self.carrying
         # reversed: within a step the last one has not
         came = all(each.brought_out for bucket in reversed(self._live.values()) for each in reversed(bucket.slices))
@@ -149,7 +149,7 @@ class ModelMemory(StepMemory):
         """Return True if the averages of the last step were finite, and nobody has discarded it."""
         if self._discarded:
             return False
-        return all(map(bool, self._sparse_finite)) and all(
+        return all(map(bool, self._others_finite)) and all(
             each.finite() for bucket in self._live.values() for each in bucket.slices
         )
 
@@ -218,8 +218,13 @@ class ModelMemory(StepMemory):
         """The mean over ranks of a sparse gradient, which no compressor sees. `watched` as for a bucket."""
         average = yield from sparse_mean(gradient, world_size)
         if watched:
-            self._sparse_finite.append(DeviceFlag(all_finite(as_real(average.values()))))
+            self.note_finite(all_finite(as_real(average.values())))
         return average
+
+    def note_finite(self, finite: Tensor) -> None:
+        """Have the step that is under way not count unless this flag is True, beside those of its buckets."""
+        if self.watched:
+            self._others_finite.append(DeviceFlag(finite))
 
     def split(self, names: Iterable[str]) -> list[tuple[str, ...]]:
         """The buckets of a loaded state that together hold exactly these parameters; else all of them as one."""
@@ -247,7 +252,7 @@ class ModelMemory(StepMemory):
             self._names_before, self._discarded = [*self._live, *self._unclaimed_buckets], False
             return
         self.carrying, keep, self._discarded = self._still_carrying(), self._finite(), False
-        self._sparse_finite = []
+        self._others_finite = []
         self._names_before = [*self._live, *self._unclaimed_buckets]
         live = self.live
         lost = [each.end_step(keep, self.carrying) for _, each in live]
@@ -262,10 +267,12 @@ class ModelMemory(StepMemory):
         owed = [each.memory(self.step).held_back() for each in self._unclaimed.values() if each.layout is not None]
         owed += [bucket.held_back() for bucket in self._live.values()]
         self._unclaimed |= {name: Unclaimed({CARRIED_OVER: held[name]}) for held in owed for name in held}
+        # of a loaded state all that is owed may be with another rank of the host
+        loaded = self._unclaimed_buckets and (self.carrying or not self._plain)
         self._choose(compressor)
         self._unclaimed_buckets = [*self._live, *self._unclaimed_buckets]
         self._live, self._stateful = {}, None
-        self.carrying = bool(self._unclaimed)
+        self.carrying = bool(loaded or self._unclaimed)
 
     def rescale(self, factor: float) -> None:
         """Multiply what all buckets hold back. Raises RuntimeError for a loaded state that no step has taken up yet."""

@@ -39,6 +39,7 @@ class ShardMemory(StepMemory):
     """The states of all modules whose parameters are sharded. `undo`: see `StepMemory`.
 
     A step that met a gradient which is not finite, on any rank, is one that GradScaler skips: what it held back is undone.
+    `finite`: what is known of that in the step that is under way, or the last one.
     """
 
     def __init__(self, reduction: ShardSum, undo: bool | None = None) -> None:
@@ -46,7 +47,7 @@ class ShardMemory(StepMemory):
         self.reduction = reduction
         self._states: dict[int, ShardState] = {}  # by the number of the module
         self._leaves: dict[int, Leaves] = {}
-        self._finite = Finite()
+        self.finite = Finite()
         self.under_way = False  # a step has begun, and not come to its end
 
     def states(self) -> Iterable[Leaves]:
@@ -54,17 +55,31 @@ class ShardMemory(StepMemory):
         return self._leaves.values()
 
     def get(self, index: int, layout: ShardLayout) -> ShardState:
-        """The state of a module; where its parameters have changed, what is held back of those that stay goes with them."""
+        """The state of a module; where its parameters have changed, what is held back of those that stay goes with them.
+
+        Nothing is remembered of an `unnamed` gradient: what is held back waits for one whose parameters are known.
+        """
         state, layout = self._states.get(index), layout.on_hosts(self.reduction.per_host)
+        if layout.unnamed:
+            fresh = _new_state(self.reduction, layout)
+            Leaves(fresh).set_step(max(self.step - 1, 0))
+            return fresh
         if state is None or state.layout != layout:
             saved = self._leaves[index].save() if state is not None else {}
-            state = self._put(index, _new_state(self.reduction, layout))
-            self._leaves[index].load(saved)
+            state = self._put(index, self._filled(layout, saved), blank=not saved)
+        return state
+
+    def _filled(self, layout: ShardLayout, entries: Mapping[str, Mapping[str, Tensor]]) -> ShardState:
+        """Return a new state with saved numbers, also those of a codec before this one that the next step brings out."""
+        state = _new_state(self.reduction, layout)
+        if state.residual is None and not entries.keys().isdisjoint(layout.whole.names):
+            state.residual = ShardResidual.zeros(state.layout)
+        Leaves(state).load(entries)
         return state
 
     def _put(self, index: int, state: ShardState, *, blank: bool = True) -> ShardState:
         """Take a state. Where no codec holds anything back, its residual comes out in the next step, which may be undone."""
-        state.finite = self._finite
+        state.finite = self.finite
         if state.residual is not None:
             state.residual.versioned = bool(self.undo) or not self.reduction.feedback
         leaves = Leaves(state)
@@ -77,9 +92,9 @@ class ShardMemory(StepMemory):
         """Commit the step before. Return the number of the one whose first gradients come next."""
         self.commit()
         self.step += 1
-        self.under_way, self.committed, self._finite = True, False, Finite()
+        self.under_way, self.committed, self.finite = True, False, Finite()
         for index, state in self._states.items():
-            state.finite = self._finite
+            state.finite = self.finite
             self._leaves[index].set_step(self.step - 1)
         return self.step
 
@@ -91,7 +106,7 @@ class ShardMemory(StepMemory):
         """Return True if the last step counts: it has ended, met only finite numbers, and nobody has discarded it."""
         if self.under_way or self._discarded:
             return False
-        return self._finite.everywhere is None or bool(DeviceFlag(self._finite.everywhere))
+        return self.finite.everywhere is None or bool(DeviceFlag(self.finite.everywhere))
 
     def commit(self) -> None:
         """Keep what the last step held back, or undo it."""
@@ -147,10 +162,7 @@ class ShardMemory(StepMemory):
         """
         if means and self.reduction.per_host > 1:
             entries = {**entries, **self._shares(entries)}
-        fresh = {index: _new_state(self.reduction, state.layout) for index, state in self._states.items()}
-        for state in fresh.values():
-            Leaves(state).load(entries)
-        return fresh
+        return {index: self._filled(state.layout, entries) for index, state in self._states.items()}
 
     def _shares(self, entries: Mapping[str, Mapping[str, Tensor]]) -> Entries:
         """Return what this rank owes of what all ranks owe: of its own rows, what the ranks of its host would."""
@@ -173,9 +185,8 @@ class ShardMemory(StepMemory):
             self._put(index, state, blank=False)
 
     def names(self) -> set[str]:
-        """The parameters of which something is or may be held back."""
-        held = (state for state in self._states.values() if state.residual is not None)
-        return {name for state in held for name in state.layout.whole.names}
+        """The parameters of all modules."""
+        return {name for state in self._states.values() for name in state.layout.whole.names}
 
 
 def _new_state(reduction: ShardSum, layout: ShardLayout) -> ShardState:

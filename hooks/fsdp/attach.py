@@ -70,6 +70,7 @@ def attach_sharded(model: nn.Module, asked: Sharding, timeout: timedelta, transp
         transport,
         None if replicas is None else replicas.averager,
         asked.undo,
+        None if alone else modules[0].replica_group,
     )
     if replicas is not None:
         take_replicas(model, modules, replicas, averager if of_shards else None)

@@ -81,9 +81,9 @@ class ShardHandle(Observed):
             self._hold_weights()
 
     def _rescale(self, factor: float) -> None:
-        super()._rescale(factor)
         if self.replicas is not None:
-            self.replicas.rescale(factor)
+            self.replicas.rescale(factor)  # first: it refuses right after a load
+        super()._rescale(factor)
 
     @property
     def _stepping(self) -> ShardAverager | CompressedAverager:
@@ -105,10 +105,10 @@ class ShardHandle(Observed):
         a backward that was interrupted, the residuals that it had overwritten are zeros, unless `undo=True`.
 
         Returns:
-            {"rank 0 of 4": {"gradwire": format, "reduce", "step", "parameters": {name: {field: tensor}}}}. The key
-            differs between ranks, so that torch.distributed.checkpoint saves those of all ranks together. Tensors
-            have the shapes of whole parameters. Where differences of weights travel, "weights" has this rank's
-            shards. With replicas, their handle's state is in it as "replicas".
+            {"rank 0 of 4": {"gradwire": format, "reduce", "step", "parameters": {name: {field: tensor}}, "tensors":
+            their number}}. The key differs between ranks, so that torch.distributed.checkpoint saves those of all
+            ranks together. Tensors have the shapes of whole parameters. Where differences of weights travel, "weights"
+            has this rank's shards. With replicas, their handle's state is in it as "replicas".
         """
         self._catch_up()
         snapshot, of_replicas, in_use = self._stepping.take(self._taken)
@@ -118,6 +118,7 @@ class ShardHandle(Observed):
             "reduce": repr(snapshot.reduction),
             "step": snapshot.step,
             "parameters": parameters,
+            "tensors": sum(map(len, parameters.values())),
             "weights": weights_in_use(in_use),
         }
         if self.replicas is not None and of_replicas is not None:
@@ -148,7 +149,7 @@ class ShardHandle(Observed):
             *(set(module.names).difference(module.layout().whole.names) for module in self._modules)
         )
         names, first = memory.names() - frozen, self._modules[0].place[0] == 0
-        state = checked(inside, repr(memory.reduction), names, frozen, warn=first)
+        state = checked(inside, memory.reduction, names, frozen, warn=first)
         if self.replicas is None:
             of_replicas = None
         else:

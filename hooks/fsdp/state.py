@@ -12,9 +12,10 @@ from torch import Tensor
 
 from ...compress import Compressor, Ranks
 from ...compress.shards.layout import ShardLayout
+from ...compress.shards.reduction import ShardSum
 from ...compress.state.tree import Entries
 from ...ddp_core.memory.bucket_memory import CARRIED_OVER
-from ...ddp_core.memory.checkpoint import ADVICE, LEFT_OUT
+from ...ddp_core.memory.checkpoint import ADVICE, LEFT_OUT, check_whole
 from ...ddp_core.memory.checkpoint import merged as merged_replicas
 
 logger = logging.getLogger(__name__)
@@ -36,18 +37,19 @@ def own(saved: Any, key: str) -> Mapping[str, Any]:
 
 
 def checked(
-    state: Mapping[str, Any], reduction: str, names: set[str], frozen: Collection[str] = (), *, warn: bool = False
+    state: Mapping[str, Any], reduction: ShardSum, names: set[str], frozen: Collection[str] = (), *, warn: bool = False
 ) -> Mapping[str, Any]:
     """The state, if it is one of this model and of gradients that travel so; without parameters that are `frozen` now.
 
-    `warn`: have a warning name these. Raises ValueError.
+    `names`: of the parameters that train. Without error feedback a state has some of them for a step after a swap, which
+    brings out what was held back before. `warn`: have a warning name those that are frozen. Raises ValueError.
     """
     missing = [key for key in FIELDS if not isinstance(state, Mapping) or key not in state]
     if missing:
         raise ValueError(f"this is no state of a gradwire handle of FSDP: it lacks {', '.join(missing)}")
     for key, here, advice in (
         ("gradwire", FORMAT, ADVICE["gradwire"]),
-        ("reduce", reduction, "attach as it was when the state was saved, load, then swap()"),
+        ("reduce", repr(reduction), "attach as it was when the state was saved, load, then swap()"),
     ):
         if state[key] != here:
             raise ValueError(f"the state was saved with {key} = {state[key]}, here it is {here}: {advice}")
@@ -60,10 +62,11 @@ def checked(
         saved = saved.difference(gone)
         if warn:
             logger.warning(LEFT_OUT, len(gone), ", ".join(gone))
-    if differing := sorted(saved ^ names):
+    if differing := sorted(saved ^ names if reduction.feedback else saved - names):
         raise ValueError(
             f"the state and the model do not have the same parameters; only one of them has {', '.join(differing[:3])}"
         )
+    check_whole(state)
     for name, fields in state["parameters"].items():
         if wrong := [field for field, numbers in fields.items() if not _usable(numbers)]:
             raise ValueError(f"the saved {wrong[0]!r} of parameter {name!r} has no finite numbers: it cannot be used")

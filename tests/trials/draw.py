@@ -49,7 +49,7 @@ WITH_OPTIONS = (
     "powersgd:rank=1,momentum=0.5",
     "powersgd:rank=2,feedback=0.9,guard=true,start_iter=1",
     "int4:block=8,feedback=0.8",
-    "int8:block=8,guard=true",
+    "int8:block=8,error_feedback=true,guard=true",
     "ternary:block=8,momentum=0.5,feedback=0.5",
     "dgc:ratio=0.2,momentum=0.9",
     "bf16+powersgd:rank=1,guard=true",

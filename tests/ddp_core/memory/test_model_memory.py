@@ -12,6 +12,7 @@ from gradwire.compress import Layout, Ranks
 from gradwire.ddp_core.memory.bucket_memory import BucketMemory
 from gradwire.ddp_core.memory.model_memory import ModelMemory
 
+from ...hooks import given
 from ..layers import DYNAMIC, LAYER, Layers, expected_average, gradients_of, inputs_of
 from ..nets import same
 
@@ -48,6 +49,38 @@ def test_what_is_held_back_has_the_same_names_on_all_ranks_though_they_serve_oth
         layout = Layout(("first", "second"), ((10,), (2,)), torch.float32, torch.device("cpu"), Ranks(4, rank))
         bucket = BucketMemory(gradwire.compressor(SERVED), layout, step=0)
         assert {name: numbers.shape for name, numbers in bucket.held_back().items()} == {"first": (10,), "second": (2,)}
+
+
+def loaded_then_swapped(rank, world_size, specs):
+    """What a matrix lacks in the end where only one rank of each host has saved what is held back of it."""
+    shapes, due = [(8, 8)], torch.zeros(8, 8, dtype=torch.float64)
+
+    def made():
+        return gradwire.DistributedDataParallel(
+            given.Given(shapes), compressor="hosts:ranks=2+powersgd:rank=1", find_unused_parameters=True
+        )
+
+    def step(model, number):
+        (average,) = given.average(model, given.gradients(rank, number, shapes)).values()
+        everyone_s = [given.gradients(each, number, shapes)[0].double() for each in range(world_size)]
+        due.add_(sum(everyone_s) / world_size - average)
+
+    model = made()
+    for number in range(2):
+        step(model, number)
+    saved, again = model.compression.state_dict(), made()
+    again.compression.load_state_dict(saved)
+    for spec in specs:
+        again.compression.swap(spec)
+    step(again, 2)
+    again.compression.swap("none")
+    step(again, 3)
+    return float(due.abs().max())
+
+
+@pytest.mark.parametrize("specs", [["none"], ["topk:ratio=0.1", "none"]], ids=" ".join)
+def test_ranks_of_a_host_that_have_saved_nothing_swap_like_the_others(ranks, specs):
+    assert max(ranks.run(loaded_then_swapped, 4, specs)) < 1e-5
 
 
 def wishes_of(model):

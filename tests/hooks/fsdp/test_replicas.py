@@ -201,3 +201,54 @@ def test_on_another_mesh_nothing_that_was_held_back_is_lost(ranks, before, after
     assert max(each.abs().max() for each in lacking.values()) > 0.1
     for averages in ranks.run(brought_back, after[0] * after[1], after, arguments, states[::-1]):
         torch.testing.assert_close(averages, lacking, rtol=1e-4, atol=1e-5)
+
+
+def lacking(rank, world_size, arguments):
+    """What means lack in the end, where in one step one number of one rank is not finite."""
+    model = given_model(mesh=mesh_of(2, 2))
+    handle = gradwire.attach(model, undo=True, **arguments)
+    due = {name: torch.zeros(parameter.shape, dtype=torch.float64) for name, parameter in model.named_parameters()}
+    for step in range(5):
+        everyone_s = [gradients(each, step) for each in range(world_size)]
+        if step == 2:
+            everyone_s[0][0][0][0, 0] = torch.inf
+        if step == 4:
+            handle.swap(reduce="none")
+            if handle.replicas is not None:
+                handle.replicas.swap("none")
+        came = mean_gradients(model, everyone_s[rank])
+        given = (
+            sum(each.double() for each in numbers)
+            for parts in zip(*everyone_s, strict=True)
+            for numbers in zip(*parts, strict=True)
+        )
+        for name, total in zip(due, given, strict=True) if step != 2 else ():
+            due[name] += total / world_size - came[name]
+    handle.close()
+    return max(float(each.abs().max()) for each in due.values())
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"reduce": "int4"}, {"reduce": "int4", "replicas": "topk:ratio=0.3"}], ids=["torch's", "compressed"]
+)
+def test_a_step_that_overflows_in_one_replica_leaves_what_all_of_them_hold_back(ranks, arguments):
+    assert max(ranks.run(lacking, 4, arguments)) < 1e-4
+
+
+def held_around_a_refused_rescaling(rank, world_size):
+    """What shards hold back before and after replicas have refused to be rescaled."""
+    model = given_model(mesh=mesh_of(2, 2))
+    handle = gradwire.attach(model, reduce="int4", replicas="topk:ratio=0.3")
+    mean_gradients(model, gradients(rank, 0))
+    handle.load_state_dict(handle.state_dict())
+    (before,) = handle.state_dict().values()
+    with pytest.raises(RuntimeError, match="after the next backward"):
+        handle.rescale(2.0)
+    (after,) = handle.state_dict().values()
+    handle.close()
+    return [[fields["residual"] for fields in each["parameters"].values()] for each in (before, after)]
+
+
+def test_a_rescaling_that_is_refused_changes_nothing(ranks):
+    for before, after in ranks.run(held_around_a_refused_rescaling, 4):
+        assert all(map(torch.equal, before, after))

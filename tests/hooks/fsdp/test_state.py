@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import gradwire
 from gradwire.compress.shards.reduction import shard_sum
@@ -14,6 +15,7 @@ from gradwire.ddp_core import DEFAULT_TIMEOUT
 from gradwire.hooks.fsdp.state import checked
 
 from ...ddp_core.errors import message_of
+from ..given import Given
 from .given import SHAPES, given_model, gradients, mean_gradients, network, trained
 
 
@@ -59,9 +61,9 @@ def resumed(rank, world_size, folder, through, reduce):
 @pytest.mark.parametrize("number", [3, 5])
 def test_a_state_of_another_format_is_refused(number):
     saved = {"gradwire": number, "reduce": repr(shard_sum("int4")), "step": 3, "parameters": {}, "weights": {}}
-    assert checked({**saved, "gradwire": 4}, repr(shard_sum("int4")), set())["step"] == 3
+    assert checked({**saved, "gradwire": 4}, shard_sum("int4"), set())["step"] == 3
     with pytest.raises(ValueError, match="load it with the version of gradwire that wrote it"):
-        checked(saved, repr(shard_sum("int4")), set())
+        checked(saved, shard_sum("int4"), set())
 
 
 @pytest.mark.parametrize(
@@ -168,6 +170,66 @@ def test_after_a_swap_nothing_that_was_held_back_is_lost(ranks, first, last):
                 expected = sum(gradients(rank, step)[module][place] for rank in range(2) for step in range(4)) / 2
                 tolerance = 1e-4 if (first, last) == ("int4", "none") else 4e-2  # half a code of 8 bits
                 torch.testing.assert_close(total[f"parts.{module}.p{place}"], expected, rtol=0, atol=tolerance)
+
+
+def saved_after_a_swap(rank, world_size, steps_after, folder):
+    """The sum of all means where a state goes through a file so many steps after a swap to sums without residuals; and
+    what a load through torch.distributed.checkpoint raises, and one of a state from before error feedback."""
+    model, handle = attached(world_size)
+    means = steps(model, rank, 0, 2)
+    handle.swap(reduce="none")
+    means += steps(model, rank, 2, 2 + steps_after)
+    state, (again, other) = handle.state_dict(), attached(world_size, "none")
+    never, through = other.state_dict(), other.state_dict()
+    dcp.save({"compression": state}, checkpoint_id=folder)
+    dcp.load({"compression": through}, checkpoint_id=folder)
+    messages = [error_of(other, through), error_of(handle, never)]
+    other.load_state_dict(state)
+    means += steps(again, rank, 2 + steps_after, 4)
+    return {name: sum(mean[name] for mean in means) for name in means[0]}, messages
+
+
+@pytest.mark.parametrize("steps_after", [0, 1])
+def test_a_state_of_just_after_a_swap_brings_out_what_was_held_back_before_it(ranks, steps_after, tmp_path):
+    for total, (through_dcp, without) in ranks.run(saved_after_a_swap, 2, steps_after, str(tmp_path)):
+        assert "of its 4 tensors" in through_dcp
+        assert without == "accepted"
+        for module, shapes in enumerate(SHAPES):
+            for place in range(len(shapes)):
+                expected = sum(gradients(rank, step)[module][place] for rank in range(2) for step in range(4)) / 2
+                torch.testing.assert_close(total[f"parts.{module}.p{place}"], expected, rtol=0, atol=1e-4)
+
+
+class Some(Given):
+    """A model that leaves a parameter out where its gradient is None."""
+
+    def forward(self, gradients):
+        used = [pair for pair in zip(self.parameters(), gradients, strict=True) if pair[1] is not None]
+        return sum((parameter * gradient).sum() for parameter, gradient in used)
+
+
+def left_out_after_a_swap(rank, world_size):
+    """The sum of all that came of the parameters of a module, one of which the first step after a swap leaves out."""
+    model = fully_shard(Some(SHAPES[0]), mesh=init_device_mesh("cpu", (world_size,)))
+    handle, total = gradwire.attach(model, reduce="int4"), dict.fromkeys(("p0", "p1"), 0.0)
+    for step in range(4):
+        given = gradients(rank, step)[0]
+        if step == 2:
+            handle.swap(reduce="none")
+            given[1] = None
+        model(given).backward()
+        for name, parameter in model.named_parameters():
+            total[name] = total[name] + (0.0 if parameter.grad is None else parameter.grad.full_tensor())
+        model.zero_grad()
+    handle.close()
+    return total
+
+
+def test_what_was_held_back_before_a_swap_waits_for_a_step_that_uses_all_parameters(ranks):
+    for total in ranks.run(left_out_after_a_swap, 2):
+        for place, steps_used in enumerate(((0, 1, 2, 3), (0, 1, 3))):
+            expected = sum(gradients(rank, step)[0][place] for rank in range(2) for step in steps_used) / 2
+            torch.testing.assert_close(total[f"p{place}"], expected, rtol=0, atol=1e-4)
 
 
 def residuals_after_a_swap(rank, world_size):
