@@ -16,3 +16,7 @@ buffers_by_argument = needs_torch("2.15", "its class has no forward_sync_buffers
 quantization_hooks = needs_torch("2.15", "its quantization hooks fail on a CPU")
 fake_devices = needs_torch("2.15", "its fake tensors ask the CUDA driver")
 fsdp_of_others = needs_torch("2.9", "its FSDP2 takes communication of nobody else")
+fsdp_sums = needs_torch("2.10", "its FSDP2 has Gloo divide, which Gloo cannot")
+replicate_of_fsdp = needs_torch("2.10", "its replicate() is FSDP2 on a mesh of two dimensions, where there is one")
+fsdp_of_integers = needs_torch("2.15", "its FSDP2 takes no integers")
+compiled_backward_of_fsdp = needs_torch("2.15", "it fails by itself where a backward of FSDP2 is compiled")

@@ -42,7 +42,7 @@ class Sharding:
         if self.spec is not None or self.process_group is not None:
             raise TypeError(
                 "an FSDP2 model has process groups of its own, and compresses weights and gradients: "
-                "attach(fsdp_model, gather='int8', reduce='int4')"
+                "attach(fsdp_model, gather='int8', reduce='int4'). replicate() makes one in torch 2.9: upgrade torch for it"
             )
 
     @property

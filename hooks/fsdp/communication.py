@@ -56,6 +56,7 @@ class ShardGather:
         """Return memory for the rows of all ranks, until torch has copied them."""
         return temporary(*size, dtype=dtype, device=device)
 
+    @torch._disable_dynamo  # where a compiled function calls forward or backward
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
@@ -121,6 +122,7 @@ class ShardReduction:
         """Return memory for a module's gradients, or for this rank's shards of them, which the user keeps."""
         return torch.empty(*size, dtype=dtype, device=device)
 
+    @torch._disable_dynamo
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> None:

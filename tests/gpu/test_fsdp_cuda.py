@@ -1,7 +1,5 @@
 """FSDP2 and `replicate` on CUDA: parameters end where the same training on the CPU brings them."""
 
-import importlib.util
-
 import pytest
 import torch
 from torch import nn
@@ -12,15 +10,14 @@ import gradwire
 from gradwire.hooks.fsdp.modules import SINCE
 
 from ..hooks.fsdp.given import network, trained, whole
-from ..hooks.replicate.conftest import WHERE
 from ..hooks.replicate.given import local
+from ..torch_versions import replicate_of_fsdp
 from .test_engine_cuda import nccl, needs_nccl
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 needs_shards = pytest.mark.skipif(
     torch.__version__ < SINCE, reason=f"FSDP2 takes communication of others since {SINCE}"
 )
-needs_newer = pytest.mark.skipif(importlib.util.find_spec(WHERE) is None, reason="this torch has no newer replicate()")
 NAMES = ("replicate", "shard")
 RATE = 0.01  # of learning: a rounding is not amplified
 CLOSE = 0.01  # of the way from the first parameters to the last; a code of 4 bits that is rounded otherwise is 0.004
@@ -134,7 +131,7 @@ def replicated_by_fsdp(rank, world_size, device, backend, spec):
     return first, last
 
 
-@needs_newer
+@replicate_of_fsdp
 @BACKENDS
 @pytest.mark.parametrize("spec", ["none", "int8", "onebit", "powersgd:rank=2"])
 def test_the_newer_replicate_trains_as_on_the_cpu(ranks, backend, world_size, spec):

@@ -1,4 +1,4 @@
-"""On a torch before 2.9, which has neither the newer `replicate` nor FSDP2 with communication of others."""
+"""On a torch which has neither the newer `replicate`, of 2.10, nor FSDP2 with communication of others, of 2.9."""
 
 import sys
 
@@ -32,7 +32,7 @@ def sharded():
 
 REFUSED = {  # name: the model, what attach is given, the error, words of its message
     "replicate": (replicated, {"spec": "int8"}, TypeError, "register_comm_hook(None, gradwire.comm_hooks.int8)"),
-    "replicate, and the version": (replicated, {"spec": "int8"}, TypeError, "which torch has since 2.9"),
+    "replicate, and the version": (replicated, {"spec": "int8"}, TypeError, "since torch 2.10"),
     "FSDP2": (sharded, {"reduce": "int8"}, RuntimeError, f"since torch 2.9, this is {torch.__version__}"),
 }
 

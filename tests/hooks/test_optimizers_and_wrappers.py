@@ -1,7 +1,6 @@
 """Every kind of optimizer in every wrapper: trains as without compression, saves, and resumes to the bit."""
 
 import copy
-import importlib.util
 from functools import cache
 
 import pytest
@@ -14,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 
-from .replicate.conftest import WHERE
+from ..torch_versions import fsdp_of_others, replicate_of_fsdp
 
 STEPS, SAVED_AT, EVERY = 6, 3, 2  # a save between two rounds of local SGD
 LOW_RANK = "powersgd:rank=4,min_compression_rate=1"
@@ -85,7 +84,7 @@ def by_parts(wrap):
     """What wraps both layers and the rest, each for itself."""
 
     def wrapped(model, spec):
-        mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+        mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),), mesh_dim_names=("ranks",))
         for part in (model[0], model[2], model):
             wrap(part, mesh=mesh)
         return model
@@ -94,7 +93,7 @@ def by_parts(wrap):
 
 
 def replicate(model, mesh):
-    from torch.distributed._composable.replicate_with_fsdp import replicate as torchs  # since torch 2.9
+    from torch.distributed._composable.replicate_with_fsdp import replicate as torchs  # since torch 2.10
 
     torchs(model, mesh=mesh)
 
@@ -117,12 +116,14 @@ WRAPPERS = {  # what wraps a model, and what then gives the handle
     "torch's DDP": (lambda model, spec: TorchDDP(model), attached),
     "own DDP": (own, lambda model, optimizers, spec: model.compression),
     "overlap": (own, overlapped),
+    "LocalSteps": (lambda model, spec: model, local),
+}
+NEWER = {  # the same, of a newer torch
     "replicate": (by_parts(replicate), attached),
     "FSDP2": (
         by_parts(fully_shard),
         lambda model, optimizers, spec: gradwire.attach(model, gather="none", reduce=spec),
     ),
-    "LocalSteps": (lambda model, spec: model, local),
 }
 
 
@@ -130,7 +131,7 @@ class Training:
     """A model, its optimizers and its handle."""
 
     def __init__(self, wrapper, optimizer, spec):
-        wrap, handle_of = WRAPPERS[wrapper]
+        wrap, handle_of = (WRAPPERS | NEWER)[wrapper]
         self.model = wrap(network(), spec)
         self.optimizers = OPTIMIZERS[optimizer](self.model)
         self.handle = handle_of(self.model, self.optimizers, spec)
@@ -212,10 +213,11 @@ def mean_loss(parameters):
         return sum(float(loss_of(model, rank, step)) for rank in range(2) for step in range(STEPS)) / (2 * STEPS)
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize(
+    "wrapper",
+    [*WRAPPERS, pytest.param("replicate", marks=replicate_of_fsdp), pytest.param("FSDP2", marks=fsdp_of_others)],
+)
 def test_every_optimizer_trains_as_without_compression_and_resumes_to_the_bit(ranks, wrapper):
-    if wrapper == "replicate" and importlib.util.find_spec(WHERE) is None:
-        pytest.skip("this torch has no replicate() on FSDP2's machinery")
     before = mean_loss([each.detach() for each in network().parameters()])
     for answers in ranks.run(cells, 2, wrapper):
         for (optimizer, spec), (trained, resumed) in answers.items():

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import gradwire
 from gradwire.ddp_core.averaging.averager import CompressedAverager
 
-from ...torch_versions import fsdp_of_others
+from ...torch_versions import compiled_backward_of_fsdp, fsdp_of_others, replicate_of_fsdp
 
 LAYERS, WIDTH = 3, 600  # each layer more than the 1 MB that torch's first bucket has
 WARM_UP, STEPS = 3, 4
@@ -142,10 +142,10 @@ CASES = {  # wrapper: (its making, graphs of the model)
     "replicate": (replicated, 2),  # a graph for each kind of wrapped module: the first one's input needs no gradient
     "FSDP2": (sharded, 2),
 }
+NEWER = {"replicate": replicate_of_fsdp, "FSDP2": fsdp_of_others}
 
 
-@fsdp_of_others
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=NEWER.get(case, ())) for case in CASES])
 def test_a_compiled_model_is_not_compiled_again_and_trains_as_in_python(ranks, case):
     build, count = CASES[case]
     for (expected, *_), (found, warm, graphs, events) in ranks.run(both, 2, build, timeout=110):
@@ -180,16 +180,21 @@ def backwards(loss):
     loss.backward()
 
 
-OTHER_CHANGES = [
-    pytest.param(case, change, marks=pytest.mark.thorough)
-    for case, change in (("attach", "reset"), ("own DDP", "compile"), ("replicate", "compile"), ("FSDP2", "reset"))
-]
+CHANGES = {  # case: in make test, and in make test-all alone
+    "attach": ("compile", "reset"),
+    "own DDP": ("reset", "compile"),
+    "replicate": ("reset", "compile"),
+    "FSDP2": ("compile", "reset"),
+}
 
 
-@fsdp_of_others
 @pytest.mark.parametrize(
     ("case", "change"),
-    [("attach", "compile"), ("own DDP", "reset"), ("replicate", "reset"), ("FSDP2", "compile"), *OTHER_CHANGES],
+    [
+        pytest.param(case, change, marks=[*marks, *([compiled_backward_of_fsdp] if case in NEWER else [])])
+        for case, changes in CHANGES.items()
+        for change, marks in zip(changes, ([], [pytest.mark.thorough]), strict=True)
+    ],
 )
 def test_hooks_are_not_compiled_when_compilation_begins_between_forward_and_backward(ranks, case, change):
     for in_python, compiled in ranks.run(between, 2, CASES[case][0], change, timeout=110):

@@ -11,6 +11,8 @@ from torch import nn
 
 import gradwire
 
+from ...torch_versions import fsdp_of_others
+
 WIDTH, STEPS = 8, 5
 SPEC = "topk:ratio=0.3"
 
@@ -81,7 +83,7 @@ def both(rank, world_size, build, unused):
 @pytest.mark.parametrize(
     ("build", "unused"),
     [
-        *[(torch_s, True), (own, False), (overlapped, False), (sharded, False)],
+        *[(torch_s, True), (own, False), (overlapped, False), pytest.param(sharded, False, marks=fsdp_of_others)],
         *(pytest.param(*each, marks=pytest.mark.thorough) for each in ((torch_s, False), (own, True))),
     ],
 )

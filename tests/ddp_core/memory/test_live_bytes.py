@@ -22,6 +22,8 @@ from gradwire.hooks.local_sgd.plan import SitesPlan, Wan, round_plans
 from gradwire.hooks.local_sgd.rounds import Rounds
 from gradwire.kernels import pool
 
+from ...torch_versions import copied_in_cpp, fsdp_of_others
+
 WIDTH, LAYERS, RANKS = 256, 4, 2
 SMALL, MANY = (
     64,
@@ -164,6 +166,7 @@ def kept_of_shards(rank, world_size, reduce, undo, most):
     return found - 8 / world_size
 
 
+@fsdp_of_others
 @pytest.mark.parametrize(
     ("reduce", "undo", "state"),
     [("int8", None, 0), ("int4", None, 4), ("int4:residual_bits=8", None, NARROW), ("int4", True, 8)],
@@ -242,7 +245,7 @@ def peak_of_buckets(rank, world_size, spec, ours):
     return min(found[3:]) / (MANY * SMALL**2) - 8  # before, buckets are built anew; a thread may let go late
 
 
-@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("ours", [pytest.param(True, marks=copied_in_cpp), False])
 @pytest.mark.parametrize("spec", ["none", "int8", "int4", *NARROW_ONES, "powersgd:rank=4", "topk"])
 def test_a_step_takes_at_peak_what_is_planned(ranks, spec, ours):
     plan = gradwire.plan(square(SMALL, MANY), spec, world_size=RANKS)
@@ -307,6 +310,7 @@ def peaks_beyond_torch(rank, world_size, pairs, width):
 PAIRS = [("none", "none"), ("bf16", "bf16"), ("int4", "int4")]
 
 
+@fsdp_of_others
 @pytest.mark.parametrize(
     ("pairs", "width"),
     [(PAIRS, SMALL), ([("int8", "int4:residual_bits=8")], 98)],  # of which a module's rows are copied to be longer

@@ -12,6 +12,8 @@ from torch.distributed.fsdp import fully_shard
 import gradwire
 from gradwire.ddp_core.buckets.assignment import BucketAssignment
 
+from ...torch_versions import fsdp_of_others
+
 WIDTH, RANKS, SLICE = 64, 2, 4096  # bytes of a slice
 
 
@@ -33,6 +35,7 @@ def kept_of_closed_handles(rank, world_size):
     return alive(memories)
 
 
+@fsdp_of_others
 def test_a_model_keeps_no_residuals_of_closed_handles(ranks):
     assert ranks.run(kept_of_closed_handles, RANKS) == [0] * RANKS
 

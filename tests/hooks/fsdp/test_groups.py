@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map_only
 
 import gradwire
 
+from ...torch_versions import fsdp_of_integers
 from .given import mesh_of
 from .test_oracles import quantized, rows_of
 
@@ -91,7 +92,7 @@ def by_hand(exact, bits, differences):
     return found
 
 
-CASES = [("int8", 8, True), ("int4", 4, False), ("hosts:ranks=1+int8", 8, False)]
+CASES = [pytest.param("int8", 8, True, marks=fsdp_of_integers), ("int4", 4, False), ("hosts:ranks=1+int8", 8, False)]
 
 
 @pytest.mark.parametrize(("spec", "bits", "codes"), CASES)
@@ -139,7 +140,7 @@ class Float8Weight(torch.Tensor):
             out.copy_(gathered[0])
 
 
-class Added(nn.ModuleList):
+class Added(nn.Sequential):
     """Modules whose outputs are added up."""
 
     def forward(self, inputs):
@@ -149,7 +150,7 @@ class Added(nn.ModuleList):
 def beside_float8(rank, world_size, spec, bias):
     """The weights in use of a float8 linear and of another one in each of two steps, and their gradients; warnings."""
     torch.manual_seed(0)
-    model, mesh = Added([nn.Linear(6, 4, bias), nn.Linear(6, 4)]), mesh_of(world_size)
+    model, mesh = Added(nn.Linear(6, 4, bias), nn.Linear(6, 4)), mesh_of(world_size)
     model[0].weight = nn.Parameter(Float8Weight(model[0].weight.detach()))
     for part in (*model, model):
         fully_shard(part, mesh=mesh)

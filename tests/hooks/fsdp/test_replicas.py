@@ -8,6 +8,7 @@ from torch.distributed.fsdp import FSDPModule
 
 import gradwire
 
+from ...torch_versions import fsdp_sums
 from ..test_handle import same
 from .given import given_model, gradients, mean_gradients, network, trained
 
@@ -71,6 +72,7 @@ def alone(rank, world_size):
 REPLICAS, SHARDS = {"replicas": "none"}, {"gather": "int8", "reduce": "int8"}
 
 
+@fsdp_sums
 def test_where_no_rank_shares_its_parameters_torchs_divisor_is_that_of_sums_over_replicas(ranks):
     for answers in ranks.run(alone, 2):
         for case, (theirs, ours) in answers.items():

@@ -1,7 +1,6 @@
 """Sites of several ranks, among which a model is sharded, replicated or wrapped in DDP."""
 
 import functools
-import importlib.util
 
 import pytest
 import torch
@@ -16,14 +15,13 @@ from gradwire.compress import Layout, Ranks
 from gradwire.compress.simulate import Simulation
 
 from ...ddp_core.errors import message_of
+from ...torch_versions import replicate_of_fsdp
 from . import sites as of_sites
 from .sites import Town
 
 SITES = RANKS = 2
 PLAIN = {"every": 3, "fragments": 2, "overlap": False, "outer": "average", "compressor": "none"}
-REPLICATES = importlib.util.find_spec("torch.distributed._composable.replicate_with_fsdp") is not None
-SKIPPED = pytest.mark.skipif(not REPLICATES, reason="torch has replicate since 2.9")
-KINDS = ["fsdp", pytest.param("replicate", marks=SKIPPED)]
+KINDS = ["fsdp", pytest.param("replicate", marks=replicate_of_fsdp)]
 COMPRESSORS = ["none", "int4", "int8:error_feedback=true", "powersgd:rank=2,payload=int8"]
 
 
@@ -178,7 +176,11 @@ def test_equal_ranks_of_sites_average_their_parts_of_a_model(ranks, kind, compre
 
 @pytest.mark.parametrize(
     ("kind", "compressor"),
-    [*(("fsdp", each) for each in COMPRESSORS), pytest.param("replicate", "none", marks=SKIPPED), ("ddp", "none")],
+    [
+        *(("fsdp", each) for each in COMPRESSORS),
+        pytest.param("replicate", "none", marks=replicate_of_fsdp),
+        ("ddp", "none"),
+    ],
 )
 def test_equal_ranks_of_sites_that_meet_average_their_parts_of_a_model(ranks, kind, compressor):
     town = Town()

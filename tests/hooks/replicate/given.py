@@ -24,7 +24,9 @@ def bare():
 def network(model=None, parts=("0", "2", ""), **options):
     """A model with some modules replicated, each for itself; the root is one of them."""
     model = bare() if model is None else model
-    options.setdefault("mesh", init_device_mesh("cpu", (torch.distributed.get_world_size(),)))
+    options.setdefault(
+        "mesh", init_device_mesh("cpu", (torch.distributed.get_world_size(),), mesh_dim_names=("ranks",))
+    )
     for part in parts:
         replicate(model.get_submodule(part), **options)
     return model

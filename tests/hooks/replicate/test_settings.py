@@ -166,14 +166,14 @@ def refused(rank, world_size, make, arguments, error):
 
 
 def mixed():
-    model, mesh = bare(), init_device_mesh("cpu", (2,))
+    model, mesh = bare(), init_device_mesh("cpu", (2,), mesh_dim_names=("ranks",))
     fully_shard(model[0], mesh=mesh)
     return network(model, ("2", "3"))
 
 
 def on_two_meshes():
     model = network(parts=("0",))
-    return network(model, ("2",), mesh=DeviceMesh.from_group(dist.new_group([0, 1]), "cpu"))
+    return network(model, ("2",), mesh=DeviceMesh.from_group(dist.new_group([0, 1]), "cpu", mesh_dim_names=("ranks",)))
 
 
 def attached():
