@@ -176,9 +176,21 @@ def _decode(codec: Codec, gathered: Tensor, out: Tensor, length: int) -> None:
     if row == length and out.dtype == working_dtype(out.dtype):
         codec.decode(gathered.transpose(0, 1), out, length)
     else:
-        wide = temporary(ranks, length, dtype=working_dtype(out.dtype), device=out.device)
+        out.view(ranks, row).copy_(_wide(codec, gathered, row, length, working_dtype(out.dtype)))
+
+
+def _wide(codec: Codec, gathered: Tensor, row: int, length: int, dtype: torch.dtype) -> Tensor:
+    """Return the numbers that all ranks' payloads stand for, (ranks, row).
+
+    A codec that keeps no zeros may rotate a short last block otherwise than a whole one: then each row is decoded alone.
+    """
+    wide = temporary(len(gathered), length, dtype=dtype, device=gathered.device)
+    if row == length or own_traits(codec).keeps_zeros:
         codec.decode(gathered.transpose(0, 1), wide.view(-1), length)
-        out.view(ranks, row).copy_(wide[:, :row])
+    else:
+        for payload, numbers in zip(gathered, wide, strict=True):
+            codec.decode(payload.unsqueeze(0), numbers[:row], length)
+    return wide[:, :row]
 
 
 def _gather_differences(codec: Codec, mine: Tensor, out: Tensor, held: HeldWeights, per_host: int) -> Program[None]:
@@ -198,9 +210,7 @@ def _gather_differences(codec: Codec, mine: Tensor, out: Tensor, held: HeldWeigh
     gathered = (yield from gathered_rows(payload, per_host)).view(-1, payload.shape[1])
     before = gathered[:, size:end].reshape(-1).view(mine.dtype) if held.rows is None else held.rows
     held.rows = before.nan_to_num_(0.0, 0.0, 0.0).view(len(gathered), -1)  # no difference mends what is not finite
-    wide = temporary(len(gathered), length, dtype=difference.dtype, device=mine.device)
-    codec.decode(gathered[:, :size].unsqueeze(0), wide.view(-1), length)
-    held.rows.add_(wide[:, : mine.numel()])
+    held.rows.add_(_wide(codec, gathered[:, :size].unsqueeze(1), mine.numel(), length, difference.dtype))
     _note_own(held, held.rows[held.own.layout.whole.ranks.rank], mine)
     out.copy_(held.rows.view(-1))
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress import AllGather, AllReduce, TwoShot
+from ...compress import AllGather, TwoShot
 from ...compress.protocol.layout import Scope
 from ...compress.protocol.requests import Program
 from ...compress.shards.layout import ShardLayout
@@ -24,7 +24,7 @@ from ..measure.stats import Measured, Stats, Totals
 from ..measure.step import BucketStats, Record, Step
 from ..memory.shard_memory import Key, ShardMemory, WeightMemory
 from ..transport.protocol import Decorator, Pending
-from ..transport.rank_messages import ask
+from ..transport.rank_messages import FINITE, true_everywhere
 from .averager import CompressedAverager
 from .bucket_plan import labelled
 from .engines import Engines
@@ -192,11 +192,7 @@ class ShardAverager:
         finite = self.memory.finite
         if self._across is None or finite.everywhere is None:
             return
-        infinite = (finite.everywhere == 0).float().view(1)
-        spoiled = ask(
-            AllReduce(infinite, "max"), self._across.transport(self.device), what="which gradients are finite"
-        )
-        finite.everywhere = (spoiled == 0).all()
+        finite.everywhere = true_everywhere(finite.everywhere, self._across.transport(self.device), what=FINITE)
         if self._replicas is not None:
             self._replicas.memory.note_finite(finite.everywhere)
 

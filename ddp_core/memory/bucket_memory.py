@@ -159,6 +159,11 @@ class BucketMemory:
         nothing = dict(zip(self.layout.names, zeros.split(self.layout.sizes), strict=True))
         return states.summed([nothing, self.leaves.held_back(), self._carried.held_back()])
 
+    @property
+    def finite_here(self) -> Tensor | None:
+        """True on the device if the average of the step that is under way was finite; None before there is one."""
+        return None if self._finite is None else self._finite.on_device
+
     def finite(self) -> bool:
         """Return True if the last average was finite."""
         return self._finite is None or bool(self._finite)
@@ -230,7 +235,7 @@ class DeviceFlag:
     """A flag on its way from the device to the host; only reading it waits, and by the next step it has arrived."""
 
     def __init__(self, flag: Tensor) -> None:
-        self._flag = flag.to("cpu", non_blocking=True)
+        self.on_device, self._flag = flag, flag.to("cpu", non_blocking=True)
         self._arrived: torch.cuda.Event | None = None
         if flag.is_cuda:
             self._arrived = torch.cuda.Event()

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...compress import specification
@@ -220,6 +221,12 @@ class ModelMemory(StepMemory):
         if watched:
             self.note_finite(all_finite(as_real(average.values())))
         return average
+
+    @property
+    def finite_here(self) -> Tensor | None:
+        """True on the device if all averages of the step that is under way were finite; None where that changes nothing."""
+        flags = [flag for _, each in self.live if (flag := each.finite_here) is not None]
+        return torch.stack(flags).all() if flags else None
 
     def note_finite(self, finite: Tensor) -> None:
         """Have the step that is under way not count unless this flag is True, beside those of its buckets."""

@@ -22,7 +22,7 @@ from .lost_ranks import explained
 from .protocol import Transport
 
 MESSAGE_BYTES = 250 * 1024 * 1024  # of one broadcast of many tensors
-MEASUREMENTS = "their measurements"
+MEASUREMENTS, FINITE = "their measurements", "which gradients are finite"
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 
 
@@ -41,6 +41,12 @@ def ask(request: Request, transport: Transport, *, what: str = MEASUREMENTS) -> 
     """Return the reply to a message, within the transport's limit. `what`: the message has, for errors."""
     with telling(what, transport.group):
         return transport.message(request).wait(transport.limit)
+
+
+def true_everywhere(flag: Tensor, transport: Transport, *, what: str) -> Tensor:
+    """Return a flag, on the device of this rank's, that is True if those of all ranks are."""
+    untrue = ask(AllReduce((flag == 0).float().view(1), "max"), transport, what=what)
+    return (untrue == 0).all()
 
 
 def exchange(text: str, transport: Transport, *, what: str = MEASUREMENTS) -> list[str]:

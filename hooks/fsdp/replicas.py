@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from ...ddp_core import Handle
 from ...ddp_core.averaging.bucket_plan import AllPending
+from ...ddp_core.averaging.engines import Engines
 from ...ddp_core.averaging.shard_averager import ShardAverager
 from ...ddp_core.measure.step import Step
+from ...ddp_core.transport.rank_messages import FINITE, true_everywhere
 from .arrivals import Arrivals
 from .modules import ShardedModule
 
@@ -42,11 +44,12 @@ class ShardBucket:
 class ReplicaSteps:
     """The steps of a handle, as arrivals begin and end them, and the numbers of its buckets.
 
-    `shards`: whose step ends with that of the replicas, where gradwire communicates for them, too.
+    `shards`: whose step ends with that of the replicas, where gradwire communicates for them, too. `beside`: engines of the
+    ranks that share the parameters, if there are several.
     """
 
-    def __init__(self, handle: Handle, shards: ShardAverager | None) -> None:
-        self._handle, self._shards = handle, shards
+    def __init__(self, handle: Handle, shards: ShardAverager | None, beside: Engines | None) -> None:
+        self._handle, self._shards, self._beside = handle, shards, beside
         self._buckets = 0
 
     def begin_step(self) -> None:
@@ -59,7 +62,10 @@ class ReplicaSteps:
         return self._buckets - 1
 
     def end_step(self) -> None:
-        """End the step: all averages are there."""
+        """End the step: all averages are there. It counts in no shard if those of any are not finite."""
+        memory = self._handle.averager.memory
+        if self._beside is not None and (finite := memory.finite_here) is not None:
+            memory.note_finite(true_everywhere(finite, self._beside.transport(finite.device), what=FINITE))
         with self._handle.averager.step_lock.lock:
             self._handle.averager.end_step()
             if self._shards is not None:
@@ -125,7 +131,12 @@ def take_replicas(
     model: nn.Module, modules: Sequence[ShardedModule], handle: Handle, shards: ShardAverager | None = None
 ) -> None:
     """Have a handle average the gradients of a model's modules over their replicas. `shards`: as for `ReplicaSteps`."""
-    steps = ReplicaSteps(handle, shards)
-    arrivals = Arrivals(steps, model, modules[0].device, handle.averager.engines.timeout, in_flight=None)
+    first, beside = modules[0], None
+    if not first.alone:
+        beside = (
+            Engines([first.shard_group], handle.averager.engines.timeout, None) if shards is None else shards.engines
+        )
+    steps = ReplicaSteps(handle, shards, beside)
+    arrivals = Arrivals(steps, model, first.device, handle.averager.engines.timeout, in_flight=None)
     for module in modules:
         module.take_replicas(ReplicaMean(module, handle, steps, arrivals))

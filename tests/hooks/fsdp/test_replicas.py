@@ -215,7 +215,8 @@ def lacking(rank, world_size, arguments):
         if step == 2:
             everyone_s[0][0][0][0, 0] = torch.inf
         if step == 4:
-            handle.swap(reduce="none")
+            if "reduce" in arguments:
+                handle.swap(reduce="none")
             if handle.replicas is not None:
                 handle.replicas.swap("none")
         came = mean_gradients(model, everyone_s[rank])
@@ -231,7 +232,14 @@ def lacking(rank, world_size, arguments):
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"reduce": "int4"}, {"reduce": "int4", "replicas": "topk:ratio=0.3"}], ids=["torch's", "compressed"]
+    "arguments",
+    [
+        {"reduce": "int4"},
+        {"reduce": "int4", "replicas": "topk:ratio=0.3"},
+        {"reduce": "none", "replicas": "topk:ratio=0.3"},
+        {"replicas": "topk:ratio=0.3"},
+    ],
+    ids=["torch's", "compressed", "not before", "alone"],
 )
 def test_a_step_that_overflows_in_one_replica_leaves_what_all_of_them_hold_back(ranks, arguments):
     assert max(ranks.run(lacking, 4, arguments)) < 1e-4
