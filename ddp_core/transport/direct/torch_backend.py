@@ -56,6 +56,8 @@ def register() -> None:
 class DirectBackend(Backend):
     """The backend that torch calls; see `dist.Backend`. Groups of one rank are Gloo's alone."""
 
+    options: Any = None  # torch's own property calls itself without end, which Python 3.13 does not survive
+
     @classmethod
     def of(cls, options: Any, _: Any = None) -> DirectBackend:
         """For torch's `_DistributedBackendOptions`."""

@@ -45,6 +45,8 @@ class WrappedWork(dist.Work):
 
 
 class WrappedBackend(Backend):
+    options = None  # as of gradwire's backend
+
     def __init__(self, options, _=None):
         super().__init__(options.group_rank, options.group_size)
         self.works = []
