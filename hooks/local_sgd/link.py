@@ -120,7 +120,7 @@ async def dial(host: str, port: int, secret: Secret, peer: str, patience: float 
     try:
         opening = asyncio.open_connection(host, port, limit=BUFFER, ssl=secret.dialing)
         reader, writer = await asyncio.wait_for(opening, patience)
-        _keep_alive(writer, patience)
+        _set_socket_options(writer, patience)
     except ssl.SSLCertVerificationError as error:
         raise NotProven(f"{peer} has another certificate: give all sites the same file. {error}") from error
     except (OSError, asyncio.TimeoutError) as error:
@@ -135,9 +135,13 @@ async def dial(host: str, port: int, secret: Secret, peer: str, patience: float 
         raise
 
 
-def _keep_alive(writer: asyncio.StreamWriter, patience: float) -> None:
-    """Have the system probe an idle connection, and end one whose other end is silent for so long, or SILENCE."""
+def _set_socket_options(writer: asyncio.StreamWriter, patience: float) -> None:
+    """Have the system send small frames at once, probe an idle connection, and end one that is silent too long.
+
+    The other end may be silent for `patience` seconds, and for SILENCE at least.
+    """
     here, seconds = writer.get_extra_info("socket"), int(max(patience, SILENCE))
+    here.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # accepted sockets name no protocol, so asyncio does not
     here.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 1000 * seconds}
     for name, value in options.items():
@@ -264,7 +268,7 @@ class Listener:
     async def _proof(self, accepted: socket.socket, peer: str) -> Link:
         reader, writer = await _streams(accepted, self._tls)
         try:
-            _keep_alive(writer, self._patience)
+            _set_socket_options(writer, self._patience)
             return await _proven(reader, writer, self._key, peer, dials=False)
         except BaseException:
             writer.transport.abort()

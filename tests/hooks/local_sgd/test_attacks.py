@@ -472,6 +472,22 @@ def test_a_connection_that_is_closed_early_is_no_refusal(server, monkeypatch):
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system has no such option")
 @pytest.mark.parametrize(("patience", "seconds"), [(1.0, 60), (200.0, 200)])
 def test_both_ends_of_a_connection_find_out_that_the_other_host_has_vanished(background, patience, seconds):
+    for here in sockets_of(background, patience):
+        assert here.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert here.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000 * seconds
+        names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
+        idle, apart, count = (here.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names)
+        assert idle + apart * count == 60
+
+
+def test_both_ends_of_a_connection_send_small_frames_at_once(background):
+    """Otherwise a short payload waits behind its head until the other end has confirmed that, a round trip later."""
+    for here in sockets_of(background, 1.0):
+        assert here.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def sockets_of(background, patience):
+    """Yield the sockets of both ends of a connection: of the end that dials, and of the one that has accepted it."""
     accepted = background.run(queue_of_links(), EVENT)
     listener = Listener(Secret(SECRET), accepted.put, patience)
     port = background.run(listener.open(HERE, 0), EVENT)
@@ -480,12 +496,7 @@ def test_both_ends_of_a_connection_find_out_that_the_other_host_has_vanished(bac
         background.run(accepted.get(), EVENT),
     ]
     for each in ends:
-        here = each._writer.get_extra_info("socket")
-        assert here.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-        assert here.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000 * seconds
-        names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
-        idle, apart, count = (here.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names)
-        assert idle + apart * count == 60
+        yield each._writer.get_extra_info("socket")
         background._loop.call_soon_threadsafe(each.close)
     background._loop.call_soon_threadsafe(listener.close)
 
