@@ -45,7 +45,7 @@ NOT_DDP = {  # class: what to do there
     "...)) of gradwire.transformers attaches to trainer.model_wrapped then; without Trainer, wrap it first, then attach",
     "torch.distributed._composable.replicate.DDP": "its replicate() has a DDP model of its own: call "
     "model.register_comm_hook(None, gradwire.comm_hooks.int8) before the first forward, or use the replicate() of "
-    "torch.distributed._composable.replicate_with_fsdp, which gradwire supports since torch 2.10",
+    "torch.distributed._composable.replicate_with_fsdp, which gradwire supports from torch 2.10 on",
 }
 HOOKED = (
     "the DDP model has a communication hook already, and torch takes one alone: to change the compressor, call swap() of "

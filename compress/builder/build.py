@@ -127,6 +127,7 @@ class WarmUp:
         return self.until - self.now
 
     def __str__(self) -> str:
+        # not specification(), which a stage inside of error feedback does not match by itself
         what = "uncompressed" if self.stage == Dense() else _written(self.stage) or specification(self.stage)
         return f"warm-up: {what} until step {self.until} (now {self.now})"
 

@@ -176,13 +176,14 @@ def _decode(codec: Codec, gathered: Tensor, out: Tensor, length: int) -> None:
     if row == length and out.dtype == working_dtype(out.dtype):
         codec.decode(gathered.transpose(0, 1), out, length)
     else:
-        out.view(ranks, row).copy_(_wide(codec, gathered, row, length, working_dtype(out.dtype)))
+        out.view(ranks, row).copy_(_decoded_rows(codec, gathered, row, length, working_dtype(out.dtype)))
 
 
-def _wide(codec: Codec, gathered: Tensor, row: int, length: int, dtype: torch.dtype) -> Tensor:
+def _decoded_rows(codec: Codec, gathered: Tensor, row: int, length: int, dtype: torch.dtype) -> Tensor:
     """Return the numbers that all ranks' payloads stand for, (ranks, row).
 
-    A codec that keeps no zeros may rotate a short last block otherwise than a whole one: then each row is decoded alone.
+    A codec that keeps no zeros may rotate a short last block otherwise than a whole one. Then each row is decoded
+    alone, which costs a call for each rank.
     """
     wide = temporary(len(gathered), length, dtype=dtype, device=gathered.device)
     if row == length or own_traits(codec).keeps_zeros:
@@ -210,7 +211,7 @@ def _gather_differences(codec: Codec, mine: Tensor, out: Tensor, held: HeldWeigh
     gathered = (yield from gathered_rows(payload, per_host)).view(-1, payload.shape[1])
     before = gathered[:, size:end].reshape(-1).view(mine.dtype) if held.rows is None else held.rows
     held.rows = before.nan_to_num_(0.0, 0.0, 0.0).view(len(gathered), -1)  # no difference mends what is not finite
-    held.rows.add_(_wide(codec, gathered[:, :size].unsqueeze(1), mine.numel(), length, difference.dtype))
+    held.rows.add_(_decoded_rows(codec, gathered[:, :size].unsqueeze(1), mine.numel(), length, difference.dtype))
     _note_own(held, held.rows[held.own.layout.whole.ranks.rank], mine)
     out.copy_(held.rows.view(-1))
 

@@ -40,7 +40,7 @@ class ShardAverager:
     """The communication of a model's shards on this rank, its cost and its memory.
 
     `group`: the ranks that share the parameters. `replicas`: averages over replicas, if anything of gradwire's does; a step
-    of both ends when theirs does. `across`: the ranks that have the same shards, in hybrid sharding. `undo`: see
+    of both ends when theirs does. `across`: the ranks that have the same shards; None without replicas. `undo`: see
     `StepMemory`. All ranks make the same calls in the same order.
     """
 
@@ -176,25 +176,29 @@ class ShardAverager:
             self.step_lock.thread = threading.get_ident()
 
     def end_step(self) -> None:
-        """End the step: all of its shards are there. If replicas still average them, the step ends with theirs."""
+        """End the step: all of its shards are there. If replicas average them, too, their end has ended it, or will."""
+        if self.memory.under_way and not (self._replicas is not None and self._replicas.under_way):
+            self.hear_replicas()
+            self.finish_step()
+
+    def finish_step(self) -> None:
+        """End the step, behind `hear_replicas`."""
         with self.step_lock.lock:
-            if self._replicas is not None and self._replicas.under_way:
-                return
-            self._hear_replicas()
             self.memory.end_step()
             self.in_use.end_step()
             self._step.finished = True
             if self.step_lock.waiting:
                 self.step_lock.make_changes()
 
-    def _hear_replicas(self) -> None:
-        """Have a step count nowhere if a gradient of any replica was not finite: their average is not. A collective call."""
+    def hear_replicas(self) -> Tensor | None:
+        """Have the step count on no replica if any replica met a gradient that is not finite. A collective call.
+
+        Returns True on the device if it counts; None where that changes nothing.
+        """
         finite = self.memory.finite
-        if self._across is None or finite.everywhere is None:
-            return
-        finite.everywhere = true_everywhere(finite.everywhere, self._across.transport(self.device), what=FINITE)
-        if self._replicas is not None:
-            self._replicas.memory.note_finite(finite.everywhere)
+        if self._across is not None and finite.everywhere is not None:
+            finite.everywhere = true_everywhere(finite.everywhere, self._across.transport(self.device), what=FINITE)
+        return finite.everywhere
 
     def between_steps(self, change: Callable[[], None]) -> None:
         """Change the memory now, or when the step is over that runs on another thread."""

@@ -224,7 +224,7 @@ class ModelMemory(StepMemory):
 
     @property
     def finite_here(self) -> Tensor | None:
-        """True on the device if all averages of the step that is under way were finite; None where that changes nothing."""
+        """True on the device if all averages of the step that is under way were finite; None if no bucket is watched."""
         flags = [flag for _, each in self.live if (flag := each.finite_here) is not None]
         return torch.stack(flags).all() if flags else None
 
@@ -274,12 +274,12 @@ class ModelMemory(StepMemory):
         owed = [each.memory(self.step).held_back() for each in self._unclaimed.values() if each.layout is not None]
         owed += [bucket.held_back() for bucket in self._live.values()]
         self._unclaimed |= {name: Unclaimed({CARRIED_OVER: held[name]}) for held in owed for name in held}
-        # of a loaded state all that is owed may be with another rank of the host
-        loaded = self._unclaimed_buckets and (self.carrying or not self._plain)
+        # the residuals of a loaded state may all be on another rank of the host: then this rank carries, too
+        may_owe = bool(self._unclaimed_buckets) and (self.carrying or not self._plain)
         self._choose(compressor)
         self._unclaimed_buckets = [*self._live, *self._unclaimed_buckets]
         self._live, self._stateful = {}, None
-        self.carrying = bool(loaded or self._unclaimed)
+        self.carrying = may_owe or bool(self._unclaimed)
 
     def rescale(self, factor: float) -> None:
         """Multiply what all buckets hold back. Raises RuntimeError for a loaded state that no step has taken up yet."""

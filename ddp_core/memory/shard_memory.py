@@ -39,7 +39,7 @@ class ShardMemory(StepMemory):
     """The states of all modules whose parameters are sharded. `undo`: see `StepMemory`.
 
     A step that met a gradient which is not finite, on any rank, is one that GradScaler skips: what it held back is undone.
-    `finite`: what is known of that in the step that is under way, or the last one.
+    `finite`: flags of the current or last step.
     """
 
     def __init__(self, reduction: ShardSum, undo: bool | None = None) -> None:

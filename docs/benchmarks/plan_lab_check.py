@@ -74,7 +74,8 @@ def main() -> None:
     print("| compressor | parameters | round trip | round, s | planned |\n|---|---|---|---|---|", flush=True)
     for delay in options.delays:
         lab = NetlabConfig(SITES, f"{UP}mbit", f"{DOWN}mbit", f"{delay}ms")
-        run_on_hosts(lab, [sys.executable, __file__, *sys.argv[1:], "--delays", str(delay)])
+        if code := run_on_hosts(lab, [sys.executable, __file__, *sys.argv[1:], "--delays", str(delay)]):
+            sys.exit(code)
 
 
 if __name__ == "__main__":

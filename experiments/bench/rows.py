@@ -126,7 +126,7 @@ def bound_here(
 
 
 def _step(config: EmulationConfig, case: Case, world_size: int, stretch: float = 1.0) -> StepModel | None:
-    """The model of a step over the slower of the emulated networks, at its nominal rate."""
+    """The model of a step over the slower of the emulated networks, at its nominal rate, without delay, jitter and loss."""
     trace = config.trace
     if trace is None or case.ddp == NO_DDP.ddp or case.sync_every > 1:
         return None

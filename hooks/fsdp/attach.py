@@ -42,7 +42,8 @@ class Sharding:
         if self.spec is not None or self.process_group is not None:
             raise TypeError(
                 "an FSDP2 model has process groups of its own, and compresses weights and gradients: "
-                "attach(fsdp_model, gather='int8', reduce='int4'). replicate() makes one in torch 2.9: upgrade torch for it"
+                "attach(fsdp_model, gather='int8', reduce='int4'). In torch 2.9 replicate() makes an FSDP2 model, too: "
+                "upgrade to torch 2.10"
             )
 
     @property
@@ -73,7 +74,9 @@ def attach_sharded(model: nn.Module, asked: Sharding, timeout: timedelta, transp
         None if alone else modules[0].replica_group,
     )
     if replicas is not None:
-        take_replicas(model, modules, replicas, averager if of_shards else None)
+        take_replicas(
+            model, modules, replicas, averager if of_shards else None, beside=None if alone else averager.engines
+        )
     if of_shards and not alone:
         _take_shards(model, modules, averager, replicated=replicas is not None)
     return ShardHandle(averager, replicas, modules, of_shards=of_shards)

@@ -62,14 +62,16 @@ class ReplicaSteps:
         return self._buckets - 1
 
     def end_step(self) -> None:
-        """End the step: all averages are there. It counts in no shard if those of any are not finite."""
-        memory = self._handle.averager.memory
-        if self._beside is not None and (finite := memory.finite_here) is not None:
-            memory.note_finite(true_everywhere(finite, self._beside.transport(finite.device), what=FINITE))
-        with self._handle.averager.step_lock.lock:
-            self._handle.averager.end_step()
+        """End the step: all averages are there. It counts on no rank if those of any are not finite."""
+        averager = self._handle.averager
+        if self._beside is not None and (finite := averager.memory.finite_here) is not None:
+            averager.memory.note_finite(true_everywhere(finite, self._beside.transport(finite.device), what=FINITE))
+        if self._shards is not None and (finite := self._shards.hear_replicas()) is not None:
+            averager.memory.note_finite(finite)
+        with averager.step_lock.lock:
+            averager.end_step()
             if self._shards is not None:
-                self._shards.end_step()
+                self._shards.finish_step()
 
 
 DIVISOR = "set_gradient_divide_factor holds for gradwire's sums alone: say reduce='none', too"
@@ -128,15 +130,17 @@ class ReplicaMean:
 
 
 def take_replicas(
-    model: nn.Module, modules: Sequence[ShardedModule], handle: Handle, shards: ShardAverager | None = None
+    model: nn.Module,
+    modules: Sequence[ShardedModule],
+    handle: Handle,
+    shards: ShardAverager | None = None,
+    beside: Engines | None = None,
 ) -> None:
-    """Have a handle average the gradients of a model's modules over their replicas. `shards`: as for `ReplicaSteps`."""
-    first, beside = modules[0], None
-    if not first.alone:
-        beside = (
-            Engines([first.shard_group], handle.averager.engines.timeout, None) if shards is None else shards.engines
-        )
+    """Have a handle average the gradients of a model's modules over their replicas.
+
+    `shards` and `beside`: as for `ReplicaSteps`.
+    """
     steps = ReplicaSteps(handle, shards, beside)
-    arrivals = Arrivals(steps, model, first.device, handle.averager.engines.timeout, in_flight=None)
+    arrivals = Arrivals(steps, model, modules[0].device, handle.averager.engines.timeout, in_flight=None)
     for module in modules:
         module.take_replicas(ReplicaMean(module, handle, steps, arrivals))

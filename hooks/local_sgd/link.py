@@ -141,7 +141,9 @@ def _set_socket_options(writer: asyncio.StreamWriter, patience: float) -> None:
     The other end may be silent for `patience` seconds, and for SILENCE at least.
     """
     here, seconds = writer.get_extra_info("socket"), int(max(patience, SILENCE))
-    here.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # accepted sockets name no protocol, so asyncio does not
+    here.setsockopt(
+        socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+    )  # asyncio does so only for sockets that name TCP as their protocol; accepted ones do not
     here.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 1000 * seconds}
     for name, value in options.items():

@@ -78,7 +78,7 @@ class Lab:
 
     @property
     def bridge(self) -> str:
-        """The interface that joins all links."""
+        """The interface that joins all links, where no switch does."""
         return f"gwl{self.owner}b"
 
     def namespace(self, host: int) -> str:
@@ -86,7 +86,7 @@ class Lab:
         return f"gradwire-{self.owner}-{host}"
 
     def port(self, host: int) -> str:
-        """The bridge's end of a host's link."""
+        """The near end of a host's link, at the bridge or the switch."""
         return f"gwl{self.owner}v{host}"
 
     def address(self, host: int) -> IPv4Address:

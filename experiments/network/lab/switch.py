@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import errno
 import heapq
+import os
+import signal
 import socket
 import sys
 import threading
@@ -42,13 +44,18 @@ def switched(config: NetlabConfig, ports: Sequence[str]) -> Iterator[None]:
     """Pass packets between interfaces in a thread while the block lasts; then warn of packets that this host missed."""
     with ExitStack() as stack:
         links, stop = [stack.enter_context(_opened(port)) for port in ports], threading.Event()
-        thread = threading.Thread(target=_pass, args=(config, links, stop), name="gradwire-switch")
+        failures: list[OSError] = []
+        thread = threading.Thread(target=_work, args=(config, links, stop, failures), name="gradwire-switch")
         thread.start()
         try:
             yield
         finally:
             stop.set()
             thread.join()
+            if failures:
+                raise ValueError(f"the network of the lab broke: {failures[0]}. Start the command again") from failures[
+                    0
+                ]
             counts = (link.getsockopt(SOL_PACKET, STATISTICS, 8)[4:] for link in links)
             if missed := sum(int.from_bytes(each, sys.byteorder) for each in counts):
                 print(
@@ -66,13 +73,28 @@ def _opened(port: str) -> socket.socket:
             "delay, jitter and loss of a lab need packet sockets, which this container refuses: grant the capability "
             "NET_RAW (docker run --cap-add NET_RAW), or leave them out"
         ) from error
-    link.setsockopt(SOL_PACKET, HEADERS, 1)
-    link.setsockopt(SOL_PACKET, IGNORE_OUTGOING, 1)
-    link.setsockopt(socket.SOL_SOCKET, RECEIVE_BUFFER, READ_AT_ONCE)
-    link.setsockopt(socket.SOL_SOCKET, SEND_BUFFER, SENT_AT_ONCE)
-    link.bind((port, ALL_PROTOCOLS))
+    try:
+        link.setsockopt(SOL_PACKET, HEADERS, 1)
+        link.setsockopt(SOL_PACKET, IGNORE_OUTGOING, 1)
+        link.setsockopt(socket.SOL_SOCKET, RECEIVE_BUFFER, READ_AT_ONCE)
+        link.setsockopt(socket.SOL_SOCKET, SEND_BUFFER, SENT_AT_ONCE)
+        link.bind((port, ALL_PROTOCOLS))
+    except OSError as error:
+        link.close()
+        raise ValueError(
+            f"this kernel lacks an option of packet sockets ({error}): leave out delay, jitter and loss, or take a newer one"
+        ) from error
     link.setblocking(False)
     return link
+
+
+def _work(config: NetlabConfig, links: Sequence[socket.socket], stop: threading.Event, failures: list[OSError]) -> None:
+    """Pass packets on until `stop`. After a failure, end the lab: its ranks would wait for ever."""
+    try:
+        _pass(config, links, stop)
+    except OSError as error:
+        failures.append(error)
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _pass(config: NetlabConfig, links: Sequence[socket.socket], stop: threading.Event) -> None:

@@ -1,5 +1,7 @@
 """Hybrid sharding: any compressor among replicas, in place of torch's all-reduce."""
 
+from unittest import mock
+
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -7,6 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
 import gradwire
+from gradwire.ddp_core.transport import rank_messages
 
 from ...torch_versions import fsdp_sums
 from ..test_handle import same
@@ -262,3 +265,39 @@ def held_around_a_refused_rescaling(rank, world_size):
 def test_a_rescaling_that_is_refused_changes_nothing(ranks):
     for before, after in ranks.run(held_around_a_refused_rescaling, 4):
         assert all(map(torch.equal, before, after))
+
+
+def around_a_backward_without_replicas(rank, world_size):
+    """What replicas hold back before and after a backward that overflows, among shards alone."""
+    model = given_model(mesh=mesh_of(2, 2))
+    handle = gradwire.attach(model, reduce="int4", replicas="topk:ratio=0.3", undo=True)
+    for step in range(2):
+        mean_gradients(model, gradients(rank, step))
+    before = handle.replicas.state_dict()
+    model.set_requires_all_reduce(False)
+    infinite = gradients(rank, 2)
+    infinite[0][0][0, 0] = torch.inf
+    model(infinite).backward()
+    after = handle.replicas.state_dict()
+    handle.close()
+    return before, after
+
+
+def test_a_backward_among_shards_that_overflows_leaves_what_replicas_hold_back(ranks):
+    for before, after in ranks.run(around_a_backward_without_replicas, 4):
+        assert same(before, after)
+
+
+def messages_of_a_step(rank, world_size):
+    """The messages about finite gradients in a step of shards and replicas."""
+    model = given_model(mesh=mesh_of(2, 2))
+    handle = gradwire.attach(model, reduce="int4", replicas="topk:ratio=0.3")
+    mean_gradients(model, gradients(rank, 0))
+    with mock.patch.object(rank_messages, "ask", wraps=rank_messages.ask) as asked:
+        mean_gradients(model, gradients(rank, 1))
+    handle.close()
+    return asked.call_count
+
+
+def test_a_step_of_shards_and_replicas_ends_with_a_message_to_each(ranks):
+    assert ranks.run(messages_of_a_step, 4) == [2] * 4

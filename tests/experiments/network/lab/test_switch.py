@@ -16,6 +16,7 @@ OPENING = """
 import json, os, socket, sys, time
 from pathlib import Path
 place, ready, rank = (os.environ["MASTER_ADDR"], 5000), Path(sys.argv[1]), os.environ["RANK"]
+socket.setdefaulttimeout(30)
 
 def until_ready():
     while not ready.exists():
@@ -90,7 +91,8 @@ def test_a_round_trip_takes_the_delay_four_times_and_bytes_take_the_rate_of_the_
 
 
 def test_loss_costs_tcp_throughput(run):
-    whole, lossy = (run(f"--rate 50mbit --delay 5ms --loss {loss}", TRIPS)[0] for loss in ("0", "2%"))
+    whole = min(run("--rate 50mbit --delay 5ms", TRIPS)[0] for _ in range(2))  # other work slows it down
+    lossy, _ = run("--rate 50mbit --delay 5ms --loss 2%", TRIPS)
     assert lossy > 2 * whole
 
 
