@@ -78,7 +78,7 @@ def loss_on_a_gpu(spec, optimizer):
 def sources_loss(spec, optimizer):
     """The loss by its source: of the largest model if it has one, else of losses.json, the worst of its tasks."""
     if optimizer == ADAMW and spec in ("int4", "powersgd:rank=8,payload=int8"):
-        rate = {"netlab.rate": "100mbit", "compressor": spec}
+        rate = {"netlab.rate": "1gbit" if spec == "int4" else "100mbit", "compressor": spec}
         return of_study("time-to-accuracy-gpt/README.md", "excess_loss", **rate) / 100
     if optimizer == MUON and spec == "int4":
         return loss_on_a_gpu("int4:start_iter=100", "muon")
