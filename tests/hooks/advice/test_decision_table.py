@@ -57,9 +57,9 @@ def of_study(page, column, **wanted):
     return float(row[column])
 
 
-def measured_losses():
-    """{(task, compressor): the mean over seeds of the loss above that of none} of losses.json."""
-    runs = json.loads((DOCS / "results" / "loss" / "losses.json").read_text("utf-8"))["runs"]
+def measured_losses(file="losses.json"):
+    """{(task, compressor): the mean over seeds of the loss above that of none} of a file."""
+    runs = json.loads((DOCS / "results" / "loss" / file).read_text("utf-8"))["runs"]
     losses = {(run["task"], run["compressor"], run["seed"]): run["loss"] for run in runs}
     ratios = {}
     for (task, spec, seed), loss in losses.items():
@@ -82,6 +82,8 @@ def sources_loss(spec, optimizer):
         return of_study("time-to-accuracy-gpt/README.md", "excess_loss", **rate) / 100
     if optimizer == MUON and spec == "int4":
         return loss_on_a_gpu("int4:start_iter=100", "muon")
+    if optimizer == MUON and spec == "powersgd:rank=8,payload=int8":
+        return measured_losses("warm-up.json")["gpt-muon-400", spec]
     losses = measured_losses()
     return max(losses[task, spec] for task in TASKS[optimizer])
 
@@ -130,6 +132,9 @@ def test_a_predicted_speed_up_is_computed_from_its_source(answer, script):
         (adamw,) = [each for each in ANSWERS if (each.network, each.optimizer) == (answer.network, ADAMW)]
         expected, compressors = adamw.speed_up, adamw.compressor
         assert (answer.compressor, answer.local_loss) == (compressors, adamw.local_loss)
+    elif answer.source == "GPT 19 M":  # with Muon int4 has error feedback
+        row = {"netlab.rate": "100mbit", "compressor": f"{answer.compressor}:error_feedback=true"}
+        expected = of_study("time-to-accuracy-gpt/README.md", "step_speedup", **row)
     elif answer.source == "ResNet-18":
         expected = script.measured_steps(answer)
     else:
