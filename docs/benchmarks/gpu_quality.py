@@ -5,12 +5,14 @@
 The model is a GPT on bytes with 128 M parameters, under autocast to bf16. The text is the Python installation's own sources
 and documents, split into training and validation by file. Each simulated rank has batches of its own; gradwire's simulator
 averages the ranks' gradients in DDP's buckets. All compressors begin with the same weights and take the same batches.
+`--local-every 8` trains by local SGD instead: each rank has a model of its own, and differences are averaged every 8 steps.
 
 A second call with the same folder skips the finished runs and continues an interrupted run from its checkpoint. The folder
 keeps the number of steps that fitted into `--seconds`: take a new folder for another budget.
 """
 
 import argparse
+import copy
 import json
 import statistics
 import sysconfig
@@ -29,6 +31,7 @@ import gradwire
 from gradwire import kernels
 from gradwire.compress import compressor, tuned
 from gradwire.experiments.workloads.simulated import SimulatedRanks
+from gradwire.hooks.local_sgd.outer import outer
 from gradwire.hooks.plan import ratio
 
 DEFAULTS = ("none", "int4", "powersgd:rank=8,payload=int8", "onebit", "powersgd:rank=4,payload=int4")
@@ -49,6 +52,8 @@ class Run:
     lr: float
     bucket_mb: float | None
     text: dict[str, int]
+    local_every: int = 0  # steps between averages of local SGD; 0: gradients are averaged at every step
+    outer: str = ""
 
 
 def optimizers_of(model: Gpt, name: str, lr: float) -> list[torch.optim.Optimizer]:
@@ -86,15 +91,21 @@ class Training:
         """Run forward and backward once per rank, average the gradients, and update the model."""
         for rank in range(self.run.ranks):
             self.ranks.begin(rank)
-            tokens = self.text.train[self.starts[self.done, rank] + self.window]
-            loss_of(self.model, tokens.long()).backward()
+            self._backward(self.model, rank)
         self.ranks.average()
-        nn.utils.clip_grad_norm_(self.ranks.parameters, 1.0)
-        for optimizer in self.optimizers:
+        self._update(self.model, self.optimizers)
+        self.done += 1
+
+    def _backward(self, model: Gpt, rank: int) -> None:
+        tokens = self.text.train[self.starts[self.done, rank] + self.window]
+        loss_of(model, tokens.long()).backward()
+
+    def _update(self, model: Gpt, optimizers: list[torch.optim.Optimizer]) -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = self.run.lr * self._schedule()
             optimizer.step()
-        self.done += 1
 
     def _schedule(self) -> float:
         """Return the factor of the learning rate: a linear warm-up, then a cosine to a tenth."""
@@ -120,6 +131,59 @@ class Training:
         self.ranks.load(state["ranks"], self.done)
 
 
+class LocalTraining(Training):
+    """Local SGD. `model` is the common one: an outer optimizer moves it by the average of all ranks' differences to it."""
+
+    def __init__(self, run: Run, text: Text) -> None:
+        super().__init__(run, text)
+        self.ranks = SimulatedRanks(self.model, compressor(run.compressor), run.ranks, run.bucket_mb, text.train.device)
+        self.models = [copy.deepcopy(self.model) for _ in range(run.ranks)]
+        self.own = [optimizers_of(model, run.optimizer, run.lr) for model in self.models]
+        how = outer(run.outer)
+        self.optimizers = [torch.optim.SGD(self.model.parameters(), how.lr, how.momentum, nesterov=how.nesterov)]
+
+    def step(self) -> None:
+        """Update each rank's model with its own gradients; every few steps and after the last, average the differences."""
+        for rank, (model, optimizers) in enumerate(zip(self.models, self.own, strict=True)):
+            self._backward(model, rank)
+            self._update(model, optimizers)
+            model.zero_grad()
+        self.done += 1
+        if self.done % self.run.local_every == 0 or self.done == self.run.steps:
+            self._synchronize()
+
+    @torch.no_grad()
+    def _synchronize(self) -> None:
+        for rank, model in enumerate(self.models):
+            self.ranks.begin(rank)
+            for common, local in zip(self.model.parameters(), model.parameters(), strict=True):
+                common.grad.copy_(common - local)
+        self.ranks.average()
+        self.optimizers[0].step()
+        for model in self.models:
+            for common, local in zip(self.model.parameters(), model.parameters(), strict=True):
+                local.copy_(common)
+
+    def state(self) -> dict:
+        """Return what a checkpoint holds of the training."""
+        models = [model.state_dict() for model in self.models]
+        own = [[optimizer.state_dict() for optimizer in optimizers] for optimizers in self.own]
+        return {**super().state(), "models": models, "own": own}
+
+    def load(self, state: dict) -> None:
+        """Continue from a checkpoint."""
+        super().load(state)
+        for model, optimizers, saved, own in zip(self.models, self.own, state["models"], state["own"], strict=True):
+            model.load_state_dict(saved)
+            for optimizer, each in zip(optimizers, own, strict=True):
+                optimizer.load_state_dict(each)
+
+
+def training_of(run: Run, text: Text) -> Training:
+    """Return a run's training, at its start."""
+    return (LocalTraining if run.local_every else Training)(run, text)
+
+
 def now(device: torch.device) -> float:
     """Return the time once the device has done its work."""
     if device.type == "cuda":
@@ -132,7 +196,7 @@ def trained(run: Run, text: Text, every: int, checkpoint: Path | None) -> dict:
     device = text.train.device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    training, losses, seconds = Training(run, text), {}, []
+    training, losses, seconds = training_of(run, text), {}, []
     if checkpoint and checkpoint.exists():
         saved = torch.load(checkpoint, map_location=device)
         if saved["run"] == asdict(run):
@@ -171,7 +235,7 @@ def affordable_steps(runs: list[Run], text: Text, every: int, deadline: float) -
     tried = [run for run in runs if run.seed == runs[0].seed]
     for run in tried:
         times = [now(device)]
-        training = Training(replace(run, steps=TRIAL), text)
+        training = training_of(replace(run, steps=TRIAL), text)
         times.append(now(device))
         for steps in (WARM, TRIAL - WARM):
             for _ in range(steps):
@@ -233,6 +297,8 @@ def options(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=8, help="sequences per rank and step")
     parser.add_argument("--bucket-mb", type=float, help="by default DDP's: 1 MiB, then 25")
     parser.add_argument("--size", choices=SIZES, default="gpt2")
+    parser.add_argument("--local-every", type=int, default=0, help="steps between averages of local SGD")
+    parser.add_argument("--outer", default="", help="optimizer of local SGD's averages; average by default")
     parser.add_argument("--every", type=int, default=100, help="steps between validations, and between checkpoints")
     parser.add_argument("--checkpoints", action=argparse.BooleanOptionalAction, default=True, help="GBs each")
     parser.add_argument("--text", type=Path, nargs="+", help="folders of text; by default this Python's own")
@@ -243,6 +309,10 @@ def options(given: list[str] | None) -> argparse.Namespace:
     parsed = parser.parse_args(given)
     if parsed.optimizer == "muon" and not hasattr(torch.optim, "Muon"):
         parser.error(f"torch {torch.__version__} has no Muon, which came with 2.9: take --optimizer adamw")
+    if parsed.outer and not parsed.local_every:
+        parser.error("--outer needs --local-every")
+    if parsed.local_every and not parsed.outer:
+        parsed.outer = "average"
     return parsed
 
 
@@ -263,7 +333,7 @@ def main(given: list[str] | None = None) -> None:
     roots = asked.text or [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
     text = text_of(roots, int(1e6 * asked.megabytes), SIZES[asked.size][3], device)
     print(f"text: {text.about}, read in {time.monotonic() - began:.1f} s", flush=True)
-    names = ("optimizer", "size", "ranks", "batch", "lr", "bucket_mb")
+    names = ("optimizer", "size", "ranks", "batch", "lr", "bucket_mb", "local_every", "outer")
     same = {"steps": asked.steps or 0, "text": text.about, **{name: getattr(asked, name) for name in names}}
     runs = [Run(name, seed, **same) for seed in asked.seed for name in asked.compressors]
     kept = checkpoint = steps = None
