@@ -115,6 +115,29 @@ def test_choices_of_ranks_send_as_many_bytes(script):
         assert sent_bytes(choices, built) == pytest.approx(wanted, rel=0.08)
 
 
+NARROW = Layout(("weight",), ((10, 13),), torch.float32, CPU, Ranks(2))
+
+
+def test_largest_coefficients_of_cosines_and_the_residual_are_the_gradient(script):
+    choices, gradients = script("low_rank_choices"), list(torch.randn(2, NARROW.numel))
+    again = choices.cosines(choices.cosines(gradients[0]), back=True)
+    torch.testing.assert_close(again[: NARROW.numel], gradients[0])
+    simulation = Simulation(choices.with_codec("topk:k=9", choices.OfCosines), NARROW)
+    average = simulation.step([each.clone() for each in gradients])[0]
+    held = sum(state.residual.flat for state in simulation.states) / 2
+    torch.testing.assert_close(average + held, (gradients[0] + gradients[1]) / 2)
+    assert torch.count_nonzero(choices.cosines(average).abs() > 1e-5) <= 18
+
+
+def test_an_average_of_senders_counts_those_that_sent(script):
+    choices, gradients = script("low_rank_choices"), list(torch.zeros(2, NARROW.numel))
+    gradients[0][:9], gradients[1][6:15] = 2.0, 4.0
+    simulation = Simulation(choices.with_codec("topk:k=9", choices.OfSenders), NARROW)
+    average = simulation.step([each.clone() for each in gradients])[0]
+    assert average[:15].tolist() == [2.0] * 6 + [3.0] * 3 + [4.0] * 6
+    assert not average[15:].any()
+
+
 MATRIX = Layout(("blocks.linear1.weight",), ((32, 16),), torch.float32, CPU, Ranks(2))
 
 

@@ -8,18 +8,23 @@ choices of ranks send as many bytes, to 8 per cent. Runs that the file has are s
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from compressor_loss import RANKS, Task, trained
 from torch import Tensor
 
 import gradwire
-from gradwire.compress import Compressor
+from gradwire.compress import Compressor, compressor
+from gradwire.compress.algorithms.adapters import Gathered
 from gradwire.compress.algorithms.dense import Dense
 from gradwire.compress.algorithms.powersgd import PowerSGD
+from gradwire.compress.algorithms.topk import TopK
 from gradwire.compress.feedback.error_feedback import ErrorFeedback
 from gradwire.compress.feedback.partition import Partition
 from gradwire.compress.feedback.switch import Switch
@@ -27,6 +32,7 @@ from gradwire.experiments.workloads.data import Dataset, load_dataset
 from gradwire.experiments.workloads.models import ModelConfig
 from gradwire.experiments.workloads.optimizers import schedule_for
 from gradwire.experiments.workloads.training import initial_model, loss_of
+from gradwire.kernels import Residual
 
 TASK = Task(ModelConfig("gpt", layers=2, context=64), "adamw", 0.003, 30, 400)
 START, RANK = 60, 6  # steps without compression; the rank that all choices of a group have to beat
@@ -34,6 +40,7 @@ MIDDLE = (START + TASK.steps) // 2
 SAMPLED = 8  # steps before START whose mean gradient shows the spectrum
 EDGES = ("tokens.*", "positions.*", "head.*")  # embeddings and the head
 BITS_OF_SPARSE = 14, 64  # of an element and its place, packed and as `topk` sends them
+CHUNK = 64  # elements of a cosine transform
 
 
 def factors(rank: int) -> PowerSGD:
@@ -50,6 +57,51 @@ def by_name(ranks: Mapping[str, int], otherwise: int) -> Compressor:
     """Return PowerSGD with a rank by the pattern of a parameter's name."""
     rules = tuple((pattern, factors(rank)) for pattern, rank in ranks.items())
     return late({START: Partition(rules, factors(otherwise))})
+
+
+@dataclass(frozen=True)
+class OfSenders(TopK):
+    """Top-k whose average at an element is over the ranks that have sent it, as DeMo's code averages."""
+
+    def decode(self, rows: Tensor, out: Tensor, length: int, residual: Tensor | None = None) -> None:
+        """Write the mean over senders, zero where no one sent."""
+        super().decode(rows, out, length, residual)
+        places = self._parts(rows, length)[0].long().view(-1)
+        senders = torch.zeros(length).index_add_(0, places, torch.ones(len(places))).clamp(min=1)
+        out.mul_(len(rows) / senders[: out.numel()])
+
+
+def cosines(flat: Tensor, *, back: bool = False) -> Tensor:
+    """Return the orthonormal cosine transform of each chunk, or its inverse; zeros pad the last chunk."""
+    steps = torch.arange(CHUNK, dtype=torch.float64)
+    waves = torch.cos(math.pi / CHUNK * (steps + 0.5) * steps.unsqueeze(1)) * (2 / CHUNK) ** 0.5
+    waves[0] /= 2**0.5
+    waves = waves.to(flat.dtype)
+    padded = torch.nn.functional.pad(flat, (0, -flat.numel() % CHUNK)).view(-1, CHUNK)
+    return (padded @ (waves if back else waves.mT)).view(-1)
+
+
+@dataclass(frozen=True)
+class OfCosines(TopK):
+    """Top-k of a chunked cosine transform: DeMo's idea, in one dimension."""
+
+    def row_length(self, numel: int) -> int:
+        """Return whole chunks."""
+        return numel + -numel % CHUNK
+
+    def encode(self, grad: Tensor, residual: Residual | None, rows: Tensor, length: int) -> None:
+        """Write the largest coefficients; `residual` keeps the rest."""
+        coefficients = cosines(grad if residual is None else residual.plus(grad))
+        super().encode(coefficients, None, rows, length)
+        coefficients[self._parts(rows, length)[0].long().view(-1)] = 0
+        if residual is not None:
+            residual.after.copy_(cosines(coefficients, back=True)[: grad.numel()])
+
+    def decode(self, rows: Tensor, out: Tensor, length: int, residual: Tensor | None = None) -> None:
+        """Write the mean over voters."""
+        wide = torch.zeros(length)
+        super().decode(rows, wide, length)
+        out.copy_(cosines(wide, back=True)[: out.numel()])
 
 
 def mean_gradients(dataset: Dataset, seed: int) -> dict[str, Tensor]:
@@ -93,6 +145,17 @@ def by_spectrum(gradients: Mapping[str, Tensor]) -> dict[str, int]:
         left -= sum(matrices[chosen].shape)
 
 
+def with_codec(spec: str, codec: type[TopK]) -> Compressor:
+    """Return a `topk` compressor with another codec."""
+
+    def changed(built: Any) -> Any:
+        if isinstance(built, Gathered):
+            return replace(built, codec=codec(**vars(built.codec)))
+        return replace(built, inner=changed(built.inner))
+
+    return changed(compressor(spec))
+
+
 def choices(dataset: Dataset, seed: int) -> dict[str, str | Compressor]:
     """Return all compressors by name."""
     low, high = RANK // 2, RANK + RANK // 2
@@ -108,6 +171,8 @@ def choices(dataset: Dataset, seed: int) -> dict[str, str | Compressor]:
         "ranks by spectrum": by_name(by_spectrum(mean_gradients(dataset, seed)), 1),
         "powersgd:rank=8,payload=int8,start_iter=60": "powersgd:rank=8,payload=int8,start_iter=60",
         **{each: each for each in packed},
+        **{f"{each}, average of senders": with_codec(each, OfSenders) for each in packed},
+        **{f"{each}, of cosines": with_codec(each, OfCosines) for each in packed},
     }
 
 
