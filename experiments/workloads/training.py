@@ -87,8 +87,9 @@ class TrainingConfig(RanksConfig):
     local_every: int = 0
     """average the models every N optimizer steps by local SGD (gradwire.LocalSteps); 0 averages the gradients of
     every step"""
-    local_outer: str = "average"
-    """outer optimizer of local SGD: average, diloco, muloco, slowmo, or values such as nesterov:lr=0.7,momentum=0.9"""
+    local_outer: str | None = None
+    """outer optimizer of local SGD: average, diloco, muloco, slowmo, or values such as nesterov:lr=0.7,momentum=0.9. null
+    takes muloco with Muon, else average"""
     order: Order = BACKWARD
     """order in which gradients are sent. backward waits for all of them after backward. slices sends pieces of at
     most 2 MiB. priority sends pieces and overlaps them with the next forward pass. auto chooses"""
@@ -121,7 +122,8 @@ class TrainingConfig(RanksConfig):
             raise ValueError(f"local_every is at least 1, or 0 for none; got {self.local_every}")
         if self.parallel != "ddp" or self.order != BACKWARD:
             raise ValueError("local SGD trains the bare model: leave out parallel and order")
-        outer(self.local_outer)
+        if self.local_outer is not None:
+            outer(self.local_outer)
 
     @property
     def optimizer_steps(self) -> int:

@@ -26,7 +26,7 @@ from .arguments import flat, rounds_of
 from .fragment import Fragment
 from .inside import inside_of, sharded_modules, show_shards
 from .joining import stray_message, strays
-from .outer import outer
+from .outer import outer, suited
 from .rendezvous import Rendezvous, TrainingEnded
 from .rounds import RoundStats
 
@@ -55,7 +55,8 @@ class LocalSteps:
         every_seconds: seconds between two averages of a parameter, in place of `every`, where sites compute at different
             speeds: each makes as many steps as it can. `every` counts until a site knows its speed.
         outer: the outer optimizer: "average" averages models. "diloco", "muloco" and "slowmo" are other presets; or give
-            its values, such as "nesterov:lr=0.7,momentum=0.9".
+            its values, such as "nesterov:lr=0.7,momentum=0.9". By default "muloco" where Muon trains the matrices, else
+            "average".
         compressor: the compressor of the changes. See `gradwire.compressor`.
         fragments: the number of parts in which the model is averaged, one part every `every // fragments` steps.
         overlap: True applies a part's average `delay` steps later, when the next part starts; local changes since
@@ -86,7 +87,7 @@ class LocalSteps:
         optimizer: Optimizers,
         *,
         every: int = 64,
-        outer: str = "average",
+        outer: str | None = None,
         compressor: Spec = "int4",
         fragments: int = 4,
         overlap: bool = True,
@@ -99,6 +100,7 @@ class LocalSteps:
         every_seconds: float | None = None,
     ) -> None:
         arguments.check(model, optimizer, at)
+        outer = suited(optimizer) if outer is None else outer
         self.every = whole_number(every, "every is a whole number from 1 on")
         fragments = whole_number(fragments, f"fragments is a whole number from 1 to every, {every}", most=self.every)
         self.overlap, self.steps, self.every_seconds = overlap, 0, arguments.seconds(every_seconds)

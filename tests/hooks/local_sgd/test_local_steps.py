@@ -172,6 +172,28 @@ def test_overlapped_fragments_move_the_model_as_written_down_plainly(places):
             torch.testing.assert_close(parameter, theirs[name], rtol=1e-10, atol=1e-10)
 
 
+def muon_alone(place, **options):
+    """The model of one site that trains with Muon, and SGD beside it."""
+    model = Net()
+    matrices, vectors = ([each for each in model.parameters() if (each.ndim == 2) is kind] for kind in (True, False))
+    optimizers = [torch.optim.Muon(matrices, lr=0.1), torch.optim.SGD(vectors, lr=0.1)]
+    local = LocalSteps(
+        model, optimizers, at=place, every=2, fragments=1, overlap=False, **{"compressor": "none", **options}
+    )
+    for step in range(6):
+        for optimizer in optimizers:
+            descend(model, optimizer, 0, step)
+    local.finish()
+    return model
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="came with torch 2.9")
+def test_muon_takes_the_outer_optimizer_that_was_found_for_it(places):
+    model = muon_alone(places(1))
+    assert_same([model, muon_alone(places(1), outer="muloco")])
+    assert not torch.equal(model.first.weight, muon_alone(places(1), outer="average").first.weight)
+
+
 def test_a_site_that_is_gone_is_left_out_and_the_others_go_on(places, town, request, caplog):
     made = [places(3, f"site {place}") for place in range(3)]
     with caplog.at_level(logging.WARNING):

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from gradwire.hooks.local_sgd.outer import Outer, outer
+from gradwire.hooks.local_sgd.outer import Outer, outer, suited
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,14 @@ def test_it_is_read_from_a_specification():
 )
 def test_a_preset_has_the_values_of_its_paper(preset, built):
     assert outer(preset) == built
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="came with torch 2.9")
+def test_it_suits_the_optimizer_of_matrices():
+    matrix, vector = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2))
+    adamw = torch.optim.AdamW([vector])
+    assert suited([torch.optim.Muon([matrix]), adamw]) == "muloco"
+    assert suited(adamw) == suited(torch.optim.SGD([matrix, vector])) == "average"
 
 
 def test_an_average_moves_the_anchor_to_the_mean_of_the_models():
