@@ -11,6 +11,10 @@ import gradwire
 from gradwire.hooks.torch_ddp import handle_for
 
 from .frameworks.launched import forget_accelerate
+from .given import average, gradients
+from .given import wrapped as wrapped_given
+
+SHAPES = ((16, 16), (64,))
 
 
 def network():
@@ -48,6 +52,35 @@ def test_every_way_of_taking_optimizers_takes_several(ranks):
     for several, alone in ranks.run(chosen, 1):
         assert several == [gradwire.compressor("ternary")] * 4
         assert alone == [gradwire.compressor("ternary:feedback=0.8")] * 4
+
+
+def overflowing(rank, world_size, together):
+    """What a vector lacks in the end, after an overflow in a matrix. `together`: the vector's optimizer skips it, too."""
+    ddp = wrapped_given(SHAPES, bucket_cap_mb=0.0001, find_unused_parameters=False)
+    matrix, vector = ddp.module.parameters()
+    optimizers, due = [torch.optim.SGD([each], lr=1.0) for each in (matrix, vector)], torch.zeros(64)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+    handle = gradwire.attach(ddp, "int4:feedback=1", scaler=scaler, undo=True)
+    for step in range(4):
+        given = gradients(0, step, SHAPES)
+        given[0][0, 0] = torch.inf if step == 2 else 0.0
+        scaler.scale(ddp(given)).backward()
+        for each in optimizers:
+            scaler.unscale_(each)
+        norm = nn.utils.clip_grad_norm_(ddp.parameters(), 1e9)
+        for each in optimizers if norm.isfinite() or not together else ():
+            scaler.step(each)
+        scaler.update()
+        ddp.zero_grad()
+        due += given[1] if norm.isfinite() else 0.0
+    handle.swap("none")
+    return due + vector.detach() - average(ddp, [torch.zeros(shape) for shape in SHAPES])["p1"] / scaler.get_scale()
+
+
+def test_optimizers_that_skip_an_overflow_together_lose_nothing_and_stay_finite(ranks):
+    (lost,), (apart,) = (ranks.run(overflowing, 1, together) for together in (True, False))
+    torch.testing.assert_close(lost, torch.zeros(64), rtol=0, atol=1e-5)
+    assert not apart.isfinite().all()  # the page says so
 
 
 def counted(rank, world_size):
