@@ -74,6 +74,8 @@ SPECS = [
     "int4:residual_bits=8",
     "int4:residual_bits=16,space=adam",
     "topk:ratio=0.1,residual_bits=16,start_iter=2,warmup=int8",
+    "int4:start_iter=2,warmup=int8",
+    "powersgd:rank=2,payload=int4,start_iter=2,warmup=int8",
 ]
 # For what contains them these are like others of the same state and rounds.
 ALIKE = {

@@ -14,6 +14,7 @@ from .given import average, gradients, wrapped
 
 SHAPES = ((40, 30), (40,), (10, 200), (3,))
 LOSSY = ["powersgd:rank=2", "topk:ratio=0.05", "onebit:feedback=1"]
+WARMED_UP = [f"int4:start_iter={start},warmup=int8" for start in (2, 3, 4)]  # over before a save, at it, after it
 
 
 def attached(spec, **options):
@@ -38,7 +39,7 @@ def same(left, right):
 
 def save_and_load(rank, world_size):
     results = {}
-    for spec in LOSSY:
+    for spec in [*LOSSY, *WARMED_UP]:
         ddp, handle = attached(spec)
         steps(ddp, rank, 0, 3)
         file = io.BytesIO()
