@@ -42,8 +42,8 @@ class LocalSteps:
     Streaming DiLoCo (Douillard et al. 2025).
 
     All sites start with the first site's model. Frozen parameters must be the same at all sites. A parameter that one
-    site unfreezes joins the next round at all sites. The optimizer's state stays at its site. Three more copies of
-    the model in float32, and the compressor's state, are in CPU memory.
+    site unfreezes joins the next round at all sites. The optimizer's state stays at its site. CPU memory has two more copies
+    of the model in float32, three of a part while it is averaged, and the compressor's state.
 
     A site may have several ranks, with a model of FSDP2, `replicate` or (with `at`) DDP among them. Then equal ranks of
     the sites average their shards, or equal parts of the whole model, and all ranks of a site call the same methods.
