@@ -82,13 +82,17 @@ def is_weight(weight: object) -> bool:
 
 
 def shares_of(reports: Sequence[Report], counted: Sequence[bool], outliers: str) -> tuple[list[float], list[float]]:
-    """Return the share of each site in the average, 0 where it does not count, and the factor that clips its difference."""
+    """Return factors of the sites' differences: their shares in the mean over all sites, and those that clip differences.
+
+    The share of a site that does not count is 0, and those of the others are larger for it. Residuals have no share: the
+    mean over all sites brings out what they all hold back.
+    """
     here = [place for place, counts in enumerate(counted) if counts]
     clipped = dict(zip(here, factors([reports[place].norm for place in here], outliers), strict=True))
     kept = [place for place in here if clipped[place] > 0]
     weighed = dict(zip(kept, shares([reports[place].weight for place in kept]), strict=True))
-    places = range(len(reports))
-    return [weighed.get(place, 0.0) for place in places], [clipped.get(place, 1.0) for place in places]
+    places, of_all = range(len(reports)), len(reports) / max(1, len(kept))
+    return [of_all * weighed.get(place, 0.0) for place in places], [clipped.get(place, 1.0) for place in places]
 
 
 def _norm(numbers: Tensor) -> float:

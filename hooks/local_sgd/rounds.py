@@ -176,7 +176,7 @@ class Rounds:
         transport: Transport = meeting if self._decorate is None else self._decorate(meeting)
         while task.advance(transport, 0, meeting.timeout):
             pass
-        self._apply(task.result, meeting.ranks.world_size / sum(each > 0 for each in shares))
+        self._apply(task.result)
         self.lineage = meeting.lineage
         if joining:
             self.join(self.joined | joining.keys(), joining)
@@ -307,7 +307,7 @@ class Rounds:
             fresh.carry_over({name: held for name, held in here.held_back().items() if name in layout.names})
         return fresh
 
-    def _apply(self, average: Tensor | None, scale: float) -> None:
+    def _apply(self, average: Tensor | None) -> None:
         """Let the outer optimizer make its step, if the average is finite, which it is everywhere or nowhere."""
         assert average is not None
         fragment, memory = self.fragments[self.turn], self.memories[self.turn]
@@ -319,7 +319,6 @@ class Rounds:
         if not finite:
             logger.warning("round %d is skipped: its average is not finite", self.round)
             return
-        average.mul_(scale)
         self._outer.step(fragment.anchor, average[:count].to(fragment.layout.dtype), fragment.momentum)
         if average.numel() > count:  # a buffer may be infinite, such as a mask
             buffers = average[count:]

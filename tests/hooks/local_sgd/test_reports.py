@@ -30,6 +30,8 @@ def test_shares_are_by_weight_among_those_that_count_and_less_for_an_outlier():
     norms, weights = [1.0, 1.0, 1.0, 10.0, 1.0], [1.0, 3.0, 2.0, 2.0, 50.0]
     reports = [replace(HERE, norm=norm, weight=weight) for norm, weight in zip(norms, weights, strict=True)]
     counted = [True] * 4 + [False]
-    assert shares_of(reports, counted, "clip") == ([0.5, 1.5, 1.0, 1.0, 0.0], [1.0, 1.0, 1.0, 0.1, 1.0])
-    assert shares_of(reports, counted, "drop") == ([0.5, 1.5, 1.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0, 1.0])
+    assert shares_of(reports, counted, "clip") == ([0.625, 1.875, 1.25, 1.25, 0.0], [1.0, 1.0, 1.0, 0.1, 1.0])
+    shares, clipped = shares_of(reports, counted, "drop")
+    assert shares == pytest.approx([5 / 6, 5 / 2, 5 / 3, 0.0, 0.0])
+    assert clipped == [1.0, 1.0, 1.0, 0.0, 1.0]
     assert shares_of(reports, [False] * 5, "keep") == ([0.0] * 5, [1.0] * 5)

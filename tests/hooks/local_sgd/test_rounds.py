@@ -55,7 +55,7 @@ def test_a_site_that_did_a_round_again_alone_takes_the_others_model(rounds, town
     second, applied = made[1], made[1]._apply
     second.sites.town_waiting = lambda: town.store._gatherings[request.node.name].waiting
 
-    def fails_once(average, scale):
+    def fails_once(average):
         monkeypatch.setattr(second, "_apply", applied)
         monkeypatch.setattr(second.sites, "_phase", timedelta(seconds=0.2))  # it waits for nobody
         raise RuntimeError("on purpose")
@@ -89,6 +89,16 @@ def test_a_site_that_returns_takes_the_model_and_sends_later_what_it_had_held_ba
     assert [each.replaced for each in all_of(made, 0.0)] == [False] * 3
     for each in made:  # two sites sent the 1, and the last one its 3
         torch.testing.assert_close(each.fragments[0].anchor, torch.tensor([-5.0, -3.0 - 3 / 3, -2 / 3]))
+
+
+def test_a_round_to_which_a_site_gives_nothing_brings_out_what_all_held_back_once(rounds):
+    """Top-k sends one number of three: of the third round, of the first fragment again, it is the 3."""
+    made = [rounds(3, "topk:ratio=0.3") for _ in range(3)]
+    all_of(made)
+    all_of(made, torch.tensor([5.0, 3.0, 1.0]))
+    all_of(made, 0.0)
+    together(3, lambda site: made[site]._until_done(torch.zeros(3) if site else None, None))
+    assert {tuple(each.fragments[0].anchor.tolist()) for each in made} == {(-5.0, -3.0, 0.0)}
 
 
 class FailsOnce(Decorated):
