@@ -20,7 +20,7 @@ SPECS = (
     "ternary:rounding=stochastic",
     "powersgd:rank=2,min_compression_rate=0",
     "powersgd:rank=1,payload=int4,min_compression_rate=0",
-    "powersgd:rank=1,start_iter=2",
+    "powersgd:rank=1,payload=int4,start_iter=2,warmup=int8",
     "batched-powersgd:rank=1",
     "acp-powersgd:rank=2,min_compression_rate=0",
     "randomk:ratio=0.2,block=8,feedback=1",
