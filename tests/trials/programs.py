@@ -13,7 +13,7 @@ ROUGH = 1e-5  # what sums in float32 may take away in a step, relative to the la
 SPECS = (
     "topk:ratio=0.2",
     "onebit:block=64,feedback=1",
-    "int8:block=8",
+    "int8:block=8,error_feedback=true",
     "int4:rotate=true",
     "int2",
     "fp8:rotate=true",
