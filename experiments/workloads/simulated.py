@@ -92,9 +92,9 @@ class SimulatedTraining:
     def __init__(self, spec: str, config: TrainingConfig, dataset: Dataset, world_size: int) -> None:
         self.config, self.history, self.averaging = config, History(), 0.0
         self.model = initial_model(config, dataset, CPU)
-        built = compressor(filled(spec, config, self.model))
-        self.ranks = SimulatedRanks(self.model, built, world_size, config.bucket_mb)
         self.optimizers = optimizers_for(self.model, spec, config.optimizer, config.lr, config.momentum)
+        self.compressor = filled(spec, config, self.optimizers)
+        self.ranks = SimulatedRanks(self.model, compressor(self.compressor), world_size, config.bucket_mb)
         self.schedules = config.schedules(self.optimizers)
         self.batches = [
             dataset.train_batches(config.batch_size, seed=config.seed, rank=rank, world_size=world_size)
@@ -187,7 +187,7 @@ def train_simulated(
     ranks, model = training.ranks, training.model
     seconds = Seconds(encode=training.averaging / config.optimizer_steps, wait=0.0, decode=0.0)
     sent = Communication(ranks.last, ranks.total.sent_bytes, seconds, config.optimizer_steps)
-    result = result_here(spec, config, model, dataset, sent, history, world_size)
+    result = result_here(spec, training.compressor, config, model, dataset, sent, history, world_size)
     if checkpoint is not None:
         checkpoint.delete()
     return result
