@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import islice
 from typing import Any
@@ -166,14 +166,16 @@ def train_simulated(
     dataset: Dataset,
     world_size: int,
     report: Report,
-    checkpoint: Checkpoint | None = None,
+    checkpoint_of: Callable[[str], Checkpoint | None] = lambda ran: None,
 ) -> RunResult:
     """Return the result of `train` on `world_size` ranks, by this process alone: losses and bytes are theirs to round-off.
 
-    The training continues from the `checkpoint`, writes it every 100 steps, and deletes it at the end.
+    The training continues from the checkpoint that `checkpoint_of` returns for the compressor with all of its options. It
+    writes this every 100 steps, and deletes it at the end.
     """
     reset_peak_memory(CPU)
     training = SimulatedTraining(spec, config, dataset, world_size)
+    checkpoint = checkpoint_of(training.compressor)
     if checkpoint is not None and (saved := checkpoint.read()) is not None:
         training.load(saved)
     history = training.history
