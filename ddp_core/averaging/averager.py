@@ -151,7 +151,7 @@ class CompressedAverager:
             self.totals.count(self.step.programs, self.step)
             self.step, step.number = step, memory.begin_step()
             self.engines.agreement.step += 1
-            self.step_lock.thread = threading.current_thread()
+            self.step_lock.thread = threading.get_ident()
 
     def end_step(self) -> None:
         """End the step that `begin_step` began: all of its averages have been handed out."""

@@ -174,7 +174,7 @@ class ShardAverager:
             self.before_step()  # after a load, which forgets the loss scale
             step.number = self.memory.begin_step()
             self.engines.agreement.step += 1
-            self.step_lock.thread = threading.current_thread()
+            self.step_lock.thread = threading.get_ident()
 
     def end_step(self) -> None:
         """End the step: all of its shards are there. If replicas average them, too, their end has ended it, or will."""

@@ -33,13 +33,13 @@ class StepLock:
     """Orders what threads do with a memory.
 
     `lock`: held while a step begins or ends, and while a thread takes a snapshot or makes a change. Two averagers whose
-    steps end together share it. `thread`: the one that began the current step. `waiting`: what other threads asked for
-    during a step: its end does it, or the beginning of the next one.
+    steps end together share it. `thread`: id of the thread that began the current step. `waiting`: what other threads
+    asked for during a step: its end does it, or the beginning of the next one.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.thread = threading.current_thread()
+        self.thread = 0
         self.waiting: list[Callable[[], None]] = []
 
     def between_steps(self, steps: Steps, change: Callable[[], None]) -> None:
@@ -68,15 +68,16 @@ class StepLock:
             if (now := steps.signs()) != sign:
                 sign, since = now, time.monotonic()
             with self.lock:
+                under_way = steps.under_way
                 broke_off = time.monotonic() - since > QUIET
-                if save in self.waiting and (broke_off or not self._is_elsewhere(steps)):
+                if save in self.waiting and (broke_off or not under_way):
                     self.waiting.remove(save)  # the changes of others are for whoever begins the next step
-                    return snapshot(steps.under_way)
+                    return snapshot(under_way)
         return found.result()
 
     def _is_elsewhere(self, steps: Steps) -> bool:
-        """Return True if a step is under way on another thread. One on this thread, or on one that has ended, broke off."""
-        return steps.under_way and self.thread is not threading.current_thread() and self.thread.is_alive()
+        """Return True if a step is under way on another thread. One on this thread was interrupted."""
+        return steps.under_way and self.thread != threading.get_ident()
 
     def make_changes(self) -> None:
         """Do what other threads asked for. The caller holds the lock."""

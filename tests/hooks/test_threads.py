@@ -250,36 +250,3 @@ def test_a_save_after_a_backward_that_broke_off_lacks_residuals_that_the_step_ha
     for step, zero in ranks.run(saved_after_a_break, 2, elsewhere):
         assert step == 3
         assert 0 < len(zero) < len(SHAPES)
-
-
-def loaded_after_a_thread_has_died(rank, world_size, ours):
-    """Whether the state is the loaded one after a backward that ended its thread; seconds of the load and a save."""
-    model, handle = wrapped("topk:ratio=0.05", ours)
-    step_of(model, rank, 0)
-    state = handle.state_dict()
-    step_of(model, rank, 1)
-
-    def fail(_):
-        raise ValueError("broken off")
-
-    def backward():
-        with pytest.raises(ValueError, match="broken off"):
-            step_of(model, rank, 2)
-
-    model.module.p0.register_hook(fail)  # the last gradient
-    thread = threading.Thread(target=backward)
-    thread.start()
-    thread.join()
-    began = time.monotonic()
-    handle.load_state_dict(state)
-    loaded = same(handle.state_dict(), state)
-    seconds = time.monotonic() - began
-    handle.close()
-    return loaded, seconds
-
-
-@pytest.mark.parametrize("ours", [True, False])
-def test_a_load_and_a_save_do_not_wait_for_a_step_whose_thread_has_died(ranks, ours):
-    for loaded, seconds in ranks.run(loaded_after_a_thread_has_died, 2, ours):
-        assert loaded
-        assert seconds < step_lock.QUIET / 2

@@ -138,7 +138,7 @@ def test_a_step_whose_engine_has_failed_gives_no_signs_of_life_to_a_thread_that_
 
 
 class Ending:
-    """A step that is over when one looks again."""
+    """A step that is over when one looks for the second time."""
 
     overwrites, looks = True, 0
 
@@ -152,11 +152,8 @@ class Ending:
 
 
 def test_a_thread_that_saves_makes_no_changes_that_others_wait_for():
-    lock, made, over = StepLock(), [], threading.Event()
-    lock.thread = threading.Thread(target=over.wait)
-    lock.thread.start()
+    lock, made = StepLock(), []
     lock.waiting.append(lambda: made.append("another thread's"))
     assert lock.take(Ending(), lambda under_way: ("mine", under_way)) == ("mine", False)
-    over.set()
     assert made == []
     assert len(lock.waiting) == 1
