@@ -9,7 +9,6 @@ import torch
 from ..algorithms.adapters import TwoShot
 from ..algorithms.dense import Dense
 from ..algorithms.half import Cast, SixteenBits
-from ..algorithms.onebit import OneBit
 from ..builder.build import Spec
 from ..feedback.error_feedback import DecayedFeedback, ErrorFeedback, Float32Arithmetic
 from ..protocol.compressor import Codec
@@ -19,11 +18,6 @@ from ..state.leaf import WIDTHS
 def needed(codec: Codec | None, dtype: torch.dtype) -> Codec | None:
     """Return the codec for numbers of a dtype; None if they travel as they are, which those of 16 bits do in 16 bits."""
     return None if isinstance(codec, SixteenBits) and codec.dtype == dtype else codec
-
-
-def counts_zeros(codec: Codec) -> bool:
-    """Return True if zeros behind a row make the last scale of a codec smaller: it is a mean of its block's elements."""
-    return isinstance(codec, OneBit) and not codec.rotate
 
 
 def codec_of(built: Any, spec: Spec) -> tuple[Codec | None, float, int]:

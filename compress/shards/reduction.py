@@ -26,7 +26,7 @@ from ..protocol.layout import Layout, Scope, working_dtype
 from ..protocol.requests import Program, all_to_all
 from ..state.leaf import WIDTHS, Entries, FlatLeaf, Narrow
 from ..state.tensors import zeros
-from .codec import codec_of, counts_zeros, needed
+from .codec import codec_of, needed
 from .hosts import codec_inside, host_sums, split_hosts, split_option
 from .layout import ShardLayout
 
@@ -240,7 +240,7 @@ def encode_rows(
     `random`: the key and the counter of a codec that draws, else nothing.
     """
     rows = len(codes)
-    if grad.numel() < rows * length and counts_zeros(codec):
+    if grad.numel() < rows * length and own_traits(codec).mean_scale:
         for place, row in enumerate(grad.view(rows, -1)):
             held = None if residual is None else Residual(*(each.view(rows, -1)[place] for each in residual))
             codec.encode(row, held, codes[place : place + 1], length, *random)

@@ -82,7 +82,7 @@ class Narrow:
         kernels.quantize_blocks(numbers, None, *self._parts(packed), self._length)
 
     def pack_again(self, numbers: Tensor, packed: Tensor) -> None:
-        """Write numbers that `unpacked` has returned, to the bit.
+        """Write numbers that `unpacked` has returned: to the bit, unless the largest of a block was cleared since.
 
         The scale of a block that was multiplied may be the neighbour of a 127th of its largest magnitude.
         """

@@ -23,7 +23,7 @@ from ..engine.lanes import Task
 from ..measure.stats import Measured, Stats, Totals
 from ..measure.step import BucketStats, Record, Step
 from ..memory.shard_memory import Key, ShardMemory, WeightMemory
-from ..transport.process_group import ProcessGroup
+from ..transport.process_group import over
 from ..transport.protocol import Decorator, Pending
 from ..transport.rank_messages import FINITE, true_everywhere
 from .averager import CompressedAverager
@@ -60,7 +60,7 @@ class ShardAverager:
         self.engines, self.device = Engines([group], timeout, decorate), device
         reduction, self.weights = self._placed(reduction, weights)
         self.memory, self._replicas = ShardMemory(reduction, undo), replicas
-        self._across = None if across is None else ProcessGroup(across, device, timeout)
+        self._across = None if across is None else over(across, device)
         self.in_use = WeightMemory()
         self.decorated = decorate is not None
         self.totals, self._step = Totals(), Step(finished=True)

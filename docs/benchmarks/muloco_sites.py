@@ -35,7 +35,10 @@ SEQUENCES, STEPS, EVERY, WARMUP, LR, EVAL_BATCHES = 8, 120, 15, 12, 0.01, 128
 OUTER = ("sgd:lr=1,momentum=0", "nesterov:lr=0.7,momentum=0.6")
 BITS = {32: "none", 8: "int8", 4: "int4", 2: "int2"}
 SITES = (1, 4, 8)
-NAMES = {"adamw": ("AdamW", "DiLoCo"), "muon": ("Muon", "MuLoCo")}  # of data-parallel training, and of local SGD
+NAMES = {
+    "adamw": ("AdamW", "local SGD with AdamW"),
+    "muon": ("Muon", "local SGD with Muon"),
+}  # of data-parallel training, and of local SGD
 
 
 @dataclass(frozen=True)

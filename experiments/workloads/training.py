@@ -88,8 +88,8 @@ class TrainingConfig(RanksConfig):
     """average the models every N optimizer steps by local SGD (gradwire.LocalSteps); 0 averages the gradients of
     every step"""
     local_outer: str | None = None
-    """outer optimizer of local SGD: average, diloco, muloco, slowmo, or values such as nesterov:lr=0.7,momentum=0.9. null
-    takes muloco with Muon, else average"""
+    """outer optimizer of local SGD: average, diloco, muloco, slowmo, or values such as nesterov:lr=0.7,momentum=0.9. By
+    default muloco with Muon, else average"""
     order: Order = BACKWARD
     """order in which gradients are sent. backward waits for all of them after backward. slices sends pieces of at
     most 2 MiB. priority sends pieces and overlaps them with the next forward pass. auto chooses"""
@@ -314,7 +314,7 @@ def result_of(
     peak_bytes: int | None,
     turn_steps: int | None = None,
 ) -> RunResult:
-    """Return the result of a training that has ended, on real ranks or on simulated ones. `ran`: `spec` as `filled`."""
+    """Return the result of a training that has ended, on real ranks or on simulated ones. `ran`: what `filled` returned."""
     losses = history.mean_losses
     elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
     planned = _planned(model, ran, config, ranks)
