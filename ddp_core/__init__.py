@@ -8,7 +8,7 @@ from .handle import Handle, Observed
 from .measure.stats import Stats
 from .measure.step import BucketStats
 from .measure.timeline import trace
-from .memory.loss_scale import LossScale, Scaler
+from .memory.loss_scale import Scaler
 from .module import DistributedDataParallel
 from .reducer.autograd import gradient_node, keep_from_compiler, watched
 from .reducer.error_messages import removed
@@ -31,7 +31,6 @@ __all__ = [
     "FuturePending",
     "Handle",
     "Link",
-    "LossScale",
     "Observed",
     "Paced",
     "Pending",

@@ -17,9 +17,12 @@ from pathlib import Path
 
 import pytest
 
+from gradwire.ddp_core.memory import checkpoint
 from gradwire.experiments.cli import COMMANDS, main
 from gradwire.experiments.cli.parsing import configuration
 from gradwire.experiments.results import Evaluation, Results, RunResult, Seconds
+from gradwire.hooks.fsdp import state
+from gradwire.hooks.local_sgd import saved
 
 from .torch_versions import backends_in_python
 
@@ -214,3 +217,8 @@ def test_every_key_of_results_json_is_described():
     page = PAGES["docs/results.md"]
     keys = [field.name for part in (Results, RunResult, Evaluation, Seconds) for field in fields(part)]
     assert [key for key in keys if f"`{key}`" not in page] == []
+
+
+def test_the_formats_of_saved_states_are_those_that_are_written():
+    numbers = re.findall(r"^\| .*\| `gradwire(?:_local_steps)?` (\d+)", PAGES["docs/concepts.md"], re.MULTILINE)
+    assert list(map(int, numbers)) == [checkpoint.FORMAT, checkpoint.FORMAT, state.FORMAT, saved.FORMAT]

@@ -202,3 +202,19 @@ def test_the_table_of_ef21_on_the_page_is_that_of_its_file(script):
     bits = script("ef21_bits")
     for line in bits.table(json.loads((PAPERS / "ef21-bits.json").read_text())["rows"]).splitlines():
         assert f"{line}\n" in PAGE
+
+
+def test_the_table_of_local_sgd_on_the_page_is_that_of_its_file(script):
+    sites = script("muloco_sites")
+    for line in sites.lines(sites.Known(PAPERS / "muloco-sites.json"), range(2)):
+        assert f"{line}\n" in PAGE
+
+
+def test_a_finished_run_is_not_repeated(script, tmp_path):
+    file, runs = tmp_path / "new" / "runs.json", [{"seed": seed} for seed in range(3)]
+    first = script("finished_runs").FinishedRuns(file)
+    for run in first.missing(runs[:2]):
+        first.add(run, loss=float(run["seed"]))
+    again = script("finished_runs").FinishedRuns(file)
+    assert list(again.missing(runs)) == runs[2:]
+    assert again.find({"seed": 1}) == {"seed": 1, "loss": 1.0}

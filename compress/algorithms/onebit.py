@@ -18,7 +18,12 @@ from .shared_random import check_rotation, signs_of
 SCALE_BYTES = 4
 
 
-@register("onebit", adapter=TwoShot, feedback=0.7, traits=Traits(takes_16_bits=True))
+@register(
+    "onebit",
+    adapter=TwoShot,
+    feedback=0.7,
+    traits=lambda codec: Traits(takes_16_bits=True, mean_scale=not codec.rotate),
+)
 @dataclass(frozen=True)
 class OneBit:
     """Sign bits of rotated blocks, 8 to a byte, and one scale a block; error feedback on workers and servers.

@@ -44,6 +44,7 @@ FEEDBACK: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
     "Adam": {
         "int4": {"feedback": 0.0},
+        "int2": {"feedback": 0.0},
         "topk": {"feedback": 0.9},
     },
     "Muon": {

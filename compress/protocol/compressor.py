@@ -128,6 +128,7 @@ class Traits:
     rounding error in the residual. Others get a float32 copy. A codec with this trait has a fourth argument of `decode`,
     the residual (a tensor, or None) that takes the rounding error.
     `keeps_zeros` (codecs): decodes zeros as exact zeros. `TwoShot` sends a bit per row of parameters for others.
+    `mean_scale` (codecs): the scale of a block is a mean over its elements, which zeros behind a row make smaller.
     `draws` (codecs): draws random numbers. `encode` then gets the arguments `key` and `counter` as well; the 2^32 counters
     from `counter` on are its own.
     `averages`: returns the plain mean, so that gradients may be scaled before it.
@@ -145,6 +146,7 @@ class Traits:
 
     takes_16_bits: bool = False
     keeps_zeros: bool = False
+    mean_scale: bool = False
     draws: bool = False
     averages: bool = False
     ignores_shapes: bool = False

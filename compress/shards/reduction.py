@@ -221,13 +221,7 @@ class ShardSum:
         if rows is not None:
             used = rows.used(wide, step, ranks)
             rows.packed(used, ranks, out=payloads[:, size : size + bits])
-        random: tuple[int, ...] = drawn(state.draws)[0]
-        if step is None or row == length:
-            codec.encode(lengthened(wide, ranks, length), step, payloads[:, :size], length, *random)
-        else:
-            kept = lengthened(step.before, ranks, length)
-            codec.encode(lengthened(wide, ranks, length), Residual(kept, kept), payloads[:, :size], length, *random)
-            step.after.view(ranks, row).copy_(kept.view(ranks, length)[:, :row])
+        encode_rows(codec, wide, step, payloads[:, :size], length, drawn(state.draws)[0])
         if held is not None and step is not None:
             if self.feedback < 1:
                 step.after.mul_(self.feedback)
@@ -236,6 +230,26 @@ class ShardSum:
             state.layout.clear_padding(step.after)  # no checkpoint has it, and some codecs know no zero
             held.close(step)
         return payloads
+
+
+def encode_rows(
+    codec: Codec, grad: Tensor, residual: Residual | None, codes: Tensor, length: int, random: tuple[int, ...]
+) -> None:
+    """Encode equal rows of `grad` (+ `residual`), flat, to `codes`, (rows, bytes), with zeros behind each up to `length`.
+
+    `random`: the key and the counter of a codec that draws, else nothing.
+    """
+    rows = len(codes)
+    if grad.numel() < rows * length and own_traits(codec).mean_scale:
+        for place, row in enumerate(grad.view(rows, -1)):
+            held = None if residual is None else Residual(*(each.view(rows, -1)[place] for each in residual))
+            codec.encode(row, held, codes[place : place + 1], length, *random)
+    elif residual is None or grad.numel() == rows * length:
+        codec.encode(lengthened(grad, rows, length), residual, codes, length, *random)
+    else:
+        kept = lengthened(residual.before, rows, length)
+        codec.encode(lengthened(grad, rows, length), Residual(kept, kept), codes, length, *random)
+        residual.after.view(rows, -1).copy_(kept.view(rows, length)[:, : grad.numel() // rows])
 
 
 def lengthened(flat: Tensor, rows: int, length: int) -> Tensor:

@@ -81,6 +81,24 @@ class Narrow:
             numbers = pad(rows, (0, self._length - self.numel)).view(-1)
         kernels.quantize_blocks(numbers, None, *self._parts(packed), self._length)
 
+    def pack_again(self, numbers: Tensor, packed: Tensor) -> None:
+        """Write numbers that `unpacked` has returned: to the bit, unless the largest of a block was cleared since.
+
+        The scale of a block that was multiplied may be the neighbour of a 127th of its largest magnitude.
+        """
+        self.pack(numbers, packed)
+        if packed.dtype == torch.bfloat16:
+            return
+        scales, _ = self._parts(packed)
+        found = scales.clone()
+        for other in (found.nextafter(2 * found), found.nextafter(0 * found), found):
+            scales.copy_(torch.where(self._differs(numbers, packed), other, scales))
+
+    def _differs(self, numbers: Tensor, packed: Tensor) -> Tensor:
+        """True for each block, (rows, blocks), whose numbers are not those that were packed."""
+        differs = (self.unpacked(packed) != numbers).view(self.rows, self.numel)
+        return pad(differs, (0, self._length - self.numel)).view(self.rows, self._blocks, -1).any(2)
+
     def elements(self, packed: Tensor) -> Tensor:
         """Return a view with an element per number: codes or bfloat16. It is flat for a single row."""
         codes = packed if packed.dtype == torch.bfloat16 else self._parts(packed)[1]
@@ -183,7 +201,7 @@ class FlatLeaf(Leaf):
             if numbers is not self.flat:
                 self.flat.copy_(numbers)
         else:
-            self.store.pack(numbers, self.flat)
+            self.store.pack_again(numbers, self.flat)
 
     @property
     def numel(self) -> int:

@@ -36,9 +36,9 @@ __all__ = [
 ]
 
 
-def leaves(state: Any, path: str = "") -> Iterator[tuple[str, Leaf]]:
+def leaves(state: Any) -> Iterator[tuple[str, Leaf]]:
     """The leaves of a state and their paths, such as `inner.stages.1.q`, by a walk of all its dataclasses and tuples."""
-    for place, leaf, _ in _walked(state, path, None):
+    for place, leaf, _ in _walked(state, "", None):
         yield place, leaf
 
 

@@ -23,6 +23,7 @@ from ..engine.lanes import Task
 from ..measure.stats import Measured, Stats, Totals
 from ..measure.step import BucketStats, Record, Step
 from ..memory.shard_memory import Key, ShardMemory, WeightMemory
+from ..transport.process_group import over
 from ..transport.protocol import Decorator, Pending
 from ..transport.rank_messages import FINITE, true_everywhere
 from .averager import CompressedAverager
@@ -59,7 +60,7 @@ class ShardAverager:
         self.engines, self.device = Engines([group], timeout, decorate), device
         reduction, self.weights = self._placed(reduction, weights)
         self.memory, self._replicas = ShardMemory(reduction, undo), replicas
-        self._across = None if across is None else Engines([across], timeout, None)
+        self._across = None if across is None else over(across, device)
         self.in_use = WeightMemory()
         self.decorated = decorate is not None
         self.totals, self._step = Totals(), Step(finished=True)
@@ -197,7 +198,7 @@ class ShardAverager:
         """
         finite = self.memory.finite
         if self._across is not None and finite.everywhere is not None:
-            finite.everywhere = true_everywhere(finite.everywhere, self._across.transport(self.device), what=FINITE)
+            finite.everywhere = true_everywhere(finite.everywhere, self._across, what=FINITE)
         return finite.everywhere
 
     def between_steps(self, change: Callable[[], None]) -> None:
@@ -269,5 +270,3 @@ class ShardAverager:
     def close(self) -> None:
         """End the threads and process groups that were made; training with it is over."""
         self.engines.close()
-        if self._across is not None:
-            self._across.close()

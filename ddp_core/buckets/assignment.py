@@ -94,8 +94,7 @@ class BucketAssignment:
     def build(self, order: Sequence[int], allocate: Allocate = allocate_own) -> None:
         """Make the buckets for parameters that get ready in this order. All ranks do so between the same steps."""
         for bucket in self.buckets:
-            if isinstance(bucket, CutBucket):
-                bucket.slices = ()  # which refer to it
+            bucket.slices = ()  # which refer to it
         self.buckets = []  # the old ones go first, so that both never use memory
         self.bucket_of: list[GradBucket] = []
         self.sending: list[Sendable] = []  # them, or their slices, in the order in which they leave
@@ -108,7 +107,7 @@ class BucketAssignment:
         self.shared = any(memory is not None for memory in given)
         last = len(members) - 1
         self.buckets = [self._bucket(n, each, given[n], last=n == last) for n, each in enumerate(members)]
-        self.sending = [each for bucket in self.buckets for each in getattr(bucket, "slices", (bucket,))]
+        self.sending = [each for bucket in self.buckets for each in bucket.slices or (bucket,)]
         for place, each in enumerate(self.sending):
             each.place = place
         places = {index: bucket for bucket in self.buckets for index in bucket.members}

@@ -119,6 +119,8 @@ class GradBucket:
     views of the buffer: nothing is copied back.
     """
 
+    slices: Sequence[Any] = ()  # see CutBucket
+
     def __init__(
         self,
         index: int,

@@ -23,7 +23,7 @@ class CutBucket(GradBucket):
     All members are always sent: see `BucketAssignment.cut`.
     """
 
-    slices: Sequence[BucketSlice] = ()
+    slices: Sequence[BucketSlice]
 
     def cut(self, count: int) -> None:
         """Cut the buffer into so many slices of about one size."""

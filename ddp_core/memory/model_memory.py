@@ -102,7 +102,8 @@ class ModelMemory(StepMemory):
         super().__init__(undo)
         self._choose(compressor)
         self.partial = partial
-        self._unclaimed_buckets: list[tuple[str, ...]] = []  # buckets of a loaded state that have not been met yet
+        self._unclaimed_buckets: list[tuple[str, ...]] = []  # of a loaded state, or before a swap; not met yet
+        self._swapped_buckets: set[tuple[str, ...]] = set()  # buckets before a swap, which cut no new ones
         self._live: dict[tuple[str, ...], SlicedMemory] = {}
         self.carrying = False  # whether any rank may owe something outside a compressor's state; the same on all ranks
         self._names_before: list[tuple[str, ...]] = []  # of the buckets when the step that is under way began
@@ -236,7 +237,8 @@ class ModelMemory(StepMemory):
     def split(self, names: Iterable[str]) -> list[tuple[str, ...]]:
         """The buckets of a loaded state that together hold exactly these parameters; else all of them as one."""
         wanted = tuple(names)
-        inside = [saved for saved in self._unclaimed_buckets if set(saved).issubset(wanted)]
+        loaded = [saved for saved in self._unclaimed_buckets if saved not in self._swapped_buckets]
+        inside = [saved for saved in loaded if set(saved).issubset(wanted)]
         self._unclaimed_buckets = [saved for saved in self._unclaimed_buckets if not set(saved).intersection(wanted)]
         exact = sum(map(len, inside)) == len(wanted)
         return inside if exact else [wanted]
@@ -278,6 +280,7 @@ class ModelMemory(StepMemory):
         may_owe = bool(self._unclaimed_buckets) and (self.carrying or not self._plain)
         self._choose(compressor)
         self._unclaimed_buckets = [*self._live, *self._unclaimed_buckets]
+        self._swapped_buckets.update(self._live)
         self._live, self._stateful = {}, None
         self.carrying = may_owe or bool(self._unclaimed)
 
@@ -312,7 +315,7 @@ class ModelMemory(StepMemory):
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Take a saved state; buckets claim their parts when they are met."""
         self.step, self.committed, self._discarded = int(saved["step"]), True, False
-        self._unclaimed_buckets = [tuple(names) for names in saved["buckets"] if names]
+        self._unclaimed_buckets, self._swapped_buckets = [tuple(names) for names in saved["buckets"] if names], set()
         self._live, self._stateful = {}, None
         self._unclaimed = {}
         for name, fields in saved["parameters"].items():

@@ -8,17 +8,16 @@ that `attach(..., optimizer=optimizer)` gives it, and compresses from the first 
 """
 
 import argparse
-import json
-import time
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
+from finished_runs import FinishedRuns
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-import gradwire
 from gradwire.compress import Compressor, compressor, specification, tuned
 from gradwire.experiments.compare.config import CompareConfig
 from gradwire.experiments.workloads.data import DataConfig, Dataset, load_dataset
@@ -122,20 +121,12 @@ def main() -> None:
     """Run all that the file lacks."""
     asked = options()
     torch.set_num_threads(1)
-    about = {"torch": torch.__version__, "gradwire": gradwire.__version__, "runs": []}
-    known = json.loads(asked.file.read_text()) if asked.file.exists() else about
-    for seed in asked.seeds:
-        for name in asked.tasks.split(","):
-            task = (TASKS | LONGER)[name]
-            dataset = load_dataset(task.data, task.model)
-            for spec in asked.compressors:
-                run = {"task": name, "compressor": spec, "seed": seed}
-                if any(each.items() >= run.items() for each in known["runs"]):
-                    continue
-                began = time.monotonic()
-                known["runs"].append({**run, **trained(spec, task, seed, dataset)})
-                print(known["runs"][-1], f"{time.monotonic() - began:.0f} s", flush=True)
-                asked.file.write_text(json.dumps(known, indent=1) + "\n")
+    finished = FinishedRuns(asked.file)
+    for seed, name in product(asked.seeds, asked.tasks.split(",")):
+        task = (TASKS | LONGER)[name]
+        dataset = load_dataset(task.data, task.model)
+        for run in finished.missing({"task": name, "compressor": spec, "seed": seed} for spec in asked.compressors):
+            finished.add(run, **trained(run["compressor"], task, seed, dataset))
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ class World:
         self.case, self.draw, self.now = case, random.Random(seed), 0.0
         self.gathering, self.events = Gathering(), list[tuple[float, int, Callable[[], None]]]()
         self.count, self.meeting = itertools.count(), set[str]()
-        self.good = self.stall = self.waited = 0.0
+        self.good = self.waited = 0.0
         self.rounds = self.again = 0
         factors = [*case.slow, *[1.0] * (case.sites - len(case.slow))]
         self.sites = [Site(f"site {place}", factor) for place, factor in enumerate(factors)]

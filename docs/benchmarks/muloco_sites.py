@@ -9,8 +9,6 @@ list, uncompressed and with the first seed. Runs that the file has are skipped.
 
 import argparse
 import copy
-import json
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from finished_runs import FinishedRuns
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-import gradwire
 from gradwire.compress import Layout, Ranks, Simulation, compressor
 from gradwire.experiments.compare.config import CompareConfig
 from gradwire.experiments.workloads.data import DataConfig, Dataset, load_dataset
@@ -37,7 +35,10 @@ SEQUENCES, STEPS, EVERY, WARMUP, LR, EVAL_BATCHES = 8, 120, 15, 12, 0.01, 128
 OUTER = ("sgd:lr=1,momentum=0", "nesterov:lr=0.7,momentum=0.6")
 BITS = {32: "none", 8: "int8", 4: "int4", 2: "int2"}
 SITES = (1, 4, 8)
-NAMES = {"adamw": ("AdamW", "DiLoCo"), "muon": ("Muon", "MuLoCo")}  # of data-parallel training, and of local SGD
+NAMES = {
+    "adamw": ("AdamW", "local SGD with AdamW"),
+    "muon": ("Muon", "local SGD with Muon"),
+}  # of data-parallel training, and of local SGD
 
 
 @dataclass(frozen=True)
@@ -122,12 +123,8 @@ def loss(run: Run, dataset: Dataset) -> float:
     return evaluation_of(held_out_sums(model, dataset.evaluation_batches(4, EVAL_BATCHES), CPU)).loss
 
 
-class Known:
-    """The finished runs of a file, which grows by a run at a time."""
-
-    def __init__(self, file: Path) -> None:
-        about = {"torch": torch.__version__, "gradwire": gradwire.__version__, "runs": []}
-        self.file, self.kept = file, json.loads(file.read_text()) if file.exists() else about
+class Known(FinishedRuns):
+    """The finished runs of a file, and those that are asked for."""
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -136,15 +133,9 @@ class Known:
 
     def loss(self, run: Run) -> float:
         """Return the loss of a run, from the file or by training."""
-        for each in self.kept["runs"]:
-            if each.items() >= vars(run).items():
-                return each["loss"]
-        began = time.monotonic()
-        self.kept["runs"].append({**vars(run), "loss": round(loss(run, self.dataset), 6)})
-        print(self.kept["runs"][-1], f"{time.monotonic() - began:.0f} s", flush=True)
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        self.file.write_text(json.dumps(self.kept, indent=1) + "\n")
-        return self.kept["runs"][-1]["loss"]
+        for each in self.missing([vars(run)]):
+            self.add(each, loss=round(loss(run, self.dataset), 6))
+        return self.find(vars(run))["loss"]
 
     def best_outer(self, optimizer: str, sites: int) -> str:
         """Return the outer optimizer with the smallest loss, uncompressed and with seed 0."""

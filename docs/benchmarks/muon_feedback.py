@@ -8,18 +8,16 @@ None of the ways is a part of gradwire. Runs that the file has are skipped.
 """
 
 import argparse
-import json
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from compressor_loss import MUON_LR, TASKS, Task, trained
+from finished_runs import FinishedRuns
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-import gradwire
 from gradwire.compress import Compressor, Layout, Program, all_reduce
 from gradwire.compress.algorithms.adapters import TwoShot
 from gradwire.compress.algorithms.dense import Dense
@@ -172,20 +170,11 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    about = {"torch": torch.__version__, "gradwire": gradwire.__version__, "runs": []}
-    known = json.loads(asked.file.read_text()) if asked.file.exists() else about
-    dataset = load_dataset(TASK.data, TASK.model)
-    for seed in asked.seeds:
-        for way in asked.ways:
-            run = {"way": way, "seed": seed}
-            if any(each.items() >= run.items() for each in known["runs"]):
-                continue
-            began = time.monotonic()
-            task, built = WAYS[way]
-            found = trained(built, task, seed, dataset)
-            known["runs"].append({**run, "sent_bytes": found["sent_bytes"], "loss": found["loss"]})
-            print(known["runs"][-1], f"{time.monotonic() - began:.0f} s", flush=True)
-            asked.file.write_text(json.dumps(known, indent=1) + "\n")
+    finished, dataset = FinishedRuns(asked.file), load_dataset(TASK.data, TASK.model)
+    for run in finished.missing({"way": way, "seed": seed} for seed in asked.seeds for way in asked.ways):
+        task, built = WAYS[run["way"]]
+        found = trained(built, task, run["seed"], dataset)
+        finished.add(run, sent_bytes=found["sent_bytes"], loss=found["loss"])
 
 
 if __name__ == "__main__":

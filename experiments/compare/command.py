@@ -139,19 +139,19 @@ def _simulated(config: CompareConfig, dataset: Dataset) -> int:
         yield from ()  # no turns: its seconds are those of the processor
         if config.local_every:
             return train_simulated_sites(spec, config, dataset, config.nproc, report)
-        return train_simulated(spec, config, dataset, config.nproc, report, _checkpoint(spec, config, dataset))
+        return train_simulated(spec, config, dataset, config.nproc, report, partial(_checkpoint, config, dataset))
 
     _run_all(config, _empty_results(config, dataset, ONE_PROCESS, "gradwire", config.nproc), trainer, out)
     write_output(Results.read(out / RESULTS), out)
     return 0
 
 
-def _checkpoint(spec: str, config: CompareConfig, dataset: Dataset) -> Checkpoint | None:
+def _checkpoint(config: CompareConfig, dataset: Dataset, ran: str) -> Checkpoint | None:
     """Return the checkpoint of one training, if any is wanted. Another option or text gives another one."""
     if config.checkpoints is None:
         return None
     decides = {name: value for name, value in dataclasses.asdict(config).items() if name not in OF_NO_RESULT}
-    return Checkpoint(config.checkpoints, {**decides, "compressor": spec, "data": dataset.summary()})
+    return Checkpoint(config.checkpoints, {**decides, "compressor": ran, "data": dataset.summary()})
 
 
 def rank_main(rank: int, rendezvous: dict[str, Any], config: CompareConfig, backend: str, out: str) -> None:

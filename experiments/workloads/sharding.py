@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -17,9 +16,6 @@ from ...compress.builder.optimizer_defaults import tuned_specification
 from ...compress.shards.reduction import shard_sum
 from ...compress.shards.weights import weight_gather
 from ...compress.simulate import Traffic
-from ...ddp_core import Decorator
-from ...hooks.fsdp import ShardHandle
-from ...hooks.torch_ddp import attach
 
 TORCH = "torch"  # in place of a compressor: FSDP2 with its own communication
 SHARE = 50  # modules of a list with at least so small a part of all parameters are sharded by themselves
@@ -51,10 +47,8 @@ def tuned_payloads(spec: str, optimizers: Optimizers) -> str:
     return spec if filled == inner else f"{gather}/{hosts}{plus}{filled}"
 
 
-def sharded(
-    model: nn.Module, spec: str, device: torch.device, timeout: timedelta, transport: Decorator | None
-) -> ShardHandle | None:
-    """Have FSDP2 shard a model in place, a module a block and one for the rest; the handle where gradwire communicates."""
+def shard(model: nn.Module, device: torch.device) -> None:
+    """Have FSDP2 shard a model in place, a module a block and one for the rest."""
     from torch.distributed.device_mesh import init_device_mesh  # here, since they take seconds
     from torch.distributed.fsdp import fully_shard
 
@@ -64,10 +58,6 @@ def sharded(
         fully_shard(module, mesh=mesh)
     for module, following in pairwise(reversed(modules)):
         module.set_modules_to_forward_prefetch([following])  # its weights are gathered while this one computes
-    if spec == TORCH:
-        return None
-    gather, reduce = payloads(spec)
-    return attach(model, gather=gather, reduce=reduce, timeout=timeout, transport=transport)
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
@@ -79,7 +69,7 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def parts(model: nn.Module) -> list[dict[str, Tensor]]:
-    """The parameters of each module that `sharded` shards by itself, by name; the outermost one comes last."""
+    """The parameters of each module that `shard` shards by itself, by name; the outermost one comes last."""
     taken: dict[Tensor, None] = {}
     names = {parameter: name for name, parameter in model.named_parameters()}
     found: list[dict[str, Tensor]] = []

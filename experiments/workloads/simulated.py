@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import islice
 from typing import Any
@@ -92,9 +92,9 @@ class SimulatedTraining:
     def __init__(self, spec: str, config: TrainingConfig, dataset: Dataset, world_size: int) -> None:
         self.config, self.history, self.averaging = config, History(), 0.0
         self.model = initial_model(config, dataset, CPU)
-        built = compressor(filled(spec, config, self.model))
-        self.ranks = SimulatedRanks(self.model, built, world_size, config.bucket_mb)
         self.optimizers = optimizers_for(self.model, spec, config.optimizer, config.lr, config.momentum)
+        self.compressor = filled(spec, config, self.optimizers)
+        self.ranks = SimulatedRanks(self.model, compressor(self.compressor), world_size, config.bucket_mb)
         self.schedules = config.schedules(self.optimizers)
         self.batches = [
             dataset.train_batches(config.batch_size, seed=config.seed, rank=rank, world_size=world_size)
@@ -166,14 +166,16 @@ def train_simulated(
     dataset: Dataset,
     world_size: int,
     report: Report,
-    checkpoint: Checkpoint | None = None,
+    checkpoint_of: Callable[[str], Checkpoint | None] = lambda ran: None,
 ) -> RunResult:
     """Return the result of `train` on `world_size` ranks, by this process alone: losses and bytes are theirs to round-off.
 
-    The training continues from the `checkpoint`, writes it every 100 steps, and deletes it at the end.
+    The training continues from the checkpoint that `checkpoint_of` returns for the compressor with all of its options. It
+    writes this every 100 steps, and deletes it at the end.
     """
     reset_peak_memory(CPU)
     training = SimulatedTraining(spec, config, dataset, world_size)
+    checkpoint = checkpoint_of(training.compressor)
     if checkpoint is not None and (saved := checkpoint.read()) is not None:
         training.load(saved)
     history = training.history
@@ -187,7 +189,7 @@ def train_simulated(
     ranks, model = training.ranks, training.model
     seconds = Seconds(encode=training.averaging / config.optimizer_steps, wait=0.0, decode=0.0)
     sent = Communication(ranks.last, ranks.total.sent_bytes, seconds, config.optimizer_steps)
-    result = result_here(spec, config, model, dataset, sent, history, world_size)
+    result = result_here(spec, training.compressor, config, model, dataset, sent, history, world_size)
     if checkpoint is not None:
         checkpoint.delete()
     return result

@@ -142,7 +142,7 @@ def train_simulated_sites(spec: str, config: TrainingConfig, dataset: Dataset, c
     if len(digests) > 1:
         raise RuntimeError(f"the sites ended with different parameters: {sorted(digests)}")
     sent = replace(of_local(sites[0].local, config.optimizer_steps), seconds=NOT_MEASURED)
-    result = result_here(spec, config, sites[0].model, dataset, sent, history, count)
+    result = result_here(spec, spec, config, sites[0].model, dataset, sent, history, count)
     for site in sites:
         site.local.close()
     return result

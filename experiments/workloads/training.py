@@ -39,7 +39,7 @@ from .memory import peak_memory, reset_peak_memory
 from .models import ModelConfig, build_model
 from .optimizers import OptimizerName, optimizers_for, schedule_for, update
 from .order import BACKWARD, Order, drain, ordered
-from .sharding import TORCH, copy_whole, parts, payloads, sharded, torchs_traffic, tuned_payloads, without_sync
+from .sharding import TORCH, copy_whole, parts, payloads, shard, torchs_traffic, tuned_payloads, without_sync
 from .turns import Training
 
 LONGEST_TURN = 5  # steps: short enough that a change of the host's speed hits the turns of all trainings
@@ -88,8 +88,8 @@ class TrainingConfig(RanksConfig):
     """average the models every N optimizer steps by local SGD (gradwire.LocalSteps); 0 averages the gradients of
     every step"""
     local_outer: str | None = None
-    """outer optimizer of local SGD: average, diloco, muloco, slowmo, or values such as nesterov:lr=0.7,momentum=0.9. null
-    takes muloco with Muon, else average"""
+    """outer optimizer of local SGD: average, diloco, muloco, slowmo, or values such as nesterov:lr=0.7,momentum=0.9. By
+    default muloco with Muon, else average"""
     order: Order = BACKWARD
     """order in which gradients are sent. backward waits for all of them after backward. slices sends pieces of at
     most 2 MiB. priority sends pieces and overlaps them with the next forward pass. auto chooses"""
@@ -160,8 +160,13 @@ def train(
     if not turns:
         reset_peak_memory(device)
     model = initial_model(config, dataset, device)
-    wrapped, handle = _wrapped(model, filled(spec, config, model), config, device, transport)
-    optimizers = ordered(wrapped, _optimizers(wrapped, spec, config), config.order)
+    if config.parallel == "fsdp":
+        shard(model, device)
+    momentum_of = "none" if config.parallel == "fsdp" or config.local_every else spec
+    optimizers = optimizers_for(model, momentum_of, config.optimizer, config.lr, config.momentum)
+    ran = filled(spec, config, optimizers)
+    wrapped, handle = _wrapped(model, ran, config, transport)
+    optimizers = ordered(wrapped, optimizers, config.order)
     local = local_steps(spec, config, wrapped, optimizers, transport) if config.local_every else None
     at_end = local.synchronize if local else (lambda: None)
     turn_steps = config.turn_steps if turns else None
@@ -178,7 +183,7 @@ def train(
         sent = of_torch(torchs_traffic(wrapped, group.size(), config.sync_every), config.optimizer_steps)
     peak = None if turns else max(map(int, exchange(str(peak_memory(device)), over(group))))
     digest = same_digest(model, group)
-    result = result_of(spec, config, model, sent, history, evaluation, group.size(), digest, peak, turn_steps)
+    result = result_of(spec, ran, config, model, sent, history, evaluation, group.size(), digest, peak, turn_steps)
     used = local or handle
     if used is not None:
         used.close()  # not where this rank fails: its peers would fail, too, before it has told why
@@ -186,14 +191,15 @@ def train(
 
 
 def _wrapped(
-    model: nn.Module, spec: str, config: TrainingConfig, device: torch.device, transport: Decorator | None
+    model: nn.Module, spec: str, config: TrainingConfig, transport: Decorator | None
 ) -> tuple[nn.Module, Handle | ShardHandle | None]:
     """The model as what is configured trains it, and the handle of its compression; None for torch's and local SGD."""
     timeout = timedelta(seconds=config.timeout)
-    if config.local_every:
+    if config.local_every or spec == TORCH:
         return model, None
     if config.parallel == "fsdp":
-        return model, sharded(model, spec, device, timeout, transport)
+        gather, reduce = payloads(spec)
+        return model, attach(model, gather=gather, reduce=reduce, timeout=timeout, transport=transport)
     if config.ddp == "torch":
         theirs = TorchDDP(model, bucket_cap_mb=config.bucket_mb, gradient_as_bucket_view=True)
         return theirs, attach(theirs, spec, timeout=timeout, transport=transport)
@@ -244,17 +250,11 @@ def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor, *, autocast: bool
     return functional.cross_entropy(outputs.float().flatten(0, -2), targets.flatten())
 
 
-def filled(spec: str, config: TrainingConfig, model: nn.Module) -> str:
+def filled(spec: str, config: TrainingConfig, optimizers: Optimizers) -> str:
     """Return a compressor with the options that `gradwire.attach` adds for the optimizers. LocalSteps adds none."""
     if config.local_every or spec == TORCH:
         return spec
-    fill = tuned_payloads if config.parallel == "fsdp" else tuned_specification
-    return fill(spec, _optimizers(model, spec, config))
-
-
-def _optimizers(model: nn.Module, spec: str, config: TrainingConfig) -> list[Optimizer]:
-    momentum_of = "none" if config.parallel == "fsdp" or config.local_every else spec
-    return optimizers_for(model, momentum_of, config.optimizer, config.lr, config.momentum)
+    return tuned_payloads(spec, optimizers) if config.parallel == "fsdp" else tuned_specification(spec, optimizers)
 
 
 def _steps(
@@ -303,6 +303,7 @@ def _unsynced(model: nn.Module) -> AbstractContextManager[None]:
 
 def result_of(
     spec: str,
+    ran: str,
     config: TrainingConfig,
     model: nn.Module,
     sent: Communication,
@@ -313,10 +314,9 @@ def result_of(
     peak_bytes: int | None,
     turn_steps: int | None = None,
 ) -> RunResult:
-    """Return the result of a training that has ended, on real ranks or on simulated ones."""
+    """Return the result of a training that has ended, on real ranks or on simulated ones. `ran`: what `filled` returned."""
     losses = history.mean_losses
     elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    ran = filled(spec, config, model)
     planned = _planned(model, ran, config, ranks)
     return RunResult(
         compressor=spec,
@@ -342,6 +342,7 @@ def result_of(
 
 def result_here(
     spec: str,
+    ran: str,
     config: TrainingConfig,
     model: nn.Module,
     dataset: Dataset,
@@ -352,7 +353,7 @@ def result_here(
     """Return the result of a training whose ranks are simulated in this process, of which this is the model."""
     batches = dataset.evaluation_batches(config.batch_size, config.eval_batches)
     evaluation, peak = evaluation_of(held_out_sums(model, batches, CPU)), peak_memory(CPU)
-    return result_of(spec, config, model, sent, history, evaluation, ranks, digest_of(model), peak)
+    return result_of(spec, ran, config, model, sent, history, evaluation, ranks, digest_of(model), peak)
 
 
 def _planned(model: nn.Module, spec: str, config: TrainingConfig, ranks: int) -> Plan | None:

@@ -57,9 +57,9 @@ CANDIDATES = (
     Candidate("bf16", {ADAMW: -0.002, SGD: 0.0, MUON: 0.0}),
     Candidate("int8", {ADAMW: 0.001, SGD: 0.0, MUON: 0.0}),
     Candidate("int4", {ADAMW: 0.002, SGD: 0.008, MUON: 0.019}, warm_up=True),
-    Candidate("int2", {ADAMW: 0.012, SGD: 0.012, MUON: 0.022}, warm_up=True),
+    Candidate("int2", {ADAMW: 0.006, SGD: 0.012, MUON: 0.022}, warm_up=True),
     Candidate("powersgd:rank=4", {ADAMW: 0.050, SGD: 0.020, MUON: 0.039}, warm_up=True),
-    Candidate("powersgd:rank=8,payload=int8", {ADAMW: 0.025, SGD: 0.007, MUON: 0.053}, warm_up=True),
+    Candidate("powersgd:rank=8,payload=int8", {ADAMW: 0.028, SGD: 0.007, MUON: 0.053}, warm_up=True),
     Candidate("topk:ratio=0.01,feedback=0.9", {ADAMW: 0.034, SGD: 0.060, MUON: 0.075}),
     Candidate("onebit", {ADAMW: 0.072, SGD: 0.055, MUON: 0.044}, warm_up=True),
 )
@@ -71,7 +71,7 @@ NETWORKS = (SLOW, GIGABIT, TEN, FAST, BOX, SITES)
 ANSWERS = (
     Answer(SLOW, ADAMW, "powersgd:rank=8,payload=int8", 5.4, MEASURED, "GPT 19 M"),
     Answer(SLOW, SGD, "powersgd:rank=8,payload=int8", 19, PREDICTED, "ResNet-18"),
-    Answer(SLOW, MUON, "int4", 2.5, PREDICTED, "GPT 19 M"),
+    Answer(SLOW, MUON, "int4", 2.8, PREDICTED, "GPT 19 M"),
     Answer(GIGABIT, ADAMW, "int4", 1.3, MEASURED, "GPT 19 M"),
     Answer(GIGABIT, SGD, "powersgd:rank=8,payload=int8", 4.2, PREDICTED, "ResNet-18"),
     Answer(GIGABIT, MUON, "int4", 1.3, PREDICTED, AS_ADAMW),

@@ -100,7 +100,7 @@ class LocalSteps:
         every_seconds: float | None = None,
     ) -> None:
         arguments.check(model, optimizer, at)
-        outer = suited(optimizer) if outer is None else outer
+        outer = suited([arguments.inner(each) for each in arguments.listed(optimizer)]) if outer is None else outer
         self.every = whole_number(every, "every is a whole number from 1 on")
         fragments = whole_number(fragments, f"fragments is a whole number from 1 to every, {every}", most=self.every)
         self.overlap, self.steps, self.every_seconds = overlap, 0, arguments.seconds(every_seconds)

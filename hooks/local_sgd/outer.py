@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
+from torch.optim import Optimizer
 
-from ...compress import Optimizers
 from ...compress.builder.optimizer_defaults import kinds
 
 METHODS = ("nesterov", "sgd")
@@ -36,9 +37,10 @@ class Outer:
         anchor.sub_(moved, alpha=self.lr)
 
 
-def suited(optimizer: Optimizers) -> str:
-    """Return the preset for an optimizer: "muloco" for Muon, which ends lower with it, and "average" for others."""
-    return "muloco" if "Muon" in kinds(optimizer) else "average"
+def suited(optimizers: Sequence[object]) -> str:
+    """Return the preset for a model's optimizers: "muloco" for Muon, which ends as low with it or lower, else "average"."""
+    known = [each for each in optimizers if isinstance(each, Optimizer)]
+    return "muloco" if known and "Muon" in kinds(known) else "average"
 
 
 def outer(specification: str) -> Outer:

@@ -70,14 +70,13 @@ class Phase:
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """A round of one fragment. `up`, `down`: bytes of a site; `exchanges`: one behind the other; `seconds`: of all.
+    """A round of one fragment. `up`, `down`: bytes of a site; `seconds`: of all exchanges.
 
     `state_bytes`: CPU memory that stays between rounds; `work_bytes`: the most that the round takes in addition.
     """
 
     up: float
     down: float
-    exchanges: int
     seconds: float
     state_bytes: int
     work_bytes: int
@@ -117,7 +116,7 @@ def round_plan(compressor: Compressor, layout: Layout, wan: Wan) -> RoundPlan:
     seconds = sum(map(wan.seconds, phases))
     waits = ROUND_TRIPS * wan.round_trip + wan.delay  # of the sites' reports, which are small
     up, down = sum(each.up for each in phases), sum(each.down for each in phases)
-    return RoundPlan(up, down, len(phases), seconds + waits, *_memory(compressor, place))
+    return RoundPlan(up, down, seconds + waits, *_memory(compressor, place))
 
 
 def _memory(compressor: Compressor, place: Layout) -> tuple[int, int]:

@@ -54,11 +54,6 @@ class Server:
             self._background.close()
             raise RuntimeError(f"no rendezvous can listen at {host}:{port}: {error}") from error
 
-    @property
-    def remembered(self) -> int:
-        """The number of trainings that the server remembers."""
-        return len(self._gatherings)
-
     def close(self) -> None:
         """End: sites that wait raise RuntimeError."""
         with contextlib.suppress(RuntimeError, TimeoutError):

@@ -25,7 +25,7 @@ BACKENDS = pytest.mark.parametrize(
     ("backend", "world_size"), [("gloo", 2), pytest.param("nccl", 1, marks=needs_nccl)], ids=["gloo", "nccl"]
 )
 OF_SHARDS = [{}, {"gather": "int8"}]
-OF_SHARDS += [{"reduce": spec} for spec in ("int8", "int4", "onebit", "int4:residual_bits=8")]
+OF_SHARDS += [{"reduce": spec} for spec in ("int8", "int4", "onebit", "onebit:rotate=false", "int4:residual_bits=8")]
 OF_SHARDS += [{"gather": "int8", "reduce": "int4"}]
 OF_REPLICAS = [{"replicas": spec} for spec in ("none", "int8", "onebit", "powersgd:rank=2", "topk:ratio=0.1")]
 

@@ -140,6 +140,29 @@ def test_a_state_that_is_saved_right_after_a_swap_from_what_holds_nothing_back_l
     assert ranks.run(saved_between_swap_and_step, 2) == [True, True]
 
 
+def swapped_before_the_rebuild(rank, world_size):
+    """Whether averages after a swap behind the first step, and after a resume, are alike; by compressor."""
+    results = {}
+    for spec in ("onebit", "int4", "onebit:residual_bits=8"):
+        models = [
+            wrapped(SHAPES, find_unused_parameters=False) for _ in range(2)
+        ]  # in one bucket, torch's order changes
+        handle, resumed = gradwire.attach(models[0], "topk:ratio=0.1"), gradwire.attach(models[1], spec)
+        steps(models[0], rank, 0, 1)
+        handle.swap(spec)
+        steps(models[0], rank, 1, 3)
+        resumed.load_state_dict(handle.state_dict())
+        results[spec] = same(*(steps(model, rank, 3, 6) for model in models))
+        handle.close()
+        resumed.close()
+    return results
+
+
+def test_after_a_swap_before_torch_has_rebuilt_its_buckets_a_resumed_training_has_the_same_bits(ranks):
+    for results in ranks.run(swapped_before_the_rebuild, 2):
+        assert all(results.values()), results
+
+
 def flushed(ddp, handle):
     """What was held back: the average of zero gradients once nothing compresses."""
     handle.swap("none")

@@ -6,6 +6,8 @@ import torch
 
 from gradwire.kernels import cast_scaled, gather_scaled
 
+from .given import numbers, poisoned
+
 pytestmark = pytest.mark.usefixtures("backend")
 SIZES = [0, 1, 7, 8, 9, 1009]
 NUMPY = {torch.float16: numpy.float16, torch.float32: numpy.float32, torch.float64: numpy.float64}
@@ -13,15 +15,6 @@ NUMPY = {torch.float16: numpy.float16, torch.float32: numpy.float32, torch.float
 SPACING = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 2**-23, torch.float64: 2**-52}
 WIDE = [torch.float32, torch.float64]
 NARROW = [torch.float16, torch.bfloat16]
-
-
-def numbers(size, dtype, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
-
-
-def poisoned(size, dtype):
-    return torch.full((size,), torch.nan, dtype=dtype)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -8,6 +8,7 @@ from gradwire import kernels
 from gradwire.kernels import Factors, Matrix
 
 from ..residuals import in_place
+from .given import numbers, poisoned
 
 pytestmark = pytest.mark.usefixtures("backend")
 SHAPES = {  # (rows, columns, rank)
@@ -20,15 +21,6 @@ SHAPES = {  # (rows, columns, rank)
 }
 EPSILON = {torch.float32: 1.2e-7, torch.float64: 2.3e-16}
 DTYPES = list(EPSILON)
-
-
-def numbers(size, dtype, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
-
-
-def poisoned(size, dtype):
-    return torch.full((size,), torch.nan, dtype=dtype)
 
 
 def laid_out(shapes, gap=3):

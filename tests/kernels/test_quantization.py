@@ -9,6 +9,7 @@ from gradwire.kernels.operands import HALVES
 from gradwire.kernels.quantization import philox, uniform
 
 from ..residuals import in_place
+from .given import numbers
 
 pytestmark = pytest.mark.usefixtures("backend")
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -18,11 +19,6 @@ FLOATS = {4: (torch.float8_e4m3fn, 448), 5: (torch.float8_e5m2, 57344), 7: (None
 STEPS = 2  # of halves: scales up to the largest magnitude
 LEAST = {4: -6, 5: -14, 7: -126}
 SHAPES = [(8, 8), (64, 8), (1016, 1016), (1024, 128)]  # (length of a row, elements of a block)
-
-
-def numbers(size, dtype, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def encode(grad, length, block, residual=None, bits=8, exponent=0, **random):

@@ -7,16 +7,12 @@ import torch
 from gradwire.kernels import scatter_mean, select_largest
 
 from ..residuals import in_place
+from .given import numbers
 
 pytestmark = pytest.mark.usefixtures("backend")
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 SIZES = [1, 7, 8, 9, 1009]
 INF, NAN = torch.inf, torch.nan
-
-
-def numbers(size, dtype, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def select(grad, k, length=None, residual=None, dtype=torch.float32, index=torch.int32):

@@ -7,16 +7,12 @@ import torch
 from gradwire.kernels import sign_pack, sign_unpack_mean
 
 from ..residuals import in_place
+from .given import numbers
 
 pytestmark = pytest.mark.usefixtures("backend")
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 SIZES = [1, 7, 8, 9, 1009]
 SHAPES = [(8, 8), (64, 8), (64, 64), (1016, 8), (1024, 1024), (1024, 128)]  # (length of a row, elements of a block)
-
-
-def numbers(size, dtype, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def pack(grad, length, block, residual=None):

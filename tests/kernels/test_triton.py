@@ -13,6 +13,7 @@ from gradwire.kernels.quantization import FORMATS
 
 from ..residuals import in_place
 from .forgetting import forget
+from .native_given import numbers, same
 
 BACKEND = {backend.name: backend for backend in kernels.backends()}[triton_kernels.NAME]
 INF, NAN = torch.inf, torch.nan
@@ -27,18 +28,6 @@ pytestmark = pytest.mark.skipif(
 def triton():
     with kernels.use_backend("triton"):
         yield
-
-
-def numbers(size, dtype=torch.float32, seed=0):
-    """Numbers with a heavy tail, as gradients have."""
-    generator = torch.Generator().manual_seed(seed)
-    first, second = torch.randn(2, size, generator=generator)
-    return (first * second.square()).to(dtype)
-
-
-def same(first, second):
-    """Equal to the bit, but for the bits of NaN and the sign of zero."""
-    return numpy.array_equal(first.double().numpy(), second.double().numpy(), equal_nan=True)
 
 
 def test_the_interpreter_is_for_cpu_tensors_and_runs_on_request_only():

@@ -10,6 +10,7 @@ from gradwire.kernels import Block, Factors, Matrix, Rows
 from gradwire.kernels.operands import HALVES
 
 from ..residuals import in_place
+from .native_given import numbers
 from .test_residual import ENCODERS, WIDE, beside_and_in_place
 
 pytestmark = pytest.mark.gpu
@@ -22,13 +23,6 @@ SIZE = 1_000_003
 def triton():
     with kernels.use_backend("triton", "reference"):
         yield
-
-
-def numbers(size, dtype=torch.float32, seed=0):
-    """Numbers with a heavy tail, as gradients have."""
-    generator = torch.Generator().manual_seed(seed)
-    first, second = torch.randn(2, size, generator=generator)
-    return (first * second.square()).to(dtype)
 
 
 def casts(device, dtype):

@@ -12,14 +12,16 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import count
 from random import Random
 from select import select
+from threading import Event
 
+from .beside import beside
 from .config import NetlabConfig, parse_share, parse_time
 
 SOL_PACKET, STATISTICS, HEADERS, IGNORE_OUTGOING = 263, 6, 15, 23  # of linux/if_packet.h
@@ -43,26 +45,20 @@ def delays(config: NetlabConfig) -> bool:
 def switched(config: NetlabConfig, ports: Sequence[str]) -> Iterator[None]:
     """Pass packets between interfaces in a thread while the block lasts; then warn of packets that this host missed."""
     with ExitStack() as stack:
-        links, stop = [stack.enter_context(_opened(port)) for port in ports], threading.Event()
-        failures: list[OSError] = []
-        thread = threading.Thread(target=_work, args=(config, links, stop, failures), name="gradwire-switch")
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join()
-            if failures:
-                raise ValueError(f"the network of the lab broke: {failures[0]}. Start the command again") from failures[
-                    0
-                ]
-            counts = (link.getsockopt(SOL_PACKET, STATISTICS, 8)[4:] for link in links)
-            if missed := sum(int.from_bytes(each, sys.byteorder) for each in counts):
-                print(
-                    f"netlab: this host was too slow for {missed:,} packets, which were lost: use lower rates or fewer "
-                    "hosts, or leave out the loss, since packets then travel in larger pieces",
-                    file=sys.stderr,
-                )
+        links = [stack.enter_context(_opened(port)) for port in ports]
+        stack.callback(_warn_of_missed, links)
+        stack.enter_context(beside(partial(_work, config, links), "gradwire-switch"))
+        yield
+
+
+def _warn_of_missed(links: Sequence[socket.socket]) -> None:
+    counts = (link.getsockopt(SOL_PACKET, STATISTICS, 8)[4:] for link in links)
+    if missed := sum(int.from_bytes(each, sys.byteorder) for each in counts):
+        print(
+            f"netlab: this host was too slow for {missed:,} packets, which were lost: use lower rates or fewer "
+            "hosts, or leave out the loss, since packets then travel in larger pieces",
+            file=sys.stderr,
+        )
 
 
 def _opened(port: str) -> socket.socket:
@@ -88,16 +84,16 @@ def _opened(port: str) -> socket.socket:
     return link
 
 
-def _work(config: NetlabConfig, links: Sequence[socket.socket], stop: threading.Event, failures: list[OSError]) -> None:
+def _work(config: NetlabConfig, links: Sequence[socket.socket], stop: Event) -> None:
     """Pass packets on until `stop`. After a failure, end the lab: its ranks would wait for ever."""
     try:
         _pass(config, links, stop)
     except OSError as error:
-        failures.append(error)
         os.kill(os.getpid(), signal.SIGTERM)
+        raise ValueError(f"the network of the lab broke: {error}. Start the command again") from error
 
 
-def _pass(config: NetlabConfig, links: Sequence[socket.socket], stop: threading.Event) -> None:
+def _pass(config: NetlabConfig, links: Sequence[socket.socket], stop: Event) -> None:
     """Pass packets on until `stop`. Draws depend on a host and the number of its packet alone."""
     delay, jitter, loss = 2 * parse_time(config.delay), parse_time(config.jitter), parse_share(config.loss)
     draws = {link: Random(host).random for host, link in enumerate(links)}

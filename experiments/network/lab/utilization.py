@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from ...results.optional import optional_files
 from ...results.palette import DPI
 from ..link import BITS_PER_BYTE, parse_rate
+from .beside import beside
 from .config import NetlabConfig
 from .hosts import INTERFACES, Lab
 
@@ -80,14 +81,11 @@ def recorded(config: NetlabConfig, lab: Lab) -> Iterator[None]:
     if not config.utilization:
         yield
         return
-    utilization, stop = Utilization(config.described, config.rate, time.time(), down=config.down), threading.Event()
-    thread = threading.Thread(target=_count, args=(utilization, lab, stop), name="gradwire-utilization")
-    thread.start()
+    utilization = Utilization(config.described, config.rate, time.time(), down=config.down)
     try:
-        yield
+        with beside(partial(_count, utilization, lab), "gradwire-utilization"):
+            yield
     finally:
-        stop.set()
-        thread.join()
         write_and_draw(utilization, Path(config.utilization).expanduser())
 
 
@@ -119,7 +117,7 @@ def draw(utilization: Utilization, path: Path) -> list[Path]:
     return [path]
 
 
-def _count(utilization: Utilization, lab: Lab, stop: threading.Event) -> None:
+def _count(utilization: Utilization, lab: Lab, stop: Event) -> None:
     began = due = time.perf_counter()
     with ExitStack() as files:
         descriptors, counts = [], []

@@ -42,13 +42,13 @@ def step_by_layers(trace: Trace, spec: str, world_size: int, cost: LinkCost, dil
 
 
 def step_by_slices(
-    trace: Trace, spec: str, world_size: int, cost: LinkCost, dilate: float = 1.0, slice_mb: float | None = None
+    trace: Trace, spec: str, world_size: int, cost: LinkCost, slice_mb: float | None = None
 ) -> StepModel:
     """The step with slices of `slice_mb` MiB of payload, as gradwire.overlap makes them: buckets of that size, and of a
     larger one, where the compressor remembers nothing, parts that are ready and needed together.
     """
     cut_mb = gradient_mb(spec, Ranks(world_size), _tensors(trace.parameters).values(), slice_mb)
-    model = _computation(trace, dilate)
+    model = _computation(trace)
     layers = zip(trace.layers, model.pieces, strict=True)
     parts = {layer.full(name): piece for layer, piece in layers for name in layer.parameters}
     sliced: list[Piece] = []
@@ -59,7 +59,7 @@ def step_by_slices(
     return replace(model, pieces=tuple(sliced))
 
 
-def _computation(trace: Trace, dilate: float) -> StepModel:
+def _computation(trace: Trace, dilate: float = 1.0) -> StepModel:
     """A piece a layer, none of which sends anything."""
     return layered((layer.forward_seconds * dilate, layer.backward_seconds * dilate, 0.0) for layer in trace.layers)
 

@@ -66,6 +66,24 @@ class SimulatedRanks:
         return [none if each is None else each.layout.spread(each.wide()) for each in held]
 
 
+@pytest.mark.parametrize("feedback", ["error_feedback=false", "feedback=1"])
+@pytest.mark.parametrize("tail", [1, 12])  # elements of the last block of 16
+def test_what_fills_up_the_last_block_of_a_row_makes_no_sign_smaller(tail, feedback):
+    reduction, row, ranks = shard_sum(f"onebit:rotate=false,block=16,{feedback}"), 32 + tail, 2
+    given = [torch.randn(ranks, row, generator=torch.Generator().manual_seed(rank)) for rank in range(ranks)]
+    whole = Layout(("a",), ((ranks * row,),), torch.float32, torch.device("cpu"), Ranks(ranks))
+    states = [reduction.init(ShardLayout(placed(whole, rank=rank), (0,))) for rank in range(ranks)]
+    outs = [torch.zeros(row) for _ in range(ranks)]
+    grads = (each.flatten() for each in given)
+    simulate([reduction.reduce(*each) for each in zip(grads, states, outs, strict=True)])
+    blocks = zip(*(each.split(16, 1) for each in given), strict=True)
+    signs = [sum(part.sign() * part.abs().mean(1, keepdim=True) for part in each) / ranks for each in blocks]
+    torch.testing.assert_close(torch.stack(outs), torch.cat(signs, 1))
+    if feedback == "feedback=1":
+        held = sum(each.residual.wide() for each in states).view(ranks, row) / ranks
+        torch.testing.assert_close(held + torch.stack(outs), sum(given) / ranks)
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_what_is_cut_and_joined_is_as_it_was(ranks):
     layout, named = layouts(ranks)[0], wholes(0)

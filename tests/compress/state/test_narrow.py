@@ -59,6 +59,17 @@ def test_a_factor_reaches_all_numbers_and_zeros_stay_zero(bits, in_place):
     assert not store.unpacked(after)[100:200].any()
 
 
+@pytest.mark.parametrize("factor", [0.7, 0.9, 3.0])
+@pytest.mark.parametrize("size", [5, 100 * BLOCK - 3])
+def test_what_was_multiplied_is_the_same_bits_after_it_was_saved_and_loaded(size, factor):
+    layout = Layout(("a",), ((size,),), torch.float32, CPU, Ranks(1))
+    leaf, other = (PerParameter.zeros(layout, 8, residual=True) for _ in range(2))
+    leaf.set(numbers_of(size))
+    leaf.multiply(factor)
+    other.load("r", leaf.save("r"))
+    assert torch.equal(other.flat, leaf.flat)
+
+
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("versioned", [True, False])
 def test_a_step_on_a_narrow_leaf_is_that_on_a_wide_one_but_for_rounding(bits, versioned):

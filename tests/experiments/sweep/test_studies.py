@@ -20,6 +20,7 @@ from gradwire.experiments.sweep.points import points_of, read_points
 from .given import descendants, state
 
 DOCUMENTATION = Path(__file__).parents[3] / "docs" / "sweep.md"
+RESULTS = DOCUMENTATION.parent / "results"
 STUDIES = sorted(file.stem for file in (CONFIGS / "studies").glob("*.yaml"))
 DIFFERENT = {"adaptive", "ddp-fig2-ready", "ddp-fig6-breakdown", "local-steps", "p3-priority-resnet50", "quality"}
 TRACES = {"/var/run/netns": "gradwire-*", "/sys/class/net": "gwl*", tempfile.gettempdir(): "gradwire-sweep-*"}
@@ -75,6 +76,8 @@ def test_every_point_of_the_full_study_is_one_that_its_command_accepts(name):
     assert config.title
     assert config.source
     assert config.figures
+    longest = max((point.seconds for point in read_points(RESULTS / name).values()), default=0.0)
+    assert config.limit > 1.4 * longest  # seconds of the committed points
 
 
 def test_every_study_is_in_the_documentation():

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from gradwire.compress.builder.optimizer_defaults import FEEDBACK
 from gradwire.experiments.cli import main
 from gradwire.experiments.compare import command as driver
 from gradwire.experiments.compare.config import CompareConfig
@@ -114,6 +115,9 @@ class Breaks(Checkpoint):
 
     broken = 0
 
+    def of(self, ran):
+        return self
+
     def write(self, state):
         super().write(state)
         self.broken += 1
@@ -152,8 +156,8 @@ def test_a_training_that_was_stopped_ends_as_if_it_was_not(case, tmp_path, monke
         checkpoint = Breaks(tmp_path, {"compressor": spec})
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):
-                train_simulated(spec, config, dataset, 2, lambda steps: None, checkpoint)
-        again = train_simulated(spec, config, dataset, 2, lambda steps: None, checkpoint)
+                train_simulated(spec, config, dataset, 2, lambda steps: None, checkpoint.of)
+        again = train_simulated(spec, config, dataset, 2, lambda steps: None, checkpoint.of)
         for name in ("parameters_digest", "loss", "eval", "sent_bytes_per_step", "total_sent_bytes"):
             assert getattr(again, name) == getattr(whole, name), (spec, name)
         assert len(again.train_seconds) == config.steps
@@ -166,7 +170,8 @@ def test_compare_continues_a_training_of_the_same_options_alone(tmp_path, monkey
         "--model=mlp",
         "--model.width=16",
         "--data=digits",
-        "--compressors=int8",
+        "--optimizer=adamw",
+        "--compressors=topk",
         "--eval-batches=1",
     ]
     flags += [f"--checkpoints={tmp_path / 'kept'}", f"--out={tmp_path / 'out'}"]
@@ -184,8 +189,11 @@ def test_compare_continues_a_training_of_the_same_options_alone(tmp_path, monkey
     monkeypatch.setattr(module.SimulatedTraining, "step", stops)
     assert main(["compare", *flags, "--steps=6"]) == INTERRUPTED
     assert main(["compare", *flags, "--steps=6", "--seed=1"]) == 0
+    with monkeypatch.context() as other_release:
+        other_release.setitem(FEEDBACK["Adam"], "topk", {"feedback": 0.5})
+        assert main(["compare", *flags, "--steps=6"]) == 0
     assert main(["compare", *flags, "--steps=6"]) == 0
-    assert done == [0, 1, 2, 3, *range(6), *range(2, 6)]
+    assert done == [0, 1, 2, 3, *range(6), *range(6), *range(2, 6)]
     assert list((tmp_path / "kept").iterdir()) == []
 
 

@@ -84,7 +84,7 @@ def test_malformed_connections_change_nothing_while_sites_train(server, count):
     assert all(stats.sites == 2 for stats in results[0][2].history)
     assert over.wait(300)
     assert answers <= {b"", MAGIC}  # a listener shows a stranger nothing but its protocol's name and a random number
-    assert server.remembered == 1
+    assert len(server._gatherings) == 1
 
 
 def test_a_thousand_idle_connections_delay_a_member_by_less_than_a_second(server, monkeypatch):

@@ -416,7 +416,7 @@ def test_a_rendezvous_keeps_no_more_the_longer_it_is_used(town, places, monkeypa
     assert not town.store._answers
     for number in range(server.TRAININGS + 5):
         town.meeting_place(1, "visitor", prefix=f"visit {number}").end(0)
-    assert town.store.remembered == server.TRAININGS
+    assert len(town.store._gatherings) == server.TRAININGS
 
 
 def test_ctrl_c_while_others_are_awaited_leaves_no_thread_that_awaits_them(places):

@@ -43,7 +43,7 @@ def test_it_suits_the_optimizer_of_matrices():
     matrix, vector = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2))
     adamw = torch.optim.AdamW([vector])
     assert suited([torch.optim.Muon([matrix]), adamw]) == "muloco"
-    assert suited(adamw) == suited(torch.optim.SGD([matrix, vector])) == "average"
+    assert suited([adamw]) == suited([torch.optim.SGD([matrix, vector])]) == suited([object()]) == "average"
 
 
 def test_an_average_moves_the_anchor_to_the_mean_of_the_models():

@@ -4,6 +4,7 @@ import json
 import os
 import statistics
 import sys
+import time
 
 import pytest
 
@@ -131,3 +132,14 @@ def test_packets_that_a_host_has_no_time_for_are_reported(possible, capfd, tmp_p
     command = [sys.executable, "-S", "-c", DATAGRAMS, str(tmp_path / "ready"), "0"]
     assert run_on_hosts(NetlabConfig(2, delay="1ms"), command) == 0
     assert "netlab: this host was too slow for " in capfd.readouterr().err
+
+
+def test_a_switch_that_breaks_ends_the_lab_and_says_why(possible, capfd, monkeypatch):
+    def broken(*arguments):
+        time.sleep(0.5)
+        raise OSError("no such device")
+
+    monkeypatch.setattr(switch, "_pass", broken)
+    assert main(["netlab", "--hosts=2", "--delay=1ms", "--", "sleep", "60"]) == 2
+    assert "the network of the lab broke: no such device. Start the command again" in capfd.readouterr().err
+    assert left_by(os.getpid()) == []
