@@ -236,7 +236,7 @@ def test_the_status_is_in_the_readmes_first_screen():
 
 def test_the_figure_of_local_sgd_stands_beside_the_call_that_gave_it():
     section = PAGES["docs/choosing.md"].split("## Sites joined over the internet")[1].split("\n## ")[0]
-    assert 'every=32, compressor="int4", outer="average"' in section
+    assert 'every=32, compressor="int4")' in section
     assert "9 s" in section
     assert "9 seconds" not in PAGES["README.md"]
 
