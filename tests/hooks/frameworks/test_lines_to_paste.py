@@ -24,6 +24,14 @@ PREPARED = """
 from accelerate import Accelerator
 accelerator = Accelerator(cpu=True)
 """
+SCALED = """
+from torch import nn
+model, scaler = ddp_model, torch.amp.GradScaler("cpu", init_scale=8.0)
+muon, adamw = (torch.optim.SGD([each for each in model.parameters() if each.ndim == n], 0.1) for n in (2, 1))
+before = [each.detach().clone() for each in model.parameters()]
+scaler.scale(model(torch.ones(2, 64)).sum()).backward()
+"""
+STEPPED = "assert not any(map(torch.equal, before, model.parameters()))"
 STEP = "ddp_model(torch.ones(2, 64)).sum().backward()\nassert handle.stats().steps == 1"
 FORGET = "from tests.hooks.frameworks.launched import forget_accelerate; forget_accelerate()"
 LINES = [  # a page, a word of its block, lines before and after it, and packages that they need
@@ -47,6 +55,7 @@ LINES = [  # a page, a word of its block, lines before and after it, and package
         f"local.close()\n{FORGET}",
         ["accelerate"],
     ),
+    ("training-script", "scaler.unscale_(each)", SCALED, STEPPED, []),
     ("frameworks", "GradwireCallback", TRAINER, FORGET, ["transformers", "accelerate"]),
 ]
 ELSEWHERE = {  # where other blocks run
