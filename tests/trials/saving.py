@@ -138,8 +138,10 @@ def train(rank, world_size, trial):
 
 
 def whole(state, states):
-    """A state and that which the step left."""
-    return state, states[steps_of(state)]
+    """A state and that which the step left; two trainings have identities of their own."""
+    return tuple(
+        {key: each for key, each in one.items() if key != "training"} for one in (state, states[steps_of(state)])
+    )
 
 
 def broken(trial, answers):
