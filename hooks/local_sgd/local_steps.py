@@ -37,9 +37,8 @@ SLOW = 3  # rounds in a row to which a slow site gave nothing
 class LocalSteps:
     """Local SGD, DiLoCo: each site trains alone, and an outer optimizer applies the average of the sites' changes.
 
-    Make it after the optimizer, and leave the training loop as it is: the optimizer's `step()` counts (of a list, the
-    last one's). Sources: SlowMo (Wang et al. 2019), DiLoCo (Douillard et al. 2023), and, with fragments and overlap,
-    Streaming DiLoCo (Douillard et al. 2025).
+    Make it after the optimizer, and leave the training loop as it is: the optimizer's `step()` counts (of a list, the last
+    one's). Sources: SlowMo (Wang et al. 2019), DiLoCo (Douillard et al. 2023), Streaming DiLoCo (Douillard et al. 2025).
 
     All sites start with the first site's model. Frozen parameters must be the same at all sites. A parameter that one
     site unfreezes joins the next round at all sites. The optimizer's state stays at its site. CPU memory has two more copies
@@ -54,13 +53,11 @@ class LocalSteps:
         every: steps between two averages of a parameter.
         every_seconds: seconds between two averages of a parameter, in place of `every`, where sites compute at different
             speeds: each makes as many steps as it can. `every` counts until a site knows its speed.
-        outer: the outer optimizer: "average" averages models. "diloco", "muloco" and "slowmo" are other presets; or give
-            its values, such as "nesterov:lr=0.7,momentum=0.9". By default "muloco" where Muon trains the matrices, else
-            "average".
+        outer: the outer optimizer: "average" (of models), "diloco", "muloco", "slowmo", or values such as
+            "nesterov:lr=0.7,momentum=0.9". By default "muloco" where Muon trains the matrices, else "average".
         compressor: the compressor of the changes. See `gradwire.compressor`.
         fragments: the number of parts in which the model is averaged, one part every `every // fragments` steps.
-        overlap: True applies a part's average `delay` steps later, when the next part starts; local changes since
-            then stay.
+        overlap: True applies a part's average `delay` steps later, with the next part; local changes since then stay.
         at: the meeting point of sites that may join and leave. By default all ranks of `process_group` take part.
         process_group: the ranks that take part; by default the default group. Of sites with several ranks one of each.
         timeout: limit of each wait among ranks.
@@ -100,7 +97,8 @@ class LocalSteps:
         every_seconds: float | None = None,
     ) -> None:
         arguments.check(model, optimizer, at)
-        outer = suited([arguments.inner(each) for each in arguments.listed(optimizer)]) if outer is None else outer
+        inner = [arguments.inner(each) for each in arguments.listed(optimizer)]
+        outer = suited(inner) if outer is None else outer
         self.every = whole_number(every, "every is a whole number from 1 on")
         fragments = whole_number(fragments, f"fragments is a whole number from 1 to every, {every}", most=self.every)
         self.overlap, self.steps, self.every_seconds = overlap, 0, arguments.seconds(every_seconds)
@@ -129,7 +127,6 @@ class LocalSteps:
         self._lock = threading.RLock()  # held at a turn, and while a thread saves or loads
         self._rounds.sites.join(self._setup, self._rounds.operations)
         self._start()
-        inner = [arguments.inner(each) for each in arguments.listed(optimizer)]
         self._hooks = [each.register_step_pre_hook(self._stepping) for each in inner]
         self._hooks.append(inner[-1].register_step_post_hook(self._stepped))
         arguments.of_models[id(self._module)] = self
