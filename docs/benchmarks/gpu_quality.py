@@ -253,8 +253,8 @@ def affordable_steps(runs: list[Run], text: Text, every: int, deadline: float) -
 
 
 def compared(rows: list[dict]) -> list[dict]:
-    """Add how far each loss is above that of `none` with the same seed, as a share of it."""
-    uncompressed = {row["seed"]: row["loss"] for row in rows if row["compressor"] == "none"}
+    """Add how far each loss is above that of `none` with the same seed, at every step, as a share of it."""
+    uncompressed = {row["seed"]: row["loss"] for row in rows if row["compressor"] == "none" and not row["local_every"]}
     over = [row["loss"] / uncompressed[row["seed"]] - 1 if row["seed"] in uncompressed else None for row in rows]
     return [{**row, "over_none": each} for row, each in zip(rows, over, strict=True)]
 
