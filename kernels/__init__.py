@@ -11,7 +11,7 @@ from .dispatch import Backend, backends, operation, operations, register_backend
 from .finite import all_finite
 from .low_rank import low_rank_finish, low_rank_left, low_rank_right, normalize, orthogonalize
 from .memory_pool import pool, temporary
-from .operands import Block, Factors, Matrix, Residual, Rows
+from .operands import Block, Factors, Matrix, Places, Residual, Rows
 from .quantization import dequantize_mean, quantize_blocks
 from .rotation import rotate_blocks
 from .selection import scatter_mean, select_largest
@@ -23,6 +23,7 @@ __all__ = [
     "Block",
     "Factors",
     "Matrix",
+    "Places",
     "Residual",
     "Rows",
     "all_finite",

@@ -1,4 +1,4 @@
-"""Operands of kernels beside tensors: residuals, rows of parameters, matrices with their factors, formats of codes."""
+"""Operands of kernels beside tensors: residuals, rows, places of blocks, matrices with their factors, formats of codes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 HALVES = -1  # in place of an exponent's bits: codes stand for whole numbers and a half, so that none is zero
 
@@ -66,6 +67,65 @@ class Rows:
     """The rows of a flat buffer, equal to themselves alone: what is prepared for them is looked up at every step."""
 
     blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """The places in a flat vector of the blocks of a payload that do not lie one behind the other.
+
+    Attributes:
+        table: int64 (blocks of a period, 2), contiguous: the first element of each block, and how many elements it has.
+        blocks: the number of blocks in all rows of the payload, a multiple of the period.
+        stride: the elements by which the blocks of a period lie behind those of the period before.
+        aligned: True if all first elements are multiples of 4.
+
+    Raises:
+        ValueError: `table` has another dtype or shape, or does not divide `blocks`.
+    """
+
+    table: Tensor
+    blocks: int
+    stride: int = 0
+    aligned: bool = False
+
+    def __post_init__(self) -> None:
+        table, shape = self.table, tuple(self.table.shape)
+        if table.dtype != torch.int64 or len(shape) != 2 or shape[1] != 2 or not table.is_contiguous():
+            raise ValueError(f"places are a contiguous table of int64 (blocks, 2), got {table.dtype} {shape}")
+        if not shape[0] or self.blocks % shape[0]:
+            raise ValueError(f"a table of {shape[0]} blocks does not divide {self.blocks} blocks")
+
+    def spans(self) -> tuple[Tensor, Tensor]:
+        """Return the first element of each block, and how many elements it has."""
+        periods = self.blocks // len(self.table)
+        behind = torch.arange(periods, device=self.table.device).mul_(self.stride).unsqueeze(1)
+        return (behind + self.table[:, 0]).view(-1), self.table[:, 1].repeat(periods)
+
+    def elements(self, block: int) -> tuple[Tensor, Tensor]:
+        """Return the place of each element of each block of `block`, and True if it is in the vector: (blocks, block)."""
+        firsts, counts = self.spans()
+        lane = torch.arange(block, device=firsts.device)
+        return firsts.unsqueeze(1) + lane, lane < counts.unsqueeze(1)
+
+
+def in_blocks(flat: Tensor, blocks: int, block: int, places: Places | None) -> Tensor:
+    """Return the elements of each block, (blocks, block), with zeros where a block has fewer."""
+    if places is None:
+        return pad(flat, (0, blocks * block - flat.numel())).view(blocks, block)
+    elements, inside = places.elements(block)
+    padded = flat.new_zeros(blocks, block)
+    padded[inside] = flat[elements[inside]]
+    return padded
+
+
+def out_of_blocks(padded: Tensor, numel: int, places: Places | None) -> Tensor:
+    """Return the elements of blocks, (blocks, block), in a flat vector of `numel`, with zeros between the blocks."""
+    if places is None:
+        return padded.view(-1)[:numel]
+    elements, inside = places.elements(padded.shape[1])
+    flat = padded.new_zeros(numel)
+    flat[elements[inside]] = padded[inside]
+    return flat
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,11 @@ import functools
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from .argument_checks import check_dequantize_mean, check_quantize_blocks
 from .casting import cast_scaled
 from .dispatch import operation
-from .operands import FORMATS, Residual
+from .operands import FORMATS, Places, Residual, in_blocks, out_of_blocks
 from .rotation import decoded_rotated, encoded_rotated
 
 MULTIPLIERS = 0xD2511F53, 0xCD9E8D57  # of Philox4x32
@@ -38,6 +37,7 @@ def quantize_blocks(
     signs: Tensor | None = None,
     seed: int = -1,
     counter: int = 0,
+    places: Places | None = None,
 ) -> None:
     """Encode `grad` (+ `residual`) as multiples of block scales; `residual.after` keeps the rest.
 
@@ -50,17 +50,18 @@ def quantize_blocks(
     Philox4x32-10 (Salmon et al. 2011) with the key `seed` at `counter` + i // 4. `grad`: flat, any float dtype; `residual`:
     flat, float32 or float64; `scales`: float32 (rows, blocks); `codes`: int8 (rows, length * bits / 8). With a non-finite
     element, the scale of its block is not finite and its codes are zero, or with HALVES those nearest to it. `signs`: of a
-    rotation, as for `sign_pack`.
+    rotation, as for `sign_pack`. `places`: of the blocks in `grad`; by default they lie one behind the other. Random words
+    are those of elements of the payload, so i counts from the first element of the first row.
     """
     if signs is not None:
-        rest = scales, codes, length, bits, exponent, None, seed, counter
+        rest = scales, codes, length, bits, exponent, None, seed, counter, places
         return encoded_rotated(
-            lambda values, held: quantize_blocks.reference(values, held, *rest), grad, residual, signs
+            lambda values, held: quantize_blocks.reference(values, held, *rest), grad, residual, signs, places
         )
     values = grad if residual is None else residual.plus(grad)
     rows, blocks = scales.shape
     wide = values.to(torch.promote_types(values.dtype, scales.dtype))
-    padded = pad(wide, (0, rows * length - values.numel())).view(rows, blocks, -1)
+    padded = in_blocks(wide, rows * blocks, length // blocks, places).view(rows, blocks, -1)
     largest = padded.abs().amax(2, keepdim=True)
     limit, _, _, offset = FORMATS[bits, exponent]
     steps = steps_of(bits, exponent, seed, residual)
@@ -75,12 +76,16 @@ def quantize_blocks(
         levels = (levels + uniform(seed, counter, levels.numel(), grad.device).view_as(levels)).floor()
     levels = ((levels + offset) * units).clamp(-limit, limit)
     whole = (levels / units - offset).to(torch.int32)
-    whole.view(-1)[values.numel() :] = 0  # at random it need not be
+    if places is None:  # at random padding need not be zero
+        whole.view(-1)[values.numel() :] = 0
+    else:
+        whole.masked_fill_(~places.elements(length // blocks)[1].view_as(whole), 0)
     if exponent > 0:
         whole = _as_float(whole, power - power_of_least(bits, exponent), bits - 1 - exponent)
     codes.copy_(pack(whole.view(rows, length).to(torch.int8), bits))
     if residual is not None:
-        values.sub_(_decoded(scales, codes, bits, exponent).view(-1)[: values.numel()])
+        said = _decoded(scales, codes, bits, exponent).view(rows * blocks, -1)
+        values.sub_(out_of_blocks(said, values.numel(), places))
 
 
 @operation(check=check_dequantize_mean, apart=[("scales", "out", "residual"), ("codes", "out", "residual")])
@@ -92,19 +97,24 @@ def dequantize_mean(
     exponent: int = 0,
     residual: Tensor | None = None,
     signs: Tensor | None = None,
+    places: Places | None = None,
 ) -> None:
     """The mean over voters of `scale * code`, into the flat `out`; what its dtype rounds away is added to `residual`.
 
     `scales`: float32 (voters, rows, blocks); `codes`: int8 (voters, rows, length * bits / 8); summed in voter order, in
-    float64 where `out` is that. `residual`: flat, float32 or wider. `signs`: of a rotation, which is undone.
+    float64 where `out` is that. `residual`: flat, float32 or wider. `signs`: of a rotation, which is undone. `places`:
+    of the blocks in `out`; what lies between them is undefined afterwards.
     """
     if signs is not None:
-        decode = functools.partial(dequantize_mean.reference, scales, codes, bits=bits, exponent=exponent)
-        return decoded_rotated(decode, out, residual, signs)
+        decode = functools.partial(
+            dequantize_mean.reference, scales, codes, bits=bits, exponent=exponent, places=places
+        )
+        return decoded_rotated(decode, out, residual, signs, places)
     total = _decoded(scales[0], codes[0], bits, exponent).to(torch.promote_types(out.dtype, scales.dtype))
     for voter in range(1, len(scales)):
         total.add_(_decoded(scales[voter], codes[voter], bits, exponent))
-    cast_scaled.reference(total.div_(len(scales)).view(-1)[: out.numel()], out, 1.0, residual)
+    mean = out_of_blocks(total.div_(len(scales)).view(scales[0].numel(), -1), out.numel(), places)
+    cast_scaled.reference(mean, out, 1.0, residual)
 
 
 def steps_of(bits: int, exponent: int, seed: int, residual: Residual | None) -> float:

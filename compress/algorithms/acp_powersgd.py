@@ -39,14 +39,20 @@ def sends_q(step: int) -> bool:
     return step % 2 == 1
 
 
-@register("acp-powersgd", traits=Traits(takes_16_bits=True, forgets_what_it_sends=True, extra_rounds_in=sends_q))
+def _traits(compressor: ACPPowerSGD) -> Traits:
+    varies = compressor.rank > kernels.native.LARGEST_RANK
+    return Traits(takes_16_bits=True, varies_with_threads=varies, forgets_what_it_sends=True, extra_rounds_in=sends_q)
+
+
+@register("acp-powersgd", traits=_traits)
 @dataclass(frozen=True)
 class ACPPowerSGD:
     """PowerSGD that sends P in one step and Q in the next: one all-reduce and half the bytes a step.
 
     Zhang et al. 2023, ACP-SGD. A step projects each matrix M onto the factor of the step before, made orthonormal: M Q Qᵀ,
     then P Pᵀ M. As the projection is linear, each rank holds back exactly what its own matrix lacks. `rank`,
-    `min_compression_rate`, `seed`: as in PowerSGD.
+    `min_compression_rate`, `seed`: as in PowerSGD. Elements of a matrix whose gradient is zero move, unless its row is zero:
+    mask averages, not gradients.
     """
 
     rank: int = 4

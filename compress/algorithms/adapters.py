@@ -19,6 +19,7 @@ from ..protocol.layout import Layout, working_dtype
 from ..protocol.requests import Program, all_gather, all_to_all, together
 from ..state.leaf import WIDTHS
 from ..state.tensors import Chunk, Counter
+from .cuts import Cut, cut_bucket
 from .zero_rows import ZeroRows, any_of
 
 Scope: TypeAlias = Literal["bucket", "tensor"]
@@ -54,6 +55,14 @@ def _traits(adapter: Gathered | TwoShot) -> Traits:
     return Traits(codec.takes_16_bits, ignores_shapes=True, packs_bytes=True, residual_first=True)
 
 
+@dataclass
+class GatherState:
+    """The cut of the bucket, and what the codec draws from."""
+
+    cut: Cut
+    draws: Draws | None
+
+
 @with_traits(_traits)
 @dataclass(frozen=True)
 class Gathered:
@@ -61,34 +70,32 @@ class Gathered:
 
     codec: Codec
 
-    def init(self, layout: Layout) -> Draws | None:
+    def init(self, layout: Layout) -> GatherState:
         """Nothing to remember, but for what a codec draws from."""
-        return draws(self.codec, layout)
+        return GatherState(cut_bucket(self.codec, layout, 1), draws(self.codec, layout))
 
-    def reduce(self, grad: Tensor, state: Draws | None, residual: Residual | None = None) -> Program[Tensor]:
+    def reduce(self, grad: Tensor, state: GatherState, residual: Residual | None = None) -> Program[Tensor]:
         """The mean of what the ranks' payloads say."""
         if not grad.numel():
             return grad
-        length = self.codec.row_length(grad.numel())
-        rows = temporary(1, self.codec.row_bytes(length), dtype=torch.uint8, device=grad.device).zero_()
-        self.codec.encode(grad, residual, rows, length, *drawn(state)[0])
+        cut = state.cut
+        rows = temporary(1, self.codec.row_bytes(cut.length), dtype=torch.uint8, device=grad.device).zero_()
+        cut.encode(self.codec, grad, residual, rows, drawn(state.draws)[0])
         gathered = yield from all_gather(rows)
         del rows
-        _decode(self.codec, gathered, grad, length, residual)
+        _decode(self.codec, gathered, grad, cut, residual)
         return grad
 
 
 @dataclass
 class TwoShotState:
-    """The residual of this rank as the server of its part; the part's places; the ranks; what the codec draws from.
+    """The residual of this rank as the server of its part; the cut of the bucket; the ranks; what the codec draws from.
 
-    `served`: the first element of the part and the one after its last. `length`: of a part, with its padding. `rows`: those
-    that stay zero by a bit of their own; None where the codec keeps zeros.
+    `rows`: those that stay zero by a bit of their own; None where the codec keeps zeros.
     """
 
     server_residual: Chunk | None
-    served: tuple[int, int]
-    length: int
+    cut: Cut
     world_size: int
     draws: Draws | None
     rows: ZeroRows | None = None
@@ -110,44 +117,42 @@ class TwoShot:
 
     def init(self, layout: Layout) -> TwoShotState:
         """A zero residual for the part that this rank serves, with `feedback`."""
-        length = self.codec.row_length(-(-layout.numel // layout.ranks.world_size))
-        start = min(layout.ranks.rank * length, layout.numel)
-        end = min(start + length, layout.numel)
-        chunk = Chunk.zeros(layout, start, end, self.residual_bits) if self.feedback else None
+        cut = cut_bucket(self.codec, layout, layout.ranks.world_size, layout.ranks.rank)
+        chunk = Chunk.zeros(layout, *cut.served, self.residual_bits) if self.feedback else None
         rows = None if own_traits(self.codec).keeps_zeros else ZeroRows.of_layout(layout)
-        return TwoShotState(chunk, (start, end), length, layout.ranks.world_size, draws(self.codec, layout), rows)
+        return TwoShotState(chunk, cut, layout.ranks.world_size, draws(self.codec, layout), rows)
 
     def reduce(self, grad: Tensor, state: TwoShotState, residual: Residual | None = None) -> Program[Tensor]:
         """The mean, rounded twice. Without a worker residual the server keeps none either."""
         if not grad.numel():
             return grad
         server = None if residual is None else state.server_residual
-        rows, size = state.rows, self.codec.row_bytes(state.length)
+        rows, cut, size = state.rows, state.cut, self.codec.row_bytes(state.cut.length)
         bits = 0 if rows is None else rows.row_bytes(state.world_size)
         first, second = drawn(state.draws)
         payload = temporary(state.world_size, size + bits, dtype=torch.uint8, device=grad.device).zero_()
         if rows is not None:
             used = rows.used(grad, residual, state.world_size)
             if server is not None:
-                rows.mark(used, server.stored, state.served[0])
+                rows.mark(used, server.stored, cut.served[0])
             rows.packed(used, state.world_size, out=payload[:, size:])
-        self.codec.encode(grad, residual, _first(payload, size), state.length, *first)
+        cut.encode(self.codec, grad, residual, _first(payload, size), first)
         votes = yield from all_to_all(payload)
         del payload
-        start, end = state.served
+        start, end = cut.served
         served = temporary(end - start, dtype=working_dtype(grad.dtype), device=grad.device)
-        self.codec.decode(_first(votes, size).unsqueeze(1), served, state.length)
+        cut.decode(self.codec, _first(votes, size).unsqueeze(1), served, own=True)
         payload = temporary(1, size + bits, dtype=torch.uint8, device=grad.device).zero_()
         if rows is not None:
             any_of(votes[:, size:], out=payload[0, size:])
         held = None if server is None else server.open()
-        self.codec.encode(served, held, _first(payload, size), state.length, *second)
+        cut.encode(self.codec, served, held, _first(payload, size), second, own=True)
         del votes, served
         if server is not None and held is not None:
             server.close(held)
         averages = (yield from all_gather(payload)).view(1, state.world_size, size + bits)
         del payload
-        _decode(self.codec, _first(averages, size), grad, state.length, residual)
+        _decode(self.codec, _first(averages, size), grad, cut, residual)
         if rows is not None:
             used = rows.unpacked(averages[..., size:])
             rows.clear(used, grad)
@@ -163,12 +168,12 @@ def _first(rows: Tensor, size: int) -> Tensor:
     return rows if rows.shape[-1] == size else rows[..., :size]
 
 
-def _decode(codec: Any, rows: Tensor, grad: Tensor, length: int, residual: Residual | None) -> None:
+def _decode(codec: Any, rows: Tensor, grad: Tensor, cut: Cut, residual: Residual | None) -> None:
     """The average in place of `grad`; a codec for 16 bits adds what they cannot hold to the residual."""
     if grad.dtype == working_dtype(grad.dtype) or not own_traits(codec).takes_16_bits:
-        codec.decode(rows, grad, length)
+        cut.decode(codec, rows, grad)
     else:
-        codec.decode(rows, grad, length, None if residual is None else residual.after)
+        cut.decode(codec, rows, grad, (None if residual is None else residual.after,))
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from ... import kernels
-from ...kernels import Residual
+from ...kernels import Places, Residual
 from ..protocol.registry import register
 from .adapters import TwoShot
 from .quantized import DRAWS, BlockCodes
@@ -29,8 +29,15 @@ class Natural(BlockCodes):
     exponent: ClassVar[int] = 7
 
     def encode(
-        self, grad: Tensor, residual: Residual | None, rows: Tensor, length: int, key: int = 0, counter: int = 0
+        self,
+        grad: Tensor,
+        residual: Residual | None,
+        rows: Tensor,
+        length: int,
+        key: int = 0,
+        counter: int = 0,
+        places: Places | None = None,
     ) -> None:
         """Powers of two and scales of `grad` (+ `residual`); `residual` keeps the difference."""
-        scales, codes = self._parts(rows, length)
-        kernels.quantize_blocks(grad, residual, scales, codes, length, self.bits, self.exponent, None, key, counter)
+        code = length, self.bits, self.exponent
+        kernels.quantize_blocks(grad, residual, *self._parts(rows, length), *code, None, key, counter, places)

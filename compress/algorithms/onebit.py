@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ... import kernels
-from ...kernels import Residual
+from ...kernels import Places, Residual
 from ..protocol.compressor import Traits
 from ..protocol.registry import register
 from .adapters import TwoShot
@@ -22,7 +22,7 @@ SCALE_BYTES = 4
     "onebit",
     adapter=TwoShot,
     feedback=0.7,
-    traits=lambda codec: Traits(takes_16_bits=True, mean_scale=not codec.rotate),
+    traits=Traits(takes_16_bits=True, blocks=True),
 )
 @dataclass(frozen=True)
 class OneBit:
@@ -32,8 +32,8 @@ class OneBit:
     DoubleSqueeze (Tang et al. 2019) and 1-bit Adam. `block`: elements that share a float32 scale, a multiple of 8.
     `rotate`: blocks are multiplied by a Hadamard matrix with random signs, always the same, before their signs are taken
     and back after they are decoded, so that all their elements are of a size (Vargaftik et al. 2021, DRIVE); `block` is
-    then a power of two. Without it, the signs are those of the elements, as in Seide et al. A row on the wire: its scales,
-    then its bits.
+    then a power of two. Without it, the signs are those of the elements, as in Seide et al. Elements whose gradient is zero
+    move: mask averages, not gradients. A row on the wire: its scales, then its bits.
     """
 
     block: int = 1024
@@ -54,15 +54,19 @@ class OneBit:
         """4 bytes a block and a bit an element, padded as rows are."""
         return padded(SCALE_BYTES * self._blocks(length) + length // 8)
 
-    def encode(self, grad: Tensor, residual: Residual | None, rows: Tensor, length: int) -> None:
+    def encode(
+        self, grad: Tensor, residual: Residual | None, rows: Tensor, length: int, places: Places | None = None
+    ) -> None:
         """Signs and scales of `grad` (+ `residual`); `residual` keeps the difference."""
         signs = signs_of(self.block, grad, residual) if self.rotate else None
-        kernels.sign_pack(grad, residual, *self._parts(rows, length), length, signs)
+        kernels.sign_pack(grad, residual, *self._parts(rows, length), length, signs, places)
 
-    def decode(self, rows: Tensor, out: Tensor, length: int, residual: Tensor | None = None) -> None:
+    def decode(
+        self, rows: Tensor, out: Tensor, length: int, residual: Tensor | None = None, places: Places | None = None
+    ) -> None:
         """The mean over voters of `scale * sign`; what `out` rounds away is added to `residual`."""
         signs = signs_of(self.block, out) if self.rotate else None
-        kernels.sign_unpack_mean(*self._parts(rows, length), out, residual, signs)
+        kernels.sign_unpack_mean(*self._parts(rows, length), out, residual, signs, places)
 
     def _blocks(self, length: int) -> int:
         return max(1, length // self.block)

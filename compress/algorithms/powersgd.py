@@ -13,12 +13,13 @@ from torch import Tensor
 
 from ... import kernels
 from ...kernels import Factors, Matrix, Residual
-from ..protocol.compressor import Traits
-from ..protocol.layout import Layout, Ranks
+from ..protocol.compressor import Traits, own_traits
+from ..protocol.layout import Layout
 from ..protocol.registry import register
 from ..protocol.requests import AllReduce, Program, together
-from ..state.tensors import Counter, PerParameter
-from .adapters import TwoShot
+from ..state.tensors import Chunk, Counter, PerParameter
+from .adapters import TwoShot, TwoShotState
+from .cuts import Cut, cut_bucket
 from .quantized import Int4, Int8, Quantized
 from .shared_random import seeded_generator
 from .zero_rows import ZeroRows
@@ -31,8 +32,8 @@ CODECS: dict[str, Quantized] = {"int8": Int8(), "int4": Int4(rotate=True)}  # ro
 class PowerSGDState:
     """The low-rank parameters and those sent whole; the factors Q (transposed); the steps seen; the layout.
 
-    `rows`: those that stay zero, of P, of Q and of what is sent whole, where payloads are coded. `of_bucket`: of a bucket
-    that is one matrix.
+    `coded`: how P, Q and what is sent whole travel, where payloads are coded. `of_bucket`: the rows that stay zero of a
+    bucket that is one matrix.
     """
 
     factors: Factors
@@ -40,12 +41,13 @@ class PowerSGDState:
     q: PerParameter
     step: Counter
     layout: Layout
-    rows: Sequence[ZeroRows | None] = (None, None, None)
+    coded: Sequence[CodedMean] = ()
     of_bucket: ZeroRows | None = None
 
 
 def _traits(compressor: PowerSGD) -> Traits:
-    return Traits(takes_16_bits=True, packs_bytes=compressor.payload in CODECS)
+    varies = compressor.rank > kernels.native.LARGEST_RANK
+    return Traits(takes_16_bits=True, varies_with_threads=varies, packs_bytes=compressor.payload in CODECS)
 
 
 @register("powersgd", traits=_traits)
@@ -54,6 +56,7 @@ class PowerSGD:
     """The average gradient of each matrix, of low rank, by power iteration; vectors ride along whole.
 
     Vogels et al. 2019, algorithm 1. A convolution is a matrix of output channels x (all else). Two all-reduces a bucket.
+    Elements of a matrix whose gradient is zero move, unless its row is zero: mask averages, not gradients.
 
     `rank`: of the factors, capped at the smaller side of each matrix. `min_compression_rate`: a matrix is compressed
     only where that makes it more than so many times smaller. `power_iterations`: a step, each two more all-reduces.
@@ -99,8 +102,7 @@ class PowerSGD:
         factors = Factors(tuple(matrices.values()))
         state = PowerSGDState(factors, joined(whole), q, Counter(), layout)
         if self.payload in CODECS:
-            sent = (ZeroRows.of_layout(q.layout), ZeroRows.of_layout(layout.select(entries)))
-            state.rows = (ZeroRows.of_factors(factors), *sent)
+            state.coded = coded_means(self.payload, factors, q.layout, layout.select(entries))
         return state
 
     def as_matrix(self, shape: tuple[int, ...], offset: int) -> Matrix | None:
@@ -122,28 +124,27 @@ class PowerSGD:
             if iteration == 0:
                 kernels.low_rank_left(grad, residual, factors, q, p)
                 whole = taken_whole(grad, state.whole, residual, q.dtype)
-                (p, _), (mean, own) = yield from self._means(p, whole, state, state.rows[0])
+                (p, _), (mean, own) = yield from self._means(p, whole, state, 0)
                 put_whole(mean, None if own is mean else whole.sub_(own), grad, state.whole, residual)
             else:
                 kernels.normalize(q, factors, first)
                 kernels.low_rank_left(matrices, None, factors, q, p)
-                (p, _), _ = yield from self._means(p, q[:0], state, state.rows[0])
+                (p, _), _ = yield from self._means(p, q[:0], state, 0)
             kernels.orthogonalize(p, factors)
             kernels.low_rank_right(matrices, factors, p, q)
-            (q, sent), _ = yield from self._means(q, q[:0], state, state.rows[1])
+            (q, sent), _ = yield from self._means(q, q[:0], state, 1)
         finish(grad, None if residual is None else residual.after, factors, (p, q), (p, sent))
         kernels.normalize(q, factors, first)  # a Q of zeros would find nothing ever again
         following.copy_(q)
         return grad
 
     def _means(
-        self, factor: Tensor, whole: Tensor, state: PowerSGDState, rows: ZeroRows | None
+        self, factor: Tensor, whole: Tensor, state: PowerSGDState, side: int
     ) -> Program[Sequence[tuple[Tensor, Tensor]]]:
-        """The mean of a factor, and of what rides along; and of each what is in it of this rank, or the mean once more."""
-        if self.payload not in CODECS:
+        """The mean of P (`side` 0) or Q (1), and of what rides along; of each what of this rank's is in it, or the mean."""
+        if not state.coded:
             return means(factor, whole)
-        given, ranks = ((factor, rows), (whole, state.rows[2])), state.layout.ranks
-        return together(*(coded_mean(self.payload, values, ranks, zeros) for values, zeros in given))
+        return together(state.coded[side].mean(factor), state.coded[2].mean(whole))
 
     def _begin(self, state: PowerSGDState) -> Residual:
         """The Q that this step begins with, and where the next one's goes; the step is counted."""
@@ -223,7 +224,7 @@ class BatchedPowerSGD(PowerSGD):
     """PowerSGD over the whole bucket as one near-square matrix: least bytes and arithmetic, roughest average.
 
     The rows and columns are chosen so that few elements are left over; these ride along whole, and the bucket is neither
-    copied nor resized.
+    copied nor resized. Elements whose gradient is zero move: mask averages, not gradients.
     """
 
     def init(self, layout: Layout) -> PowerSGDState:
@@ -289,23 +290,40 @@ def put_back(flat: Tensor, parts: list[Tensor]) -> None:
     torch._foreach_copy_(parts, list(flat.split([part.numel() for part in parts])))
 
 
-def coded_mean(
-    codec: str, values: Tensor, ranks: Ranks, rows: ZeroRows | None = None
-) -> Program[tuple[Tensor, Tensor]]:
-    """The mean over ranks of flat `values`, rounded twice by one of CODECS, and what of this rank's is in it.
+@dataclass(frozen=True)
+class CodedMean:
+    """The mean over ranks of numbers in few bits: their codec and layout, its cut, and the rows that stay zero."""
 
-    The mean of what the ranks have in it is the mean that is returned, to round-off: a rank answers for what it rounds of
-    its own, and as a server of a part of the mean for what it rounds there, as many times as there are ranks. So who holds
-    back the rest of `values` loses nothing. `rows`: those that stay zero; by default all of `values` as one.
-    """
-    if not values.numel():
-        return values, values
-    mean_of = TwoShot(CODECS[codec])
-    state = mean_of.init(Layout(("",), (tuple(values.shape),), values.dtype, values.device, ranks))
-    state.rows = rows if rows is not None and state.rows is not None else state.rows
-    held = torch.zeros_like(values)
-    mean = yield from mean_of.reduce(values.clone(), state, Residual(held, held))
-    served = state.server_residual
-    assert served is not None
-    held[served.start : served.start + served.flat.numel()].add_(served.flat, alpha=served.weight)
-    return mean, values.sub(held)
+    codec: Quantized
+    layout: Layout
+    cut: Cut
+    rows: ZeroRows | None
+
+    def mean(self, values: Tensor) -> Program[tuple[Tensor, Tensor]]:
+        """The mean over ranks of flat `values`, rounded twice, and what of this rank's is in it.
+
+        The mean of what the ranks have in it is the mean that is returned, to round-off: a rank answers for what it rounds
+        of its own, and as a server of a part of the mean for what it rounds there, as many times as there are ranks. So
+        who holds back the rest of `values` loses nothing.
+        """
+        if not values.numel():
+            return values, values
+        served, held = Chunk.zeros(self.layout, *self.cut.served), torch.zeros_like(values)
+        state = TwoShotState(served, self.cut, self.layout.ranks.world_size, None, self.rows)
+        mean = yield from TwoShot(self.codec).reduce(values.clone(), state, Residual(held, held))
+        held[served.start : served.start + served.flat.numel()].add_(served.flat, alpha=served.weight)
+        return mean, values.sub(held)
+
+
+def coded_mean(payload: str, layout: Layout, rows: ZeroRows | None = None) -> CodedMean:
+    """Return the mean by one of CODECS. `rows`: those that stay zero; by default those of the layout."""
+    codec, ranks = CODECS[payload], layout.ranks
+    kept = None if own_traits(codec).keeps_zeros else rows or ZeroRows.of_layout(layout)
+    return CodedMean(codec, layout, cut_bucket(codec, layout, ranks.world_size, ranks.rank), kept)
+
+
+def coded_means(payload: str, factors: Factors, q: Layout, whole: Layout) -> tuple[CodedMean, ...]:
+    """Return the means of P, of Q, and of what is sent whole."""
+    p = dataclasses.replace(q, shapes=tuple((m.rank, m.rows) for m in factors.matrices))
+    left = coded_mean(payload, p, ZeroRows.of_factors(factors))
+    return left, coded_mean(payload, q), coded_mean(payload, whole)

@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ... import kernels
-from ...kernels import Residual
+from ...kernels import Places, Residual
+from ...kernels.operands import in_blocks
 from ...kernels.quantization import FORMATS, pack, uniform
 from ..protocol.registry import register
 from .adapters import TwoShot
@@ -47,12 +47,19 @@ class QSGD(BlockCodes):
         return min(size / self.levels**2, math.sqrt(size) / self.levels)
 
     def encode(
-        self, grad: Tensor, residual: Residual | None, rows: Tensor, length: int, key: int = 0, counter: int = 0
+        self,
+        grad: Tensor,
+        residual: Residual | None,
+        rows: Tensor,
+        length: int,
+        key: int = 0,
+        counter: int = 0,
+        places: Places | None = None,
     ) -> None:
         """Levels and scales of `grad` (+ `residual`); `residual` keeps the difference."""
         scales, codes = self._parts(rows, length)
         values = grad if residual is None else residual.plus(grad)
-        padded = pad(values.float(), (0, len(rows) * length - values.numel())).view(*scales.shape, -1)
+        padded = in_blocks(values.float(), scales.numel(), length // scales.shape[1], places).view(*scales.shape, -1)
         norms = torch.linalg.vector_norm(padded, dim=2, keepdim=True, dtype=torch.float64).float()
         levels = padded / torch.where(norms == 0, 1, norms) * self.levels
         levels += uniform(key, counter, levels.numel(), levels.device).view_as(levels)
@@ -62,5 +69,5 @@ class QSGD(BlockCodes):
         scales.copy_(norms.squeeze(2) * (share / self.levels))
         if residual is not None:
             said = torch.empty_like(values)
-            kernels.dequantize_mean(scales[None], codes[None], said, self.bits)
+            kernels.dequantize_mean(scales[None], codes[None], said, self.bits, places=places)
             values.sub_(said)

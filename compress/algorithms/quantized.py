@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ... import kernels
-from ...kernels import Residual
+from ...kernels import Places, Residual
 from ...kernels.operands import HALVES
 from ..protocol.compressor import Traits
 from ..protocol.registry import register
@@ -18,7 +18,9 @@ from .payload import padded
 from .shared_random import check_rotation, signs_of
 
 SCALE_BYTES = 4
-DRAWS = Traits(takes_16_bits=True, keeps_zeros=True, draws=True)  # of codecs that round at random in any case
+DRAWS = Traits(
+    takes_16_bits=True, keeps_zeros=True, blocks=True, draws=True
+)  # of codecs that round at random in any case
 EXPONENTS = {"e4m3": 4, "e5m2": 5}  # their bits
 
 
@@ -47,9 +49,16 @@ class BlockCodes:
         """Return `bits` an element and 4 bytes a block, in bytes, padded."""
         return padded(self._code_bytes(length) + SCALE_BYTES * self._blocks(length))
 
-    def decode(self, rows: Tensor, out: Tensor, length: int, residual: Tensor | None = None) -> None:
+    def decode(
+        self, rows: Tensor, out: Tensor, length: int, residual: Tensor | None = None, places: Places | None = None
+    ) -> None:
         """The mean over voters of `scale * code`; what `out` rounds away is added to `residual`."""
-        kernels.dequantize_mean(*self._parts(rows, length), out, self.bits, self.exponent, residual)
+        parts = self._parts(rows, length)
+        kernels.dequantize_mean(*parts, out, self.bits, self.exponent, residual, self._signs(out), places)
+
+    def _signs(self, values: Tensor, residual: Residual | None = None) -> Tensor | None:
+        """The signs of a rotation; None where there is none."""
+        return None
 
     def _blocks(self, length: int) -> int:
         return max(1, length // self.block)
@@ -73,7 +82,7 @@ class Quantized(BlockCodes):
     error feedback too (Alistarh et al. 2017, QSGD); by Philox with a key a bucket and rank and a counter a step. `rotate`:
     blocks are multiplied by a Hadamard matrix with random signs, always the same, before they are encoded and back after
     they are decoded, so that no element stands out (Suresh et al. 2017; Jia et al. 2024, SDP4Bit); `block` is then a power
-    of two.
+    of two, and elements whose gradient is zero move. So mask averages, not gradients.
     """
 
     rounding: Literal["nearest", "stochastic"] = "nearest"
@@ -91,23 +100,28 @@ class Quantized(BlockCodes):
         return -(-numel // self.block) * self.block if self.rotate else super().row_length(numel)
 
     def encode(
-        self, grad: Tensor, residual: Residual | None, rows: Tensor, length: int, key: int = -1, counter: int = 0
+        self,
+        grad: Tensor,
+        residual: Residual | None,
+        rows: Tensor,
+        length: int,
+        key: int = -1,
+        counter: int = 0,
+        places: Places | None = None,
     ) -> None:
         """Codes and scales of `grad` (+ `residual`); `residual` keeps the difference. With a key, rounded at random."""
-        scales, codes = self._parts(rows, length)
-        signs = signs_of(self.block, grad, residual) if self.rotate else None
-        kernels.quantize_blocks(grad, residual, scales, codes, length, self.bits, self.exponent, signs, key, counter)
+        parts, signs = self._parts(rows, length), self._signs(grad, residual)
+        code = self.bits, self.exponent
+        kernels.quantize_blocks(grad, residual, *parts, length, *code, signs, key, counter, places)
 
-    def decode(self, rows: Tensor, out: Tensor, length: int, residual: Tensor | None = None) -> None:
-        """The mean over voters of `scale * code`, rotated back; what `out` rounds away is added to `residual`."""
-        signs = signs_of(self.block, out) if self.rotate else None
-        kernels.dequantize_mean(*self._parts(rows, length), out, self.bits, self.exponent, residual, signs)
+    def _signs(self, values: Tensor, residual: Residual | None = None) -> Tensor | None:
+        return signs_of(self.block, values, residual) if self.rotate else None
 
 
 def _traits(codec: Quantized) -> Traits:
     """Return the traits that options decide on: rotated blocks, and codes without zero, decode zeros as other numbers."""
     keeps_zeros = codec.exponent != HALVES and not codec.rotate
-    return Traits(takes_16_bits=True, keeps_zeros=keeps_zeros, draws=codec.rounding == "stochastic")
+    return Traits(takes_16_bits=True, keeps_zeros=keeps_zeros, blocks=True, draws=codec.rounding == "stochastic")
 
 
 @register("int8", adapter=TwoShot, feedback=0, traits=_traits)
@@ -166,7 +180,8 @@ class Int2(Quantized):
     """Two bits an element and a scale a block, of rotated blocks, averaged in float32 by an all-to-all and an all-gather.
 
     -3/2, -1/2, 1/2 or 3/2 times a scale, which is half the largest magnitude, or with random rounding and no error
-    feedback two thirds of it. Without a code for zero nothing is off by more than half a scale. Options: see `Quantized`.
+    feedback two thirds of it. Without a code for zero nothing is off by more than half a scale. Elements whose gradient is
+    zero move: mask averages, not gradients. Options: see `Quantized`.
     """
 
     rotate: bool = True

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from ... import kernels
-from ...kernels import Residual
+from ...kernels import Places, Residual
+from ...kernels.operands import in_blocks, out_of_blocks
 from ..protocol.layout import working_dtype
 from ..protocol.registry import register
 from .adapters import TwoShot
-from .blocks import in_blocks
 from .quantized import DRAWS, BlockCodes
 
 
@@ -38,19 +39,26 @@ class TernGrad(BlockCodes):
             raise ValueError(f"terngrad:clip is above 0, or none; got {self.clip}")
 
     def encode(
-        self, grad: Tensor, residual: Residual | None, rows: Tensor, length: int, key: int = 0, counter: int = 0
+        self,
+        grad: Tensor,
+        residual: Residual | None,
+        rows: Tensor,
+        length: int,
+        key: int = 0,
+        counter: int = 0,
+        places: Places | None = None,
     ) -> None:
         """Levels and scales of what `clip` leaves of `grad` (+ `residual`); `residual` keeps the difference."""
         scales, codes = self._parts(rows, length)
         if residual is None and self.clip is not None:
-            grad = grad.to(working_dtype(grad.dtype))  # what is cut is not rounded
-            _clip(grad, self.block, self.clip)
-        kernels.quantize_blocks(grad, residual, scales, codes, length, self.bits, self.exponent, None, key, counter)
+            wide = grad.to(working_dtype(grad.dtype))  # what is cut is not rounded
+            grad = _clipped(wide, scales.numel(), length // scales.shape[1], self.clip, places)
+        code = length, self.bits, self.exponent
+        kernels.quantize_blocks(grad, residual, scales, codes, *code, None, key, counter, places)
 
 
-def _clip(grad: Tensor, block: int, clip: float) -> None:
-    whole, rest = in_blocks(grad, block)
-    for blocks in (whole, rest.unsqueeze(0)):
-        if blocks.numel():
-            limits = blocks.square().mean(1, keepdim=True).sqrt_().mul_(clip)
-            blocks.clamp_(-limits, limits)
+def _clipped(grad: Tensor, blocks: int, block: int, clip: float, places: Places | None) -> Tensor:
+    values = in_blocks(grad, blocks, block, places)
+    counts = in_blocks(torch.ones_like(grad), blocks, block, places).sum(1, keepdim=True).clamp_(min=1)
+    limits = (values.square().sum(1, keepdim=True) / counts).sqrt_().mul_(clip)
+    return out_of_blocks(values.clamp(-limits, limits), grad.numel(), places)

@@ -128,11 +128,13 @@ class Traits:
     rounding error in the residual. Others get a float32 copy. A codec with this trait has a fourth argument of `decode`,
     the residual (a tensor, or None) that takes the rounding error.
     `keeps_zeros` (codecs): decodes zeros as exact zeros. `TwoShot` sends a bit per row of parameters for others.
-    `mean_scale` (codecs): the scale of a block is a mean over its elements, which zeros behind a row make smaller.
+    `blocks` (codecs): elements share a scale by blocks of its `block` elements. `encode` and `decode` then take the argument
+    `places`: the blocks' places in the flat vector, which begin anew at each parameter, or None where rows of `length` do.
     `draws` (codecs): draws random numbers. `encode` then gets the arguments `key` and `counter` as well; the 2^32 counters
     from `counter` on are its own.
     `averages`: returns the plain mean, so that gradients may be scaled before it.
     `ignores_shapes` (all): treats a bucket as a row of numbers, whatever its parameters. gradwire may cut it anywhere.
+    `varies_with_threads` (any): on CPUs, ranks with other numbers of threads may round the average otherwise.
     `packs_bytes` (any): sends bytes. `fp16` and `bf16` refuse to wrap it, as they would change nothing.
     `forgets_what_it_sends` (any): clears the residual of what it sends before the average arrives. `fp16` then lets large
     payloads overflow; for others it cuts them, since the residual keeps what is missing.
@@ -146,10 +148,11 @@ class Traits:
 
     takes_16_bits: bool = False
     keeps_zeros: bool = False
-    mean_scale: bool = False
+    blocks: bool = False
     draws: bool = False
     averages: bool = False
     ignores_shapes: bool = False
+    varies_with_threads: bool = False
     packs_bytes: bool = False
     forgets_what_it_sends: bool = False
     needs_all_parameters: bool = False
@@ -212,6 +215,7 @@ def traits_of(compressor: Any) -> Traits:
     return dataclasses.replace(
         own,
         ignores_shapes=own.ignores_shapes or (bool(parts) and all(each.ignores_shapes for each in parts)),
+        varies_with_threads=any(each.varies_with_threads for each in both),
         packs_bytes=any(each.packs_bytes for each in both),
         forgets_what_it_sends=any(each.forgets_what_it_sends for each in both),
         needs_all_parameters=any(each.needs_all_parameters for each in both),

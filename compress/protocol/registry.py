@@ -19,7 +19,7 @@ OF_FEEDBACK: dict[str, tuple[Any, Any]] = {  # options of every lossy method: (t
     "guard": (bool, False),
     "residual_bits": (int, 32),
 }
-OF_CODECS = {"takes_16_bits", "keeps_zeros", "mean_scale", "draws"}  # the traits that a codec may have
+OF_CODECS = {"takes_16_bits", "keeps_zeros", "blocks", "draws"}  # the traits that a codec may have
 OF_ALL: dict[str, tuple[Any, Any]] = {"start_iter": (int, 0), "warmup": (Compressor, "none")}
 
 

@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..algorithms.cuts import Cut, cut_shards
 from ..algorithms.payload import ALIGNMENT
 from ..builder.build import Spec, compressor, parsed
 from ..composed.hierarchical import Hierarchical
 from ..protocol.compressor import Codec, own_traits
-from ..protocol.layout import Ranks, working_dtype
+from ..protocol.layout import working_dtype
 from ..protocol.requests import Program, all_gather, all_to_all
 from .codec import codec_of, needed
+from .layout import ShardLayout
 
 
 def split_hosts(spec: Spec) -> tuple[Hierarchical | None, Spec]:
@@ -56,37 +58,52 @@ def codec_inside(spec: Spec | None) -> Codec | None:
     return codec
 
 
-def host_sums(grad: Tensor, ranks: Ranks, codec: Codec | None, told: Tensor | None) -> Program[tuple[Tensor, Tensor]]:
+def cut_inside(codec: Codec | None, layout: ShardLayout) -> Cut | None:
+    """Return the cut of the rows that ranks of a host exchange: one for each of them, of its place on every host."""
+    if codec is None:
+        return None
+    ranks, row, every = layout.whole.ranks, layout.row, layout.on_hosts(1)
+    rows = [
+        [
+            (host * row + first, size)
+            for host in range(ranks.hosts)
+            for first, size in every.spans[host * ranks.per_host + place]
+        ]
+        for place in range(ranks.per_host)
+    ]
+    return cut_shards(codec, rows, ranks.hosts * row, ranks.place, layout.whole.device)
+
+
+def host_sums(
+    grad: Tensor, layout: ShardLayout, codec: Codec | None, cut: Cut | None, told: Tensor | None
+) -> Program[tuple[Tensor, Tensor]]:
     """Return the sums over this host's ranks of the rows of this rank's place on every host, (hosts * row,).
 
-    `grad`: a row for each rank, in the order of ranks. `told`: True if the gradients of this rank are finite; returned is
-    whether those of all of the host's ranks are. What a codec loses here is held back nowhere.
+    `grad`: a row for each rank, in the order of ranks. `cut`: of `cut_inside`. `told`: True if the gradients of this rank
+    are finite; returned is whether those of all of the host's ranks are. What a codec loses here is held back nowhere.
     """
+    ranks = layout.whole.ranks
     rows = grad.view(ranks.hosts, ranks.per_host, -1).transpose(0, 1)  # by the rank of this host that sums them
     numel, wide = rows[0].numel(), working_dtype(grad.dtype)
     codec = needed(codec, grad.dtype)
-    if codec is None:
+    if codec is None or cut is None:
         sent = grad.new_ones(ranks.per_host, numel + 1)
         sent[:, :-1].unflatten(1, rows.shape[1:]).copy_(rows)
     else:
-        length = codec.row_length(numel)
-        size = codec.row_bytes(length)
-        padded = torch.zeros(ranks.per_host, length, dtype=wide, device=grad.device)
-        padded[:, :numel].unflatten(1, rows.shape[1:]).copy_(rows)
+        size = codec.row_bytes(cut.length)
         sent = torch.ones(ranks.per_host, size + ALIGNMENT, dtype=torch.uint8, device=grad.device)
         sent[:, :size] = 0
-        codec.encode(padded.view(-1), None, sent[:, :size], length)
-        del padded
+        cut.encode(codec, rows.to(wide).reshape(-1), None, sent[:, :size])
     if told is not None:
         sent[:, -1] = told
     del grad, rows
     received = yield from all_to_all(sent, "host")
     del sent
     fine = (received[:, -1] != 0).all()
-    if codec is None:
+    if codec is None or cut is None:
         return received.sum(0, dtype=wide)[:-1], fine
     sums = torch.empty(numel, dtype=wide, device=received.device)
-    codec.decode(received[:, :size].unsqueeze(1), sums, length)
+    cut.decode(codec, received[:, :size].unsqueeze(1), sums, own=True)
     return sums.mul_(ranks.per_host), fine
 
 

@@ -46,6 +46,19 @@ class ShardLayout:
         """Elements of a rank's row."""
         return sum(map(prod, self.shapes))
 
+    @cached_property
+    def spans(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """Of each row of the buffer, the first element and the number of elements of each shard, without its padding."""
+        of_ranks: list[list[tuple[int, int]]] = [[] for _ in self.rows]
+        first = 0
+        for whole, shape, dim in zip(self.whole.shapes, self.shapes, self.dims, strict=True):
+            size, across = prod(shape), 1 if dim else prod(shape[1:])
+            for spans, rank in zip(of_ranks, self.rows, strict=True):
+                here = size if dim else across * max(0, min(shape[0], whole[0] - rank * shape[0]))
+                spans.append((first, here))
+            first += size
+        return tuple(map(tuple, of_ranks))
+
     @property
     def unnamed(self) -> bool:
         """True for a gradient as one parameter without a name, of which nobody knows what parameters it is of."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ...kernels import Residual, all_finite, temporary
 from ..algorithms.adapters import Draws, drawn, draws
+from ..algorithms.cuts import Cut, cut_shards, lengthened
 from ..algorithms.payload import ALIGNMENT
 from ..algorithms.zero_rows import ZeroRows
 from ..builder.build import Spec, compressor
@@ -27,7 +27,7 @@ from ..protocol.requests import Program, all_to_all
 from ..state.leaf import WIDTHS, Entries, FlatLeaf, Narrow
 from ..state.tensors import zeros
 from .codec import codec_of, needed
-from .hosts import codec_inside, host_sums, split_hosts, split_option
+from .hosts import codec_inside, cut_inside, host_sums, split_hosts, split_option
 from .layout import ShardLayout
 
 
@@ -106,12 +106,15 @@ class Finite:
 class ShardState:
     """The state of the gradients of a layout's parameters. `residual`: None without error feedback.
 
-    `zero_rows`: those of a shard, which stay zero by a bit of their own; None where the codec keeps zeros.
+    `cut`: of the rows, `inside` of those that ranks of a host exchange. `zero_rows`: those of a shard, which stay zero by a
+    bit of their own; None where the codec keeps zeros.
     """
 
     layout: ShardLayout
     residual: ShardResidual | None
     draws: Draws | None
+    cut: Cut | None = None
+    inside: Cut | None = None
     finite: Finite = field(default_factory=Finite)
     zero_rows: ZeroRows | None = None
 
@@ -145,11 +148,14 @@ class ShardSum:
         """A zero residual for the shards of a layout, on hosts those of this rank's place."""
         layout = layout.on_hosts(self.per_host)
         residual = ShardResidual.zeros(layout, self.residual_bits) if self.feedback else None
+        inside = cut_inside(self.inside, layout) if self.per_host > 1 else None
         if self.codec is None:
-            return ShardState(layout, residual, None)
+            return ShardState(layout, residual, None, inside=inside)
+        place = layout.rows.index(layout.whole.ranks.rank)
+        cut = cut_shards(self.codec, layout.spans, layout.row, place, layout.whole.device)
         shard = Layout(layout.whole.names, layout.shapes, layout.whole.dtype, layout.whole.device)
         zero_rows = None if own_traits(self.codec).keeps_zeros else ZeroRows.of_layout(shard)
-        return ShardState(layout, residual, draws(self.codec, layout.whole), zero_rows=zero_rows)
+        return ShardState(layout, residual, draws(self.codec, layout.whole), cut, inside, zero_rows=zero_rows)
 
     def reduce(self, grad: Tensor, state: ShardState, out: Tensor, scale: float = 1.0) -> Program[Tensor]:
         """`scale` times the mean over ranks of this rank's row of `grad`, (ranks * row,), in `out`, (row,).
@@ -161,39 +167,39 @@ class ShardSum:
         if self.per_host > 1:
             given = [grad]
             del grad  # its memory is free while payloads travel
-            grad, told = yield from host_sums(given.pop(), state.layout.whole.ranks, self.inside, told)
+            grad, told = yield from host_sums(given.pop(), state.layout, self.inside, state.inside, told)
             scale, scope = scale / self.per_host, "across"
         if state.residual is not None and not self.feedback:
             grad = grad.to(working_dtype(grad.dtype)).add_(state.residual.wide())  # of a codec before this one
             state.residual.clear()
-        codec = needed(self.codec, grad.dtype)
-        if codec is None:
+        codec, cut = needed(self.codec, grad.dtype), state.cut
+        if codec is None or cut is None:
             rows = grad.view(len(state.layout.rows), -1)
             received = yield from self._exchanged(rows, state, told, scope)
             total = received.sum(0, dtype=working_dtype(received.dtype))
             out.copy_(total.mul_(scale / len(received)))
             return out
-        length = codec.row_length(state.layout.row)
-        payloads = self._encoded(codec, grad, state, told, length)
+        payloads = self._encoded(codec, grad, state, told, cut)
         del grad  # its memory is free while payloads travel
         votes = yield from all_to_all(payloads, scope)
         if state.residual is not None:
             state.finite.hear(votes[:, -1])
         mean = out if out.dtype == working_dtype(out.dtype) else out.to(working_dtype(out.dtype))
-        self._decoded(codec, votes, state.zero_rows, mean, length)
+        self._decoded(codec, votes, state.zero_rows, mean, cut)
         out.copy_(mean.mul_(scale) if scale != 1.0 else mean)
         return out
 
-    def _decoded(self, codec: Codec, votes: Tensor, zero_rows: ZeroRows | None, mean: Tensor, length: int) -> None:
+    def _decoded(self, codec: Codec, votes: Tensor, zero_rows: ZeroRows | None, mean: Tensor, cut: Cut) -> None:
         """Write the mean of all ranks' payloads to `mean`; of a row that is zero on a rank, zeros of that rank."""
-        size = codec.row_bytes(length)
+        size = codec.row_bytes(cut.length)
         if zero_rows is None:
-            return codec.decode(votes[:, :size].unsqueeze(1), mean, length)
-        parts = temporary(len(votes) * length, dtype=mean.dtype, device=mean.device)
-        codec.decode(votes[:, :size].unsqueeze(0), parts, length)
-        rows = zero_rows.repeated(len(votes), length)
+            return cut.decode(codec, votes[:, :size].unsqueeze(1), mean, own=True)
+        stride = cut.length if cut.own is None else mean.numel()
+        parts = temporary(len(votes) * stride, dtype=mean.dtype, device=mean.device)
+        cut.repeated(len(votes), stride).decode(codec, votes[:, :size].unsqueeze(0), parts)
+        rows = zero_rows.repeated(len(votes), stride)
         rows.clear(rows.unpacked(votes[:, size : size + zero_rows.row_bytes(1)]), parts)
-        torch.mean(parts.view(len(votes), length)[:, : mean.numel()], 0, out=mean)
+        torch.mean(parts.view(len(votes), stride)[:, : mean.numel()], 0, out=mean)
 
     def _exchanged(self, rows: Tensor, state: ShardState, told: Tensor | None, scope: Scope) -> Program[Tensor]:
         """The rows of all ranks; where a codec before has held back some of them, with word of whether the step counts."""
@@ -203,12 +209,12 @@ class ShardSum:
         state.finite.hear(received[:, -1] != 0)
         return received[:, :-1]
 
-    def _encoded(self, codec: Codec, grad: Tensor, state: ShardState, told: Tensor | None, length: int) -> Tensor:
+    def _encoded(self, codec: Codec, grad: Tensor, state: ShardState, told: Tensor | None, cut: Cut) -> Tensor:
         """A payload for each rank: its row, encoded, and bits of its parameters' rows where the codec needs them.
 
         The last byte is `told`, 1 if all gradients so far were finite.
         """
-        ranks, row, size = len(state.layout.rows), state.layout.row, codec.row_bytes(length)
+        ranks, row, size = len(state.layout.rows), state.layout.row, codec.row_bytes(cut.length)
         zero_rows = state.zero_rows
         bits = 0 if zero_rows is None else zero_rows.row_bytes(1)
         payloads = temporary(ranks, size + bits + ALIGNMENT, dtype=torch.uint8, device=grad.device).zero_()
@@ -221,7 +227,7 @@ class ShardSum:
         if rows is not None:
             used = rows.used(wide, step, ranks)
             rows.packed(used, ranks, out=payloads[:, size : size + bits])
-        encode_rows(codec, wide, step, payloads[:, :size], length, drawn(state.draws)[0])
+        encode_rows(codec, wide, step, payloads[:, :size], cut, drawn(state.draws)[0])
         if held is not None and step is not None:
             if self.feedback < 1:
                 step.after.mul_(self.feedback)
@@ -233,33 +239,22 @@ class ShardSum:
 
 
 def encode_rows(
-    codec: Codec, grad: Tensor, residual: Residual | None, codes: Tensor, length: int, random: tuple[int, ...]
+    codec: Codec, grad: Tensor, residual: Residual | None, codes: Tensor, cut: Cut, random: tuple[int, ...]
 ) -> None:
-    """Encode equal rows of `grad` (+ `residual`), flat, to `codes`, (rows, bytes), with zeros behind each up to `length`.
+    """Encode equal rows of `grad` (+ `residual`), flat, to `codes`, (rows, bytes).
 
-    `random`: the key and the counter of a codec that draws, else nothing.
+    Without places there are zeros behind each row, up to its length. `random`: the key and the counter of a codec that
+    draws, else nothing.
     """
-    rows = len(codes)
-    if grad.numel() < rows * length and own_traits(codec).mean_scale:
-        for place, row in enumerate(grad.view(rows, -1)):
-            held = None if residual is None else Residual(*(each.view(rows, -1)[place] for each in residual))
-            codec.encode(row, held, codes[place : place + 1], length, *random)
-    elif residual is None or grad.numel() == rows * length:
-        codec.encode(lengthened(grad, rows, length), residual, codes, length, *random)
+    rows, length = len(codes), cut.length
+    if cut.rows is not None or grad.numel() == rows * length:
+        cut.encode(codec, grad, residual, codes, random)
+    elif residual is None:
+        cut.encode(codec, lengthened(grad, rows, length), None, codes, random)
     else:
         kept = lengthened(residual.before, rows, length)
-        codec.encode(lengthened(grad, rows, length), Residual(kept, kept), codes, length, *random)
+        cut.encode(codec, lengthened(grad, rows, length), Residual(kept, kept), codes, random)
         residual.after.view(rows, -1).copy_(kept.view(rows, length)[:, : grad.numel() // rows])
-
-
-def lengthened(flat: Tensor, rows: int, length: int) -> Tensor:
-    """Return so many equal rows with zeros behind each, up to `length` elements; `flat` itself where they are as long.
-
-    >>> lengthened(torch.ones(4), 2, 3)
-    tensor([1., 1., 0., 1., 1., 0.])
-    """
-    row = flat.numel() // rows
-    return flat if row == length else pad(flat.view(rows, row), (0, length - row)).view(-1)
 
 
 def shard_sum(spec: Spec, optimizer: Optimizers | None = None) -> ShardSum:

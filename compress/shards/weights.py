@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...kernels import temporary
+from ..algorithms.cuts import Cut, cut_shards, lengthened
 from ..algorithms.payload import ALIGNMENT
 from ..builder.build import Spec, compressor
 from ..composed.hierarchical import Hierarchical
@@ -89,7 +90,17 @@ class WeightKind:
 
     dtype: torch.dtype
     layout: ShardLayout
-    spans: tuple[tuple[int, int], ...]
+    spans: tuple[tuple[int, int], ...] = ()
+    _cuts: dict[Codec, Cut] = field(default_factory=dict, repr=False, compare=False)
+
+    def cut(self, codec: Codec) -> Cut:
+        """Return the cut of the rows of all ranks for a codec, made once."""
+        if codec not in self._cuts:
+            layout = self.layout.on_hosts(1)
+            self._cuts[codec] = cut_shards(
+                codec, layout.spans, layout.row, layout.whole.ranks.rank, layout.whole.device
+            )
+        return self._cuts[codec]
 
     @property
     def numbers(self) -> bool:
@@ -115,23 +126,23 @@ class WeightGather:
         """Return the gather on hosts of so many ranks."""
         return dataclasses.replace(self, per_host=1 if per_host == ranks else per_host)
 
-    def gather(self, mine: Tensor, out: Tensor, held: HeldWeights | None = None) -> Program[Tensor]:
+    def gather(self, mine: Tensor, out: Tensor, kind: WeightKind, held: HeldWeights | None = None) -> Program[Tensor]:
         """Gather all ranks' rows in `out`, (ranks * row,), as a codec decodes them, one's own too; `mine` is this rank's.
 
-        So all ranks compute with the same numbers, and none with the exact ones. `mine` may be a part of `out`. `held`: of
-        the module, with `differences`.
+        So all ranks compute with the same numbers, and none with the exact ones. `mine` may be a part of `out`. `kind`: the
+        parameters. `held`: of the module, with `differences`.
         """
         codec = needed(self.codec, mine.dtype)
         if codec is None:
             yield from _gather_exact(mine, out, self.per_host)
         elif held is None:
-            yield from _gather_encoded(codec, mine, out, self.per_host)
+            yield from _gather_encoded(codec, mine, out, kind.cut(codec), self.per_host)
         elif held.rows is None and not held.resumes:
             yield from _gather_exact(mine, out, self.per_host)
             held.rows = out.view(-1, mine.numel()).clone()
             _note_own(held, mine, mine)
         else:
-            yield from _gather_differences(codec, mine, out, held, self.per_host)
+            yield from _gather_differences(codec, mine, out, held, kind.cut(codec), self.per_host)
         return out
 
     def gather_kinds(
@@ -146,7 +157,7 @@ class WeightGather:
             own = torch.cat([mine[first:end] for first, end in kind.spans]).view(kind.dtype)
             wholes.append(own.new_empty(ranks * own.numel()))
             way = self if kind.numbers else dataclasses.replace(self, codec=None)
-            programs.append(way.gather(own, wholes[-1], of_kind))
+            programs.append(way.gather(own, wholes[-1], kind, of_kind))
         yield from together(*programs)
         rows = out.view(ranks, -1)
         for kind, whole in zip(kinds, wholes, strict=True):
@@ -162,56 +173,49 @@ def _gather_exact(mine: Tensor, out: Tensor, per_host: int) -> Program[None]:
     out.view(torch.uint8).view(-1, len(row)).copy_(gathered[:, : len(row)])
 
 
-def _gather_encoded(codec: Codec, mine: Tensor, out: Tensor, per_host: int) -> Program[None]:
-    length = codec.row_length(mine.numel())
-    payload = temporary(1, codec.row_bytes(length), dtype=torch.uint8, device=mine.device).zero_()
-    codec.encode(mine.to(working_dtype(mine.dtype)), None, payload, length)
+def _gather_encoded(codec: Codec, mine: Tensor, out: Tensor, cut: Cut, per_host: int) -> Program[None]:
+    payload = temporary(1, codec.row_bytes(cut.length), dtype=torch.uint8, device=mine.device).zero_()
+    _encode_own(codec, mine.to(working_dtype(mine.dtype)), payload, cut)
     gathered = yield from gathered_rows(payload, per_host)
-    _decode(codec, gathered, out, length)
-
-
-def _decode(codec: Codec, gathered: Tensor, out: Tensor, length: int) -> None:
-    """Write the numbers that all ranks' payloads stand for, (ranks, 1, bytes), one row behind the other."""
-    ranks, row = len(gathered), out.numel() // len(gathered)
-    if row == length and out.dtype == working_dtype(out.dtype):
-        codec.decode(gathered.transpose(0, 1), out, length)
+    row = mine.numel()
+    if out.dtype == working_dtype(out.dtype) and (cut.rows is not None or row == cut.length):
+        cut.decode(codec, gathered.transpose(0, 1), out)
     else:
-        out.view(ranks, row).copy_(_decoded_rows(codec, gathered, row, length, working_dtype(out.dtype)))
+        out.view(-1, row).copy_(_decoded_rows(codec, gathered, row, cut, working_dtype(out.dtype)))
 
 
-def _decoded_rows(codec: Codec, gathered: Tensor, row: int, length: int, dtype: torch.dtype) -> Tensor:
-    """Return the numbers that all ranks' payloads stand for, (ranks, row).
+def _encode_own(codec: Codec, row: Tensor, payload: Tensor, cut: Cut) -> None:
+    """Encode this rank's row to `payload`, (1, bytes)."""
+    cut.encode(codec, row if cut.own is not None else lengthened(row, 1, cut.length), None, payload, own=True)
 
-    A codec that keeps no zeros may rotate a short last block otherwise than a whole one. Then each row is decoded
-    alone, which costs a call for each rank.
-    """
-    wide = temporary(len(gathered), length, dtype=dtype, device=gathered.device)
-    if row == length or own_traits(codec).keeps_zeros:
-        codec.decode(gathered.transpose(0, 1), wide.view(-1), length)
-    else:
-        for payload, numbers in zip(gathered, wide, strict=True):
-            codec.decode(payload.unsqueeze(0), numbers[:row], length)
+
+def _decoded_rows(codec: Codec, gathered: Tensor, row: int, cut: Cut, dtype: torch.dtype) -> Tensor:
+    """Return the numbers that all ranks' payloads stand for, (ranks, row)."""
+    stride = cut.length if cut.rows is None else row
+    wide = temporary(len(gathered), stride, dtype=dtype, device=gathered.device)
+    cut.decode(codec, gathered.transpose(0, 1), wide.view(-1))
     return wide[:, :row]
 
 
-def _gather_differences(codec: Codec, mine: Tensor, out: Tensor, held: HeldWeights, per_host: int) -> Program[None]:
+def _gather_differences(
+    codec: Codec, mine: Tensor, out: Tensor, held: HeldWeights, cut: Cut, per_host: int
+) -> Program[None]:
     """Add what all ranks' payloads say to the weights in use.
 
     A rank whose weights are those that it sent last sends zeros. So the weights in use stay as they are until an optimizer
     changes some. After a checkpoint was loaded the payload ends with the weights in use.
     """
-    length = codec.row_length(mine.numel())
-    resumes, size = held.rows is None, codec.row_bytes(length)
+    resumes, size = held.rows is None, codec.row_bytes(cut.length)
     end = size + resumes * mine.nbytes
     in_use, sent = held.own.flat.to(mine.dtype).view(2, -1)
     difference = mine.to(working_dtype(mine.dtype)) - in_use.nan_to_num(0.0, 0.0, 0.0)
     payload = temporary(1, -(-end // ALIGNMENT) * ALIGNMENT, dtype=torch.uint8, device=mine.device).zero_()
-    codec.encode(torch.where((mine != sent).any(), difference, 0.0), None, payload[:, :size], length)
+    _encode_own(codec, torch.where((mine != sent).any(), difference, 0.0), payload[:, :size], cut)
     payload[0, size:end] = in_use.clone().view(torch.uint8) if resumes else payload.new_empty(0)
     gathered = (yield from gathered_rows(payload, per_host)).view(-1, payload.shape[1])
     before = gathered[:, size:end].reshape(-1).view(mine.dtype) if held.rows is None else held.rows
     held.rows = before.nan_to_num_(0.0, 0.0, 0.0).view(len(gathered), -1)  # no difference mends what is not finite
-    held.rows.add_(_decoded_rows(codec, gathered[:, :size].unsqueeze(1), mine.numel(), length, difference.dtype))
+    held.rows.add_(_decoded_rows(codec, gathered[:, :size].unsqueeze(1), mine.numel(), cut, difference.dtype))
     _note_own(held, held.rows[held.own.layout.whole.ranks.rank], mine)
     out.copy_(held.rows.view(-1))
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...compress import AllReduce, Compressor, Layout, Program, warm_up
+from ...compress.protocol.compressor import traits_of
 from ...compress.protocol.requests import Op
 from ...compress.simulate import operations_of
 from ...compress.state.gauge import EVERY
@@ -265,7 +266,8 @@ class CompressedAverager:
             engine.agree(setup(self.memory.compressor, self.memory.step - 1, layout, values))
             self._compares = False
             operations = operations_of(self.memory.compressor, flat.dtype, ranks)
-            differ = agree_on_kernels(operations, engine.transport, flat.device)
+            varies = traits_of(self.memory.compressor).varies_with_threads
+            differ = agree_on_kernels(operations, engine.transport, flat.device, varies_with_threads=varies)
             self._replicas.transport = engine.transport if differ else None
             self._log_warm_up()
             self._agreed = True

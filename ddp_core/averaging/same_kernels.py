@@ -20,48 +20,61 @@ import torch
 from ...compress import Compressor, Layout, specification
 from ...compress.simulate import rehearse, variants
 from ...kernels import all_finite, operations
-from ...kernels.dispatch import agree_on, requested_by
+from ...kernels.dispatch import REFERENCE, agree_on, requested_by
 from ..transport.protocol import Transport
 from ..transport.rank_messages import exchange
 
 logger = logging.getLogger(__name__)
 MOST_ROWS = 1024
 LARGE = 1 << 20  # elements
+MULTIPLIES = "low_rank_finish"  # of what every rank computes by itself: the one with sums of products
 _compiled: set[tuple[str, torch.device, torch.dtype, bool]] = set()
 
 
-def agree_on_kernels(names: Collection[str], transport: Transport, device: torch.device) -> bool:
+def agree_on_kernels(
+    names: Collection[str], transport: Transport, device: torch.device, *, varies_with_threads: bool = False
+) -> bool:
     """Have all ranks run these operations on the best backend that all of them have. A collective call.
 
-    A backend that a rank requested is the only one that it has. Return True if ranks may round differently all the same:
-    see `follow_kernels`. Raises ValueError where ranks requested different backends.
+    A backend that a rank requested is the only one that it has. `varies_with_threads`: the trait of the compressor. Return
+    True if ranks may round differently all the same: see `follow_kernels`. Raises ValueError where ranks requested different
+    backends.
     """
     if transport.ranks.world_size == 1:
         return False
-    told = exchange(json.dumps(kernel_offer(names, device)), transport, what="their kernel backends")
+    offer = kernel_offer(names, device, varies_with_threads=varies_with_threads)
+    told = exchange(json.dumps(offer), transport, what="their kernel backends")
     return follow_kernels([json.loads(text) for text in told], transport.ranks.rank, device)
 
 
-def kernel_offer(names: Collection[str], device: torch.device) -> dict[str, Any]:
+def kernel_offer(names: Collection[str], device: torch.device, *, varies_with_threads: bool = False) -> dict[str, Any]:
     """Return the backends that may run these operations here, and all else that `follow_kernels` compares."""
     table = operations()
     offers = {name: table[name].offers(device.type) for name in sorted(names)}
-    return {"offers": offers, "by": requested_by(), "versions": _versions(device)}
+    threads = {"threads": str(torch.get_num_threads()), "vectors": torch.backends.cpu.get_cpu_capability()}
+    varies = device.type == "cpu" and varies_with_threads
+    return {
+        "offers": offers, "by": requested_by(), "versions": _versions(device), "threads": threads, "varies": varies
+    }  # fmt: skip
 
 
 def follow_kernels(ranks: Sequence[Mapping[str, Any]], rank: int, device: torch.device) -> bool:
     """Run operations on the best backend that all ranks offer; `ranks`: their offers, of the same operations.
 
-    Return True if versions or GPUs differ between ranks, of which the first rank warns.
+    Return True if versions or GPUs differ between ranks, or threads and vector instructions where torch multiplies matrices
+    on CPUs, whose sums depend on them. The first rank warns of it.
     """
-    offers, differing = ranks[rank]["offers"], _differing([each["versions"] for each in ranks])
+    offers = ranks[rank]["offers"]
+    common = {name: _common(name, ranks) for name in offers}
+    by_torch = device.type == "cpu" and common.get(MULTIPLIES) == REFERENCE
+    threads = any(each["varies"] for each in ranks) or by_torch
+    differing = _differing([each["versions"] | (each["threads"] if threads else {}) for each in ranks])
     if differing and rank == 0:
         warnings.warn(
             f"the ranks may round differently, and their models drift apart ({differing}): install the same versions on all "
-            "ranks, on GPUs of one compute capability",
+            "ranks, on GPUs of one compute capability, or on CPUs of one kind with the same OMP_NUM_THREADS",
             stacklevel=2,
         )
-    common = {name: _common(name, ranks) for name in offers}
     lowered = {name: backend for name, backend in common.items() if backend != offers[name][0]}
     agree_on(device.type, lowered)
     for backend in sorted({*lowered.values()}):

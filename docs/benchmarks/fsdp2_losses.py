@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from gradwire.compress import Layout, Ranks, simulate
 from gradwire.compress.shards.layout import ShardLayout
 from gradwire.compress.shards.reduction import Finite, shard_sum
-from gradwire.compress.shards.weights import HeldWeights, OwnRows, weight_gather
+from gradwire.compress.shards.weights import HeldWeights, OwnRows, WeightKind, weight_gather
 from gradwire.compress.state.tree import Leaves
 
 WARM = 20  # steps in which the learning rate grows
@@ -47,6 +47,7 @@ class Module:
         self.gather = gathers.placed(per_host if gathers.hosts else 1, ranks)
         self.sum = sums.placed(per_host if sums.hosts else 1, ranks)
         self.held = [HeldWeights(OwnRows.empty(each)) if self.gather.differences else None for each in self.layouts]
+        self.kinds = [WeightKind(torch.float32, each) for each in self.layouts]
         self.states = [self.sum.init(each) for each in self.layouts]
         self.leaves = [Leaves(state) for state in self.states]
 
@@ -62,7 +63,8 @@ class Module:
         """Gather the weights in use from the exact shards."""
         rows = self.flat(self.exact).view(len(self.layouts), -1)
         outs = [torch.empty(rows.numel()) for _ in rows]
-        simulate([self.gather.gather(*each) for each in zip(rows, outs, self.held, strict=True)], self.gather.per_host)
+        each_rank = zip(rows, outs, self.kinds, self.held, strict=True)
+        simulate([self.gather.gather(*each) for each in each_rank], self.gather.per_host)
         assert all(torch.equal(out, outs[0]) for out in outs)
         for name, whole in self.layouts[0].joined(outs[0]).items():
             self.in_use[name].copy_(whole)

@@ -82,7 +82,7 @@ class ShardGather:
             averager.gather_again(module.names, held[0].rows, output_tensor)
             return None
         else:
-            program = weights.gather(input_tensor, output_tensor, held[0])
+            program = weights.gather(input_tensor, output_tensor, kinds[0], held[0])
         pending = averager.gather(module.index, module.names, program, output_tensor, training=training)
         timeout = averager.engines.timeout
         if on_cpu:

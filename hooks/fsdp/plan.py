@@ -13,7 +13,7 @@ from ...compress import AllGather, Layout, Program, Ranks, Spec, Traffic
 from ...compress.protocol.requests import next_request
 from ...compress.shards.layout import ShardLayout
 from ...compress.shards.reduction import ShardSum, shard_sum
-from ...compress.shards.weights import HeldWeights, OwnRows, WeightGather, weight_gather
+from ...compress.shards.weights import HeldWeights, OwnRows, WeightGather, WeightKind, weight_gather
 from ...compress.simulate import WorkMemory, alike, memory_of, traffic
 from ...compress.state.shares import placed_on_hosts
 from ..plan import Plan
@@ -84,7 +84,7 @@ def _gather(layout: ShardLayout, weights: WeightGather) -> Program[Tensor] | Non
     row = torch.empty(layout.row, device=META)
     rows = row.expand(layout.whole.ranks.world_size, -1).clone() if weights.differences else None
     held = None if rows is None else HeldWeights(_own_rows(layout), rows)
-    return weights.gather(row, torch.empty(layout.numel, device=META), held)
+    return weights.gather(row, torch.empty(layout.numel, device=META), WeightKind(torch.float32, layout), held)
 
 
 def _own_rows(layout: ShardLayout) -> OwnRows:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..argument_checks import FLOATS, WIDE
 from ..low_rank import orthogonalize
-from ..operands import Factors, Residual
+from ..operands import Factors, Places, Residual
 from ..selection import select_largest
 from ..signs import sign_pack
 from . import module
@@ -135,7 +135,13 @@ def _rotated(
 
 @sign_pack.implement(module.NAME, {"grad": FLOATS, "residual": WIDE}, unless=_rotated)
 def encode_signs(
-    grad: Tensor, residual: Residual | None, scales: Tensor, bits: Tensor, length: int, signs: Tensor | None = None
+    grad: Tensor,
+    residual: Residual | None,
+    scales: Tensor,
+    bits: Tensor,
+    length: int,
+    signs: Tensor | None = None,
+    places: Places | None = None,
 ) -> None:
     """`sign_pack`: one pass for blocks of up to 8192 elements, two for longer ones."""
     rows, row_blocks = scales.shape
@@ -155,6 +161,9 @@ def encode_signs(
         block=block,
         sums=sums.data_ptr(),
         chunks=chunks,
+        table=0 if places is None else places.table.data_ptr(),
+        period=1 if places is None else len(places.table),
+        stride=0 if places is None else places.stride,
     )
     stages = _stages(FORMATS[grad.dtype], rows * row_blocks, block, residual is not None)
     module.launch("signs", grad.device, arguments, stages)

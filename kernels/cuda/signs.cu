@@ -11,6 +11,11 @@ constexpr int ITEMS = 32;             // elements of a lane
 constexpr int PART = ITEMS * WARP;    // elements of a warp
 constexpr int CHUNK = WARPS * PART;   // elements of a thread block
 
+// A block's first element in the vector, and how many it has.
+struct Span {
+    Index first, count;
+};
+
 struct Signs {
     const void* grad;
     const float* before;  // what is held back before and after: both null, or the same memory, or apart
@@ -25,6 +30,8 @@ struct Signs {
     Index block;   // elements of a block
     float* sums;   // of the magnitudes in each chunk
     Index chunks;  // of a block
+    const Span* table;  // of the blocks of a period, where they do not lie one behind the other
+    Index period, stride;  // of the table: its blocks, and elements from period to period
 };
 
 // Up to PART consecutive elements of a block.
@@ -40,10 +47,16 @@ __device__ inline int clamped(Index value, int limit) {
     return static_cast<int>(max(Index(0), min(value, Index(limit))));
 }
 
+__device__ inline Span span_of(const Signs& work, Index block) {
+    if (work.table == nullptr) return {block * work.block, min(work.block, work.numel - block * work.block)};
+    const Span& span = work.table[block % work.period];
+    return {span.first + block / work.period * work.stride, span.count};
+}
+
 __device__ inline Part part_of(const Signs& work, Index block, Index begin) {
-    const Index first = block * work.block + begin;
+    const Span span = span_of(work, block);
     const int count = clamped(work.block - begin, PART);
-    return {block, begin, first, count, clamped(work.numel - first, count)};
+    return {block, begin, span.first + begin, count, clamped(span.count - begin, count)};
 }
 
 // The part's elements of `grad` + `residual`, zeros past the end.
@@ -88,8 +101,7 @@ __device__ inline float& scale_of(const Signs& work, Index block) {
 
 // The mean over the elements of the block that lie inside the vector.
 __device__ inline float mean(const Signs& work, Index block, float sum) {
-    const Index inside = min(work.block, work.numel - block * work.block);
-    return sum / static_cast<float>(max(Index(1), inside));
+    return sum / static_cast<float>(max(Index(1), span_of(work, block).count));
 }
 
 // What `scale` times the signs leaves; a scale of 0 leaves all.

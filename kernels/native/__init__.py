@@ -7,8 +7,8 @@ the same for any number of threads.
 
 from ..dispatch import register_backend
 from . import operations
-from .operations import NAME, library, probe
+from .operations import LARGEST_RANK, NAME, library, probe
 
-__all__ = ["NAME", "library", "operations"]
+__all__ = ["LARGEST_RANK", "NAME", "library", "operations"]
 
 register_backend(NAME, "cpu", probe)

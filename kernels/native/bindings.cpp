@@ -46,40 +46,45 @@ bool all_finite(Array source, int64_t numel, int64_t threads) {
 }
 
 void sign_pack(Array grad, Array before, Array after, Array scales, Array bits, int64_t numel, int64_t rows,
-               int64_t blocks, int64_t block, int64_t threads) {
+               int64_t blocks, int64_t block, Array table, int64_t period, int64_t stride, int64_t threads) {
     gradwire::sign_pack({at<const void>(grad), grad.format, residual(before, after), at<float>(scales), scales.outer,
-                         at<uint8_t>(bits), bits.outer, numel, blocks, block},
+                         at<uint8_t>(bits), bits.outer, numel, blocks, block, {at<const Span>(table), period, stride}},
                         rows, threads);
 }
 
-void sign_unpack_mean(Array scales, Array bits, Array out, Array residual, int64_t voters, int64_t numel,
-                      int64_t blocks, int64_t block, int64_t threads) {
+void sign_unpack_mean(Array scales, Array bits, Array out, Array residual, int64_t voters, int64_t numel, int64_t rows,
+                      int64_t blocks, int64_t block, Array table, int64_t period, int64_t stride, int64_t threads) {
     gradwire::sign_unpack_mean({at<const float>(scales), scales.outer, scales.inner, at<const uint8_t>(bits), bits.outer,
                                 bits.inner, at<void>(out), out.format, at<float>(residual), voters, numel, blocks,
-                                block, streams(out.format, numel)},
-                               threads);
+                                block, {at<const Span>(table), period, stride}, streams(out.format, numel)},
+                               rows, threads);
 }
 
 void quantize_blocks(Array grad, Array before, Array after, Array scales, Array codes, int64_t numel, int64_t rows,
-                     int64_t blocks, int64_t block, int64_t bits, int64_t exponent, double steps, double limit,
-                     int64_t seed, int64_t counter, int64_t threads) {
+                     int64_t blocks, int64_t block, Array table, int64_t period, int64_t stride, int64_t bits,
+                     int64_t exponent, double steps, double limit, int64_t seed, int64_t counter, int64_t threads) {
     gradwire::quantize_blocks({at<const void>(grad), grad.format, residual(before, after), at<float>(scales),
-                               scales.outer, at<uint8_t>(codes), codes.outer, numel, blocks, block, bits, exponent,
-                               static_cast<float>(steps), static_cast<float>(limit), seed >= 0,
-                               static_cast<uint64_t>(seed), static_cast<uint64_t>(counter)},
+                               scales.outer, at<uint8_t>(codes), codes.outer, numel, blocks, block,
+                               {at<const Span>(table), period, stride}, bits, exponent, static_cast<float>(steps),
+                               static_cast<float>(limit), seed >= 0, static_cast<uint64_t>(seed),
+                               static_cast<uint64_t>(counter)},
                               rows, threads);
 }
 
-void dequantize_mean(Array scales, Array codes, Array out, Array residual, int64_t voters, int64_t numel,
-                     int64_t blocks, int64_t block, int64_t bits, int64_t exponent, int64_t threads) {
+void dequantize_mean(Array scales, Array codes, Array out, Array residual, int64_t voters, int64_t numel, int64_t rows,
+                     int64_t blocks, int64_t block, Array table, int64_t period, int64_t stride, int64_t bits,
+                     int64_t exponent, int64_t threads) {
     gradwire::dequantize_mean({at<const float>(scales), scales.outer, scales.inner, at<const uint8_t>(codes), codes.outer,
                                codes.inner, at<void>(out), out.format, at<float>(residual), voters, numel, blocks,
-                               block, bits, exponent, streams(out.format, numel)},
-                              threads);
+                               block, {at<const Span>(table), period, stride}, bits, exponent, streams(out.format, numel)},
+                              rows, threads);
 }
 
-void rotate_blocks(Array values, Array signs, int64_t numel, int64_t block, bool back, int64_t threads) {
-    gradwire::rotate_blocks({at<float>(values), at<const float>(signs), block, 1.0f, back}, numel, threads);
+void rotate_blocks(Array values, Array signs, int64_t numel, int64_t block, Array table, int64_t period, int64_t stride,
+                   int64_t blocks_in_places, bool back, int64_t threads) {
+    const Places places{at<const Span>(table), period, stride};
+    gradwire::rotate_blocks({at<float>(values), at<const float>(signs), block, places, 1.0f, back}, numel,
+                            blocks_in_places, threads);
 }
 
 template <void (*work)(const RowsJob&)>
@@ -162,7 +167,7 @@ PyMODINIT_FUNC PyInit__kernels() {
     return gradwire::guarded([] {
         gradwire::learn_tensors();
         gradwire::Object module = gradwire::owned(PyModule_Create(&gradwire::bindings::definition));
-        PyModule_AddIntConstant(module.get(), "interface", 5);  // operations.py has it too
+        PyModule_AddIntConstant(module.get(), "interface", 6);  // operations.py has it too
         return module.release();
     });
 }

@@ -1,6 +1,4 @@
 // Payloads of 1, 2, 4 and 8 bits, with a scale a block, and rotations of blocks, on several threads.
-#include <cmath>
-
 #include "operations.hpp"
 #include "threads.hpp"
 
@@ -27,26 +25,32 @@ void encode(Loop<Job> loop, Job job, int64_t rows, int64_t threads) {
 }
 
 template <class Job>
-void decode(Loop<Job> loop, const Job& job, int64_t threads) {
-    over_blocks(loop, job, job.numel, (job.numel + job.block - 1) / job.block, threads);
+void decode(Loop<Job> loop, const Job& job, int64_t rows, int64_t threads) {
+    over_blocks(loop, job, job.numel, job.places.table ? rows * job.blocks : (job.numel + job.block - 1) / job.block, threads);
 }
 
 }  // namespace
 
 void sign_pack(const PackJob& job, int64_t rows, int64_t threads) { encode(&Level::pack, job, rows, threads); }
 
-void sign_unpack_mean(const UnpackJob& job, int64_t threads) { decode(&Level::unpack, job, threads); }
+void sign_unpack_mean(const UnpackJob& job, int64_t rows, int64_t threads) {
+    decode(&Level::unpack, job, rows, threads);
+}
 
 void quantize_blocks(const QuantizeJob& job, int64_t rows, int64_t threads) {
     encode(&Level::quantize, job, rows, threads);
 }
 
-void dequantize_mean(const DequantizeJob& job, int64_t threads) { decode(&Level::dequantize, job, threads); }
+void dequantize_mean(const DequantizeJob& job, int64_t rows, int64_t threads) {
+    decode(&Level::dequantize, job, rows, threads);
+}
 
-void rotate_blocks(RotateJob job, int64_t numel, int64_t threads) {
+void rotate_blocks(RotateJob job, int64_t numel, int64_t blocks_in_places, int64_t threads) {
+    job.factor = rotation_factor(job.block);
+    if (job.places.table) return over_blocks(&Level::rotate, job, numel, blocks_in_places, threads);
     for (; numel; job.block /= 2) {
         const int64_t blocks = numel / job.block, rotated = blocks * job.block;
-        job.factor = static_cast<float>(1 / std::sqrt(static_cast<double>(job.block)));
+        job.factor = rotation_factor(job.block);
         if (blocks) over_blocks(&Level::rotate, job, rotated, blocks, threads);
         job.values += rotated;
         numel -= rotated;

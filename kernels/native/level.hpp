@@ -1,6 +1,7 @@
 // The inner loops, once for each instruction set, and what is handed to them.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -40,6 +41,24 @@ struct Residual {
     }
 };
 
+// A block's number of elements, and the first of them in the flat vector.
+struct Span {
+    int64_t first, count;
+};
+
+// The places of blocks: by a table, which holds for each `period` blocks `stride` elements further on, or without one, of
+// `block` elements one behind the other up to `numel`.
+struct Places {
+    const Span* table;
+    int64_t period, stride;
+
+    Span of(int64_t index, int64_t block, int64_t numel) const {
+        if (table) return {table[index % period].first + index / period * stride, table[index % period].count};
+        const int64_t first = index * block, left = numel - first;
+        return {left > 0 ? first : 0, left < 0 ? 0 : left < block ? left : block};
+    }
+};
+
 struct CastJob {
     const void* source;
     Format from;
@@ -50,7 +69,7 @@ struct CastJob {
     bool streams;     // the result is written around the caches
 };
 
-// Strides are in elements. Block `i` of the flat vector lies in row `i / blocks`.
+// Strides are in elements. Block `i` of the payload lies in row `i / blocks`.
 struct PackJob {
     const void* grad;
     Format format;
@@ -60,6 +79,7 @@ struct PackJob {
     uint8_t* bits;
     int64_t bit_stride;
     int64_t numel, blocks, block;
+    Places places;
 };
 
 struct UnpackJob {
@@ -71,6 +91,7 @@ struct UnpackJob {
     Format format;
     float* residual;  // null, or to it is added what `format` rounds away
     int64_t voters, numel, blocks, block;
+    Places places;
     bool streams;
 };
 
@@ -84,7 +105,9 @@ struct QuantizeJob {
     int64_t scale_stride;
     uint8_t* codes;
     int64_t code_stride;
-    int64_t numel, blocks, block, bits, exponent;
+    int64_t numel, blocks, block;
+    Places places;
+    int64_t bits, exponent;
     float steps, limit;
     bool random;  // rounded up or down by the words of Philox with the key `seed` from `counter` on
     uint64_t seed, counter;
@@ -98,18 +121,24 @@ struct DequantizeJob {
     void* out;
     Format format;
     float* residual;
-    int64_t voters, numel, blocks, block, bits, exponent;
+    int64_t voters, numel, blocks, block;
+    Places places;
+    int64_t bits, exponent;
     bool streams;
 };
 
-// Blocks of a power of two of elements, one behind the other, and as many signs.
+// Blocks of a power of two of elements, and as many signs. Without a table of places all blocks are whole.
 struct RotateJob {
     float* values;
     const float* signs;
     int64_t block;
+    Places places;
     float factor;  // of what is written
     bool back;     // the signs come last
 };
+
+// By which rotated numbers of a block are multiplied.
+inline float rotation_factor(int64_t block) { return static_cast<float>(1 / std::sqrt(static_cast<double>(block))); }
 
 // A row to select from.
 struct Row {

@@ -142,7 +142,7 @@ void finish_rows(const LowRankJob& job, const Rows& rows) {
         load_factors(q + at, m.columns, lanes, other);
         for (int b = 0; b < COUNT; ++b) {
             F8 product = factor[b][0] * other[0];
-            for (int r = 1; r < RANK; ++r) product = multiply_add(factor[b][r], other[r], product);
+            for (int r = 1; r < RANK; ++r) product += factor[b][r] * other[r];  // rounded alike on every level
             const int64_t place = start + b * distance + at;
             store(static_cast<Element*>(job.grad) + place, product, lanes);
             if (held) store(held + place, load(held + place, lanes) - rounded<Element>(product), lanes);

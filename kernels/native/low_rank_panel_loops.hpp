@@ -191,8 +191,7 @@ GRADWIRE_INLINE void finish_block(const float* p, const float* q, int64_t stride
         for (int g = 0; g < GROUPS; ++g) factor[g] = load(q + rank * stride + g * LANES, lanes);
         for (int b = 0; b < BLOCK; ++b) {
             const F8 scale = broadcast(p[rank * PANEL + b]);
-            for (int g = 0; g < GROUPS; ++g)
-                total[b * GROUPS + g] = multiply_add(scale, factor[g], total[b * GROUPS + g]);
+            for (int g = 0; g < GROUPS; ++g) total[b * GROUPS + g] += scale * factor[g];  // rounded alike on every level
         }
     }
     for (int b = 0; b < BLOCK; ++b)

@@ -76,12 +76,12 @@ void cast_scaled(const CastJob& job, int64_t numel, int64_t threads);
 void gather_scaled(const std::vector<Piece>& pieces, Format format, float scale, int64_t threads);
 bool all_finite(const void* source, Format format, int64_t numel, int64_t threads);
 void sign_pack(const PackJob& job, int64_t rows, int64_t threads);
-void sign_unpack_mean(const UnpackJob& job, int64_t threads);
+void sign_unpack_mean(const UnpackJob& job, int64_t rows, int64_t threads);
 void quantize_blocks(const QuantizeJob& job, int64_t rows, int64_t threads);
-void dequantize_mean(const DequantizeJob& job, int64_t threads);
+void dequantize_mean(const DequantizeJob& job, int64_t rows, int64_t threads);
 
-// Whole blocks, then what is left in smaller powers of two, by the first signs.
-void rotate_blocks(RotateJob job, int64_t numel, int64_t threads);
+// Whole blocks, then what is left in smaller powers of two, by the first signs; or so many blocks in their places.
+void rotate_blocks(RotateJob job, int64_t numel, int64_t blocks_in_places, int64_t threads);
 
 // Marks the rows that have an element other than zero; puts zeros into those that are not marked.
 void mark_rows(const RowsJob& job);

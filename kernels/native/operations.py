@@ -14,7 +14,7 @@ from ..argument_checks import FLOATS, STORED, WIDE, check_gather
 from ..casting import cast_scaled, gather_scaled
 from ..finite import all_finite, with_gaps
 from ..low_rank import low_rank_finish, low_rank_left, low_rank_right, normalize, orthogonalize
-from ..operands import Factors, Residual, Rows
+from ..operands import Factors, Places, Residual, Rows
 from ..quantization import FORMATS, dequantize_mean, quantize_blocks, steps_of
 from ..rotation import decoded_rotated, encoded_rotated, rotate_blocks
 from ..selection import scatter_mean, select_largest
@@ -23,8 +23,9 @@ from ..zero_rows import clear_rows, mark_rows
 
 LARGEST_RANK = 32
 NAME = "native"
-INTERFACE = 5  # bindings.cpp has it too: raise both where a call means something else than it did
+INTERFACE = 6  # bindings.cpp has it too: raise both where a call means something else than it did
 NONE = (None, None)  # in place of a residual's tensors
+IN_ORDER = (None, 1, 0)  # in place of a table of places, its length, and the stride
 
 
 def probe() -> str:
@@ -136,17 +137,18 @@ def _quantize_blocks(
     signs: Tensor | None = None,
     seed: int = -1,
     counter: int = 0,
+    places: Places | None = None,
 ) -> None:
     if signs is not None:
-        rest = scales, codes, length, bits, exponent, None, seed, counter
+        rest = scales, codes, length, bits, exponent, None, seed, counter, places
         return encoded_rotated(
-            lambda values, held: _quantize_blocks(values, held, *rest), grad, residual, signs, _rotate_blocks
+            lambda values, held: _quantize_blocks(values, held, *rest), grad, residual, signs, places, _rotate_blocks
         )
     rows, blocks = scales.shape
-    places = grad.numel(), rows, blocks, length // blocks
+    cut = grad.numel(), rows, blocks, length // blocks, *_table(places)
     steps, limit = steps_of(bits, exponent, seed, residual), FORMATS[bits, exponent].limit
     levels = bits, exponent, steps, limit, seed, counter
-    library().quantize_blocks(grad, *(residual or NONE), scales, codes, *places, *levels, torch.get_num_threads())
+    library().quantize_blocks(grad, *(residual or NONE), scales, codes, *cut, *levels, torch.get_num_threads())
 
 
 @dequantize_mean.implement(NAME, {"out": FLOATS, "residual": WIDE, "signs": WIDE})
@@ -158,19 +160,26 @@ def _dequantize_mean(
     exponent: int = 0,
     residual: Tensor | None = None,
     signs: Tensor | None = None,
+    places: Places | None = None,
 ) -> None:
     if signs is not None:
-        decode = functools.partial(_dequantize_mean, scales, codes, bits=bits, exponent=exponent)
-        return decoded_rotated(decode, out, residual, signs, _rotate_blocks, _cast_scaled)
-    voters, _, blocks = scales.shape
+        decode = functools.partial(_dequantize_mean, scales, codes, bits=bits, exponent=exponent, places=places)
+        return decoded_rotated(decode, out, residual, signs, places, _rotate_blocks, _cast_scaled)
+    voters, rows, blocks = scales.shape
     block = codes.shape[2] * 8 // bits // blocks
-    places = voters, out.numel(), blocks, block
-    library().dequantize_mean(scales, codes, out, residual, *places, bits, exponent, torch.get_num_threads())
+    cut = voters, out.numel(), rows, blocks, block, *_table(places)
+    library().dequantize_mean(scales, codes, out, residual, *cut, bits, exponent, torch.get_num_threads())
 
 
 @rotate_blocks.implement(NAME, {"values": WIDE, "signs": WIDE})
-def _rotate_blocks(values: Tensor, signs: Tensor, back: bool = False) -> None:
-    library().rotate_blocks(values, signs, values.numel(), signs.numel(), back, torch.get_num_threads())
+def _rotate_blocks(values: Tensor, signs: Tensor, back: bool = False, places: Places | None = None) -> None:
+    cut = values.numel(), signs.numel(), *_table(places), 0 if places is None else places.blocks
+    library().rotate_blocks(values, signs, *cut, back, torch.get_num_threads())
+
+
+def _table(places: Places | None) -> tuple[Tensor | None, int, int]:
+    """The table, its blocks and the stride of places."""
+    return IN_ORDER if places is None else (places.table, len(places.table), places.stride)
 
 
 @select_largest.implement(NAME, {"grad": FLOATS, "residual": WIDE, "values": FLOATS})
@@ -186,26 +195,37 @@ def _scatter_mean(indices: Tensor, values: Tensor, out: Tensor, length: int, asc
 
 @sign_pack.implement(NAME, {"grad": FLOATS, "residual": WIDE, "signs": WIDE})
 def _sign_pack(
-    grad: Tensor, residual: Residual | None, scales: Tensor, bits: Tensor, length: int, signs: Tensor | None = None
+    grad: Tensor,
+    residual: Residual | None,
+    scales: Tensor,
+    bits: Tensor,
+    length: int,
+    signs: Tensor | None = None,
+    places: Places | None = None,
 ) -> None:
     if signs is not None:
-        rest = scales, bits, length
+        rest = scales, bits, length, None, places
         return encoded_rotated(
-            lambda values, held: _sign_pack(values, held, *rest), grad, residual, signs, _rotate_blocks
+            lambda values, held: _sign_pack(values, held, *rest), grad, residual, signs, places, _rotate_blocks
         )
     rows, blocks = scales.shape
-    places = grad.numel(), rows, blocks, length // blocks
-    library().sign_pack(grad, *(residual or NONE), scales, bits, *places, torch.get_num_threads())
+    cut = grad.numel(), rows, blocks, length // blocks, *_table(places)
+    library().sign_pack(grad, *(residual or NONE), scales, bits, *cut, torch.get_num_threads())
 
 
 @sign_unpack_mean.implement(NAME, {"out": FLOATS, "residual": WIDE, "signs": WIDE})
 def _sign_unpack_mean(
-    scales: Tensor, bits: Tensor, out: Tensor, residual: Tensor | None = None, signs: Tensor | None = None
+    scales: Tensor,
+    bits: Tensor,
+    out: Tensor,
+    residual: Tensor | None = None,
+    signs: Tensor | None = None,
+    places: Places | None = None,
 ) -> None:
     if signs is not None:
-        decode = functools.partial(_sign_unpack_mean, scales, bits)
-        return decoded_rotated(decode, out, residual, signs, _rotate_blocks, _cast_scaled)
-    voters, _, blocks = scales.shape
+        decode = functools.partial(_sign_unpack_mean, scales, bits, places=places)
+        return decoded_rotated(decode, out, residual, signs, places, _rotate_blocks, _cast_scaled)
+    voters, rows, blocks = scales.shape
     block = bits.shape[2] * 8 // blocks
-    places = voters, out.numel(), blocks, block
-    library().sign_unpack_mean(scales, bits, out, residual, *places, torch.get_num_threads())
+    cut = voters, out.numel(), rows, blocks, block, *_table(places)
+    library().sign_unpack_mean(scales, bits, out, residual, *cut, torch.get_num_threads())

@@ -130,12 +130,11 @@ template <int BITS, int EXPONENT, bool RANDOM, class Element>
 void quantize_blocks_of(const QuantizeJob& job, int64_t first_block, int64_t last_block) {
     const int64_t bytes = job.block * BITS / 8;
     for (int64_t index = first_block; index < last_block; ++index) {
-        const int64_t row = index / job.blocks, column = index % job.blocks, start = index * job.block;
-        const int64_t left = job.numel - start, count = left < 0 ? 0 : left < job.block ? left : job.block;
-        const int64_t from = count ? start : 0;
+        const int64_t row = index / job.blocks, column = index % job.blocks;
+        const auto [from, count] = job.places.of(index, job.block, job.numel);
         uint8_t* codes = job.codes + row * job.code_stride + column * bytes;
         const Block<Element> block{static_cast<const Element*>(job.grad) + from, job.residual.from(from), codes, count,
-                                   job.counter + static_cast<uint64_t>(start / 4)};
+                                   job.counter + static_cast<uint64_t>(index * job.block / 4)};
         job.scales[row * job.scale_stride + column] = quantize_block<BITS, EXPONENT, RANDOM>(job, block);
         const int64_t bits = count * BITS, written = (bits + 7) / 8;
         std::memset(codes + written, 0, static_cast<size_t>(bytes - written));
@@ -222,9 +221,8 @@ void dequantize_block(const DequantizeJob& job, const Codes& votes, Element* out
 template <int BITS, int EXPONENT, bool EXACT, class Element>
 void dequantize_blocks(const DequantizeJob& job, int64_t first_block, int64_t last_block) {
     for (int64_t index = first_block; index < last_block; ++index) {
-        const int64_t row = index / job.blocks, column = index % job.blocks, start = index * job.block;
-        const int64_t left = job.numel - start, count = left < job.block ? left : job.block;
-        if (count <= 0) break;
+        const int64_t row = index / job.blocks, column = index % job.blocks;
+        const auto [start, count] = job.places.of(index, job.block, job.numel);
         const Codes votes{job.scales + row * job.scale_stride + column,
                           job.codes + row * job.code_stride + column * (job.block * BITS / 8)};
         Element* out = static_cast<Element*>(job.out) + start;

@@ -101,16 +101,31 @@ inline void rotate_small_block(const RotateJob& job, float* values) {
     for (int64_t i = 0; i < job.block; ++i) values[i] *= job.factor * (job.back ? job.signs[i] : 1.0f);
 }
 
+inline void rotate_block(const RotateJob& job, float* values) {
+    switch (job.block) {
+        case 1: case 2: case 4: rotate_small_block(job, values); break;
+        case LANES: rotate_part<1, true>(job, values, 0); break;
+        case 2 * LANES: rotate_part<2, true>(job, values, 0); break;
+        case 4 * LANES: rotate_part<4, true>(job, values, 0); break;
+        case 8 * LANES: rotate_part<8, true>(job, values, 0); break;
+        default: rotate_large_block(job, values);
+    }
+}
+
+// A block with fewer elements is cut into smaller powers of two.
 inline void rotate(const RotateJob& job, int64_t first_block, int64_t last_block) {
     for (int64_t index = first_block; index < last_block; ++index) {
-        float* values = job.values + index * job.block;
-        switch (job.block) {
-            case 1: case 2: case 4: rotate_small_block(job, values); break;
-            case LANES: rotate_part<1, true>(job, values, 0); break;
-            case 2 * LANES: rotate_part<2, true>(job, values, 0); break;
-            case 4 * LANES: rotate_part<4, true>(job, values, 0); break;
-            case 8 * LANES: rotate_part<8, true>(job, values, 0); break;
-            default: rotate_large_block(job, values);
+        auto [first, left] = job.places.of(index, job.block, INT64_MAX);
+        if (left == job.block) {
+            rotate_block(job, job.values + first);
+            continue;
+        }
+        for (RotateJob part = job; left; part.block /= 2) {
+            if (part.block > left) continue;
+            part.factor = rotation_factor(part.block);
+            rotate_block(part, job.values + first);
+            first += part.block;
+            left -= part.block;
         }
     }
 }

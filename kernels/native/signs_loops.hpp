@@ -62,11 +62,10 @@ void stream_rest(const Element* grad, Residual residual, float scale, int64_t co
 template <class Element>
 void pack_blocks(const PackJob& job, int64_t first_block, int64_t last_block) {
     for (int64_t index = first_block; index < last_block; ++index) {
-        const int64_t row = index / job.blocks, column = index % job.blocks, start = index * job.block;
-        const int64_t left = job.numel - start;
-        const int64_t count = left < 0 ? 0 : left < job.block ? left : job.block;
-        const Element* grad = static_cast<const Element*>(job.grad) + (count ? start : 0);
-        const Residual residual = job.residual.from(count ? start : 0);
+        const int64_t row = index / job.blocks, column = index % job.blocks;
+        const auto [start, count] = job.places.of(index, job.block, job.numel);
+        const Element* grad = static_cast<const Element*>(job.grad) + start;
+        const Residual residual = job.residual.from(start);
         uint8_t* bits = job.bits + row * job.bit_stride + column * (job.block / 8);
         const float scale = residual ? pack_signs<Element, true>(grad, residual, bits, count)
                                      : pack_signs<Element, false>(grad, residual, bits, count);
@@ -137,9 +136,8 @@ void unpack_block(const UnpackJob& job, const Votes& votes, Element* out, float*
 template <bool EXACT, class Element>
 void unpack_blocks(const UnpackJob& job, int64_t first_block, int64_t last_block) {
     for (int64_t index = first_block; index < last_block; ++index) {
-        const int64_t row = index / job.blocks, column = index % job.blocks, start = index * job.block;
-        const int64_t left = job.numel - start, count = left < job.block ? left : job.block;
-        if (count <= 0) break;
+        const int64_t row = index / job.blocks, column = index % job.blocks;
+        const auto [start, count] = job.places.of(index, job.block, job.numel);
         const Votes votes{job.scales + row * job.scale_stride + column,
                           job.bits + row * job.bit_stride + column * (job.block / 8)};
         Element* out = static_cast<Element*>(job.out) + start;

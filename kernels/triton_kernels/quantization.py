@@ -6,13 +6,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..operands import Residual
+from ..operands import Places, Residual
 from ..quantization import FORMATS, steps_of
 from .float_codes import codes_of, spacing, values_of
 from .launching import launched, on_device
 from .rotation import turned
 from .tiles import load_tile, store_mean, store_tile
-from .units import cut, is_whole, place_in_row, unit_places
+from .units import cut, is_whole, place_in_row, placed, unit_places, vector_places
 
 
 def quantize_blocks(
@@ -26,6 +26,7 @@ def quantize_blocks(
     signs: Tensor | None = None,
     seed: int = -1,
     counter: int = 0,
+    places: Places | None = None,
 ) -> None:
     """Multiples of block scales, of numbers rotated by `signs`; `residual` keeps the rest."""
     rows, blocks = scales.shape
@@ -35,12 +36,14 @@ def quantize_blocks(
         return
     place = (blocks, units.block, units.count, grad.numel())
     held, strides = residual or Residual(grad, grad), (scales.stride(0), codes.stride(0))
+    (table, *turns), where = placed(places, scales)
     with on_device(grad):
         _quantize[units.programs](
-            grad, *held, scales, codes, grad if signs is None else signs, *strides, max(seed, 0), counter, *place,
+            grad, *held, scales, codes, grad if signs is None else signs, table, *strides, *turns, max(seed, 0), counter,
+            *place,
             HELD=residual is not None, RANDOM=seed >= 0, BITS=bits, EXPONENT=exponent, LEAST=least,
             STEPS=steps_of(bits, exponent, seed, residual), LIMIT=float(limit), OFFSET=offset,
-            **units.rotated_by(signs),
+            **where, **units.rotated_by(signs),
         )  # fmt: skip
 
 
@@ -52,6 +55,7 @@ def dequantize_mean(
     exponent: int = 0,
     residual: Tensor | None = None,
     signs: Tensor | None = None,
+    places: Places | None = None,
 ) -> None:
     """The mean over voters of `scale * code`, rotated back; what `out` rounds away is added to `residual`."""
     voters, rows, blocks = scales.shape
@@ -62,11 +66,12 @@ def dequantize_mean(
     place = (blocks, units.block, units.count, out.numel())
     strides = (*scales.stride()[:2], *codes.stride()[:2])
     held = out if residual is None else residual
+    (table, *turns), where = placed(places, scales)
     with on_device(out):
         _dequantize[units.programs](
-            scales, codes, out, held, out if signs is None else signs, *strides, voters, 1 / voters, *place,
+            scales, codes, out, held, out if signs is None else signs, table, *strides, *turns, voters, 1 / voters, *place,
             HELD=residual is not None, BITS=bits, EXPONENT=exponent, LEAST=least, OFFSET=offset,
-            **units.rotated_by(signs),
+            **where, **units.rotated_by(signs),
         )  # fmt: skip
 
 
@@ -124,38 +129,43 @@ def _uniform(seed: tl.tensor, counter: tl.tensor, UNITS: tl.constexpr, UNIT: tl.
 
 
 @launched
-@triton.jit(do_not_specialize=["scale_stride", "seed", "counter", "blocks", "block", "units", "size"])
+@triton.jit(
+    do_not_specialize=["scale_stride", "period", "stride", "seed", "counter", "blocks", "block", "units", "size"]
+)
 def _quantize(
     grad: tl.tensor, before: tl.tensor, after: tl.tensor, scales: tl.tensor, codes: tl.tensor, signs: tl.tensor,
-    scale_stride: tl.int64, code_stride: tl.int64, seed: tl.int64, counter: tl.int64,
+    table: tl.tensor, scale_stride: tl.int64, code_stride: tl.int64, period: tl.int64, stride: tl.int64, seed: tl.int64,
+    counter: tl.int64,
     blocks: tl.int64, block: tl.int64, units: tl.int64, size: tl.int64,
     LEVELS: tl.constexpr, HELD: tl.constexpr, RANDOM: tl.constexpr, BITS: tl.constexpr, EXPONENT: tl.constexpr,
     LEAST: tl.constexpr, STEPS: tl.constexpr, LIMIT: tl.constexpr, OFFSET: tl.constexpr,
-    EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr,
+    PLACED: tl.constexpr, ALIGNED: tl.constexpr, EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr,
+    EXACT: tl.constexpr,
 ) -> None:  # fmt: skip
-    if is_whole(units, size, UNITS, UNIT, EXACT):
-        _quantize_units(grad, before, after, scales, codes, signs, scale_stride, code_stride, seed, counter,
-                        blocks, block, units, size, LEVELS, HELD, RANDOM, BITS, EXPONENT, LEAST, STEPS, LIMIT, OFFSET,
-                        EACH, UNITS, UNIT, True)  # fmt: skip
+    if is_whole(table, period, units, size, PLACED, EACH, UNITS, UNIT, EXACT):
+        _quantize_units(grad, before, after, scales, codes, signs, table, scale_stride, code_stride, period, stride,
+                        seed, counter, blocks, block, units, size, LEVELS, HELD, RANDOM, BITS, EXPONENT, LEAST, STEPS,
+                        LIMIT, OFFSET, PLACED, ALIGNED, EACH, UNITS, UNIT, True)  # fmt: skip
     else:
-        _quantize_units(grad, before, after, scales, codes, signs, scale_stride, code_stride, seed, counter,
-                        blocks, block, units, size, LEVELS, HELD, RANDOM, BITS, EXPONENT, LEAST, STEPS, LIMIT, OFFSET,
-                        EACH, UNITS, UNIT, False)  # fmt: skip
+        _quantize_units(grad, before, after, scales, codes, signs, table, scale_stride, code_stride, period, stride,
+                        seed, counter, blocks, block, units, size, LEVELS, HELD, RANDOM, BITS, EXPONENT, LEAST, STEPS,
+                        LIMIT, OFFSET, PLACED, ALIGNED, EACH, UNITS, UNIT, False)  # fmt: skip
 
 
 @triton.jit
 def _quantize_units(
     grad: tl.tensor, before: tl.tensor, after: tl.tensor, scales: tl.tensor, codes: tl.tensor, signs: tl.tensor,
-    scale_stride: tl.tensor, code_stride: tl.tensor, seed: tl.tensor, counter: tl.tensor,
+    table: tl.tensor, scale_stride: tl.tensor, code_stride: tl.tensor, period: tl.tensor, stride: tl.tensor,
+    seed: tl.tensor, counter: tl.tensor,
     blocks: tl.tensor, block: tl.tensor, units: tl.tensor, size: tl.tensor,
     LEVELS: tl.constexpr, HELD: tl.constexpr, RANDOM: tl.constexpr, BITS: tl.constexpr, EXPONENT: tl.constexpr,
     LEAST: tl.constexpr, STEPS: tl.constexpr, LIMIT: tl.constexpr, OFFSET: tl.constexpr,
-    EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,
+    PLACED: tl.constexpr, ALIGNED: tl.constexpr, EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr,
+    WHOLE: tl.constexpr,
 ) -> None:  # fmt: skip
-    unit, row, column, first, left = unit_places(blocks, block, EACH, UNITS, UNIT)
-    lane = _lanes(UNIT)
-    places = first[:, None, None] + lane
-    limit = tl.where(unit < units, tl.minimum(first + left, size), 0)[:, None, None]
+    unit, row, column, place, left = unit_places(blocks, block, EACH, UNITS, UNIT)
+    first, end = vector_places(table, period, stride, unit, place, left, units, size, PLACED, ALIGNED, EACH, UNIT)
+    places, limit = first[:, None, None] + _lanes(UNIT), end[:, None, None]
     numbers = load_tile(grad, places, limit, WHOLE)
     if HELD:
         numbers += load_tile(before, places, limit, WHOLE)
@@ -172,7 +182,7 @@ def _quantize_units(
         levels *= (0x7F000000 - unit_bits).to(tl.float32, bitcast=True)  # 1 over the unit
     levels -= OFFSET
     if RANDOM:
-        counters = counter + first[:, None] // 4 + tl.arange(0, UNIT // 4)[None, :]
+        counters = counter + place[:, None] // 4 + tl.arange(0, UNIT // 4)[None, :]
         levels = tl.where(places < limit, tl.floor(levels + _uniform(seed, counters, UNITS, UNIT)), 0.0)
     else:
         levels = (levels + 12582912.0) - 12582912.0  # 1.5 * 2^23: what is added leaves no bits behind the point
@@ -183,7 +193,7 @@ def _quantize_units(
     tl.store(scales + row * scale_stride + column, scale, mask=unit < units)
     byte, whole = _bytes(UNIT, BITS), levels - OFFSET
     packed = codes_of(levels, unit_bits, EXPONENT, LEAST) if EXPONENT > 0 else _packed(whole, BITS, UNITS, UNIT)
-    start = (row * code_stride + place_in_row(row, first, blocks, block) * BITS // 8)[:, None, None] + byte
+    start = (row * code_stride + place_in_row(row, place, blocks, block) * BITS // 8)[:, None, None] + byte
     if WHOLE:
         tl.store(codes + start, packed)
     else:
@@ -195,37 +205,54 @@ def _quantize_units(
 
 
 @launched
-@triton.jit(do_not_specialize=["voter_scales", "scale_stride", "voters", "share", "blocks", "block", "units", "size"])
+@triton.jit(
+    do_not_specialize=[
+        "voter_scales",
+        "scale_stride",
+        "period",
+        "stride",
+        "voters",
+        "share",
+        "blocks",
+        "block",
+        "units",
+        "size",
+    ]
+)
 def _dequantize(
     scales: tl.tensor, codes: tl.tensor, out: tl.tensor, residual: tl.tensor, signs: tl.tensor,
-    voter_scales: tl.int64, scale_stride: tl.int64, voter_codes: tl.int64, code_stride: tl.int64,
-    voters: tl.int64, share: tl.float32, blocks: tl.int64, block: tl.int64, units: tl.int64, size: tl.int64,
+    table: tl.tensor, voter_scales: tl.int64, scale_stride: tl.int64, voter_codes: tl.int64, code_stride: tl.int64,
+    period: tl.int64, stride: tl.int64, voters: tl.int64, share: tl.float32, blocks: tl.int64, block: tl.int64,
+    units: tl.int64, size: tl.int64,
     LEVELS: tl.constexpr, HELD: tl.constexpr, BITS: tl.constexpr, EXPONENT: tl.constexpr, LEAST: tl.constexpr,
-    OFFSET: tl.constexpr, EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr,
+    OFFSET: tl.constexpr, PLACED: tl.constexpr, ALIGNED: tl.constexpr, EACH: tl.constexpr, UNITS: tl.constexpr,
+    UNIT: tl.constexpr, EXACT: tl.constexpr,
 ) -> None:  # fmt: skip
-    if is_whole(units, size, UNITS, UNIT, EXACT):
-        _dequantize_units(scales, codes, out, residual, signs, voter_scales, scale_stride, voter_codes, code_stride,
-                          voters, share, blocks, block, units, size, LEVELS, HELD, BITS, EXPONENT, LEAST, OFFSET,
-                          EACH, UNITS, UNIT, True)  # fmt: skip
+    if is_whole(table, period, units, size, PLACED, EACH, UNITS, UNIT, EXACT):
+        _dequantize_units(scales, codes, out, residual, signs, table, voter_scales, scale_stride, voter_codes, code_stride,
+                          period, stride, voters, share, blocks, block, units, size, LEVELS, HELD, BITS, EXPONENT, LEAST,
+                          OFFSET, PLACED, ALIGNED, EACH, UNITS, UNIT, True)  # fmt: skip
     else:
-        _dequantize_units(scales, codes, out, residual, signs, voter_scales, scale_stride, voter_codes, code_stride,
-                          voters, share, blocks, block, units, size, LEVELS, HELD, BITS, EXPONENT, LEAST, OFFSET,
-                          EACH, UNITS, UNIT, False)  # fmt: skip
+        _dequantize_units(scales, codes, out, residual, signs, table, voter_scales, scale_stride, voter_codes, code_stride,
+                          period, stride, voters, share, blocks, block, units, size, LEVELS, HELD, BITS, EXPONENT, LEAST,
+                          OFFSET, PLACED, ALIGNED, EACH, UNITS, UNIT, False)  # fmt: skip
 
 
 @triton.jit
 def _dequantize_units(
     scales: tl.tensor, codes: tl.tensor, out: tl.tensor, residual: tl.tensor, signs: tl.tensor,
-    voter_scales: tl.tensor, scale_stride: tl.tensor, voter_codes: tl.tensor, code_stride: tl.tensor,
-    voters: tl.tensor, share: tl.tensor, blocks: tl.tensor, block: tl.tensor, units: tl.tensor, size: tl.tensor,
+    table: tl.tensor, voter_scales: tl.tensor, scale_stride: tl.tensor, voter_codes: tl.tensor, code_stride: tl.tensor,
+    period: tl.tensor, stride: tl.tensor, voters: tl.tensor, share: tl.tensor, blocks: tl.tensor, block: tl.tensor,
+    units: tl.tensor, size: tl.tensor,
     LEVELS: tl.constexpr, HELD: tl.constexpr, BITS: tl.constexpr, EXPONENT: tl.constexpr, LEAST: tl.constexpr,
-    OFFSET: tl.constexpr, EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,
+    OFFSET: tl.constexpr, PLACED: tl.constexpr, ALIGNED: tl.constexpr, EACH: tl.constexpr, UNITS: tl.constexpr,
+    UNIT: tl.constexpr, WHOLE: tl.constexpr,
 ) -> None:  # fmt: skip
-    unit, row, column, first, left = unit_places(blocks, block, EACH, UNITS, UNIT)
+    unit, row, column, place, left = unit_places(blocks, block, EACH, UNITS, UNIT)
     byte = _bytes(UNIT, BITS)
     there = unit < units
     inside = there[:, None, None] & (byte * 8 < left[:, None, None] * BITS)
-    codes += (row * code_stride + place_in_row(row, first, blocks, block) * BITS // 8)[:, None, None]
+    codes += (row * code_stride + place_in_row(row, place, blocks, block) * BITS // 8)[:, None, None]
     total = tl.zeros([UNITS, UNIT // 4, 4], tl.float32)
     for voter in tl.range(voters, loop_unroll_factor=4 if WHOLE else 1):
         scale = tl.load(scales + voter * voter_scales + row * scale_stride + column, mask=there, other=0)
@@ -237,6 +264,7 @@ def _dequantize_units(
             total += scale[:, None, None] * values_of(code, EXPONENT, LEAST)
         else:
             total += scale[:, None, None] * (_unpacked(code, BITS, UNITS, UNIT) + OFFSET)
-    limit = tl.where(there, tl.minimum(first + left, size), 0)[:, None, None]
+    first, end = vector_places(table, period, stride, unit, place, left, units, size, PLACED, ALIGNED, EACH, UNIT)
+    limit = end[:, None, None]
     total = turned(total * share, signs, limit - first[:, None, None], LEVELS, UNITS, UNIT, 4, True, WHOLE)
     store_mean(out, residual, first[:, None, None] + _lanes(UNIT), total, limit, HELD, WHOLE)

@@ -6,26 +6,33 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..operands import Places
 from .launching import divided, launched, on_device, options, tile
 
 TILE = tile(1024, interpreted=4096)  # elements of a program, at least
 ELEMENTS_PER_WARP = 1024
 
 
-def rotate_blocks(values: Tensor, signs: Tensor, back: bool = False) -> None:
-    """Whole blocks, then what is left, in smaller powers of two: two launches at most."""
+def rotate_blocks(values: Tensor, signs: Tensor, back: bool = False, places: Places | None = None) -> None:
+    """Whole blocks, then what is left, in smaller powers of two: two launches at most. Blocks in their places: one."""
     block, size = signs.numel(), values.numel()
     each = max(1, TILE // block)
+    constants = {
+        "BLOCK": block, "LEVELS": block.bit_length() - 1, "EACH": each, "BACK": back,
+        **options(max(1, each * block // ELEMENTS_PER_WARP)),
+    }  # fmt: skip
+    if places is not None:
+        with on_device(values):
+            _rotate_placed[(divided(places.blocks, each),)](
+                values, signs, places.table, len(places.table), places.stride, places.blocks, **constants
+            )
+        return
     count = size // (each * block)
     with on_device(values):
         for first, programs, whole in ((0, count, True), (count, divided(size, each * block) - count, False)):
             if programs:
                 start = first * each * block
-                _rotate[(programs,)](
-                    values[start:], signs, size - start,
-                    BLOCK=block, LEVELS=block.bit_length() - 1, EACH=each, BACK=back, WHOLE=whole,
-                    **options(max(1, each * block // ELEMENTS_PER_WARP)),
-                )  # fmt: skip
+                _rotate[(programs,)](values[start:], signs, size - start, WHOLE=whole, **constants)
 
 
 @launched
@@ -44,6 +51,24 @@ def _rotate(
         numbers = tl.load(values + places, mask=places < size, other=0)
         numbers = rotated(numbers, signs, left, EACH, BLOCK, LEVELS, BACK, False)
         tl.store(values + places, numbers, mask=places < size)
+
+
+@launched
+@triton.jit(do_not_specialize=["period", "stride", "blocks"])
+def _rotate_placed(
+    values: tl.tensor, signs: tl.tensor, table: tl.tensor, period: tl.int64, stride: tl.int64, blocks: tl.int64,
+    BLOCK: tl.constexpr, LEVELS: tl.constexpr, EACH: tl.constexpr, BACK: tl.constexpr,
+) -> None:  # fmt: skip
+    number = tl.program_id(0).to(tl.int64) * EACH + tl.arange(0, EACH)
+    turn = number // period
+    entry = table + 2 * (number - turn * period)
+    first = tl.load(entry, mask=number < blocks, other=0) + turn * stride
+    left = tl.load(entry + 1, mask=number < blocks, other=0)[:, None]
+    lane = tl.arange(0, BLOCK)[None, :]
+    places = first[:, None] + lane
+    numbers = tl.load(values + places, mask=lane < left, other=0)
+    numbers = rotated(numbers, signs, left, EACH, BLOCK, LEVELS, BACK, False)
+    tl.store(values + places, numbers, mask=lane < left)
 
 
 @triton.jit

@@ -12,8 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..operands import Places
 from . import LARGEST_BLOCK
 from .launching import divided, options, power_of_two, tile
+from .tiles import told
 
 TILE = tile(1024, interpreted=4096)  # elements of a program, at least
 LARGEST_UNIT = LARGEST_BLOCK
@@ -60,6 +62,13 @@ class Units:
         return self.unrotated_sizes if signs is None else self.rotated_sizes
 
 
+def placed(places: Places | None, other: Tensor) -> tuple[tuple[Tensor, int, int], dict[str, bool]]:
+    """Return the table of places, its blocks and stride, and the constants of kernels. `other`: where there is none."""
+    if places is None:
+        return (other, 1, 0), {"PLACED": False, "ALIGNED": False}
+    return (places.table, len(places.table), places.stride), {"PLACED": True, "ALIGNED": places.aligned}
+
+
 @functools.lru_cache(maxsize=1024)
 def cut(blocks: int, block: int) -> Units:
     """The units of so many blocks of so many elements."""
@@ -82,6 +91,26 @@ def unit_places(
 
 
 @triton.jit
+def vector_places(
+    table: tl.tensor, period: tl.tensor, stride: tl.tensor, unit: tl.tensor, place: tl.tensor, left: tl.tensor,
+    units: tl.tensor, size: tl.tensor, PLACED: tl.constexpr, ALIGNED: tl.constexpr, EACH: tl.constexpr, UNIT: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Return the first element of each unit in the vector, and the end of its block there; 0 for what is no unit.
+
+    `place`, `left`: the same in the payload, where blocks lie one behind the other.
+    """
+    if PLACED:
+        group = unit // EACH
+        turn, skipped = group // period, (unit - group * EACH) * UNIT
+        entry = table + 2 * (group - turn * period)
+        start = tl.load(entry, mask=unit < units, other=0) + turn * stride
+        end = start + tl.load(entry + 1, mask=unit < units, other=0)
+        return told(start + skipped, ALIGNED), end
+    else:
+        return place, tl.where(unit < units, tl.minimum(place + left, size), 0)
+
+
+@triton.jit
 def place_in_row(row: tl.tensor, first: tl.tensor, blocks: tl.tensor, block: tl.tensor) -> tl.tensor:
     """Return the places of elements in their rows; a multiple of 8 to the compiler where `first` is one."""
     return first - row * blocks * (block // 8) * 8
@@ -89,8 +118,15 @@ def place_in_row(row: tl.tensor, first: tl.tensor, blocks: tl.tensor, block: tl.
 
 @triton.jit
 def is_whole(
-    units: tl.tensor, size: tl.tensor, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr
-) -> tl.tensor:
+    table: tl.tensor, period: tl.tensor, units: tl.tensor, size: tl.tensor,
+    PLACED: tl.constexpr, EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
     """Return True if all lanes of the program's units are elements of the vector."""
-    end = (tl.program_id(0).to(tl.int64) + 1) * UNITS
-    return EXACT & (end <= units) & (end * UNIT <= size)
+    first = tl.program_id(0).to(tl.int64) * UNITS
+    if PLACED:
+        unit = first + tl.arange(0, UNITS)
+        group = unit // EACH
+        count = tl.load(table + 2 * (group % period) + 1, mask=unit < units, other=0)
+        return EXACT & (tl.min(count - (unit - group * EACH) * UNIT, 0) >= UNIT)
+    else:
+        return EXACT & (first + UNITS <= units) & ((first + UNITS) * UNIT <= size)

@@ -258,3 +258,69 @@ def test_what_is_not_finite_in_one_element_of_one_rank_shows_in_the_output_of_al
             assert not any(output.isfinite().all() for output in outputs), f"{bad} at {place} in step {step}"
             given[step % 2][place] = size
             simulation.step(given)
+
+
+# Whose blocks and factors are of one parameter each. Bucket-wide top-k, DGC and batched PowerSGD choose among all elements.
+OF_PARAMETERS = [
+    "int8",
+    "int8:rounding=stochastic",
+    "int4",
+    "int4:rotate=true",
+    "int2",
+    "ternary",
+    "onebit",
+    "onebit:rotate=false",
+    "powersgd:min_compression_rate=0",
+    "powersgd:payload=int4,min_compression_rate=0",
+    "acp-powersgd:min_compression_rate=0",
+    "hosts:ranks=2+int4",
+]
+SMALLER = 2.0**-13
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("spec", OF_PARAMETERS)
+def test_a_parameter_with_smaller_gradients_has_a_smaller_average_and_changes_no_other(
+    compiled_backend, spec, world_size
+):
+    """To the bit: a block that held elements of two parameters would round the smaller ones to zeros."""
+    within = layout(((16, 24), (7,), (5, 3, 3, 3), (1,), (128,)), torch.float32, world_size)
+
+    def averages(smaller=None):
+        simulation, generator, found = Simulation(build(spec), within), torch.Generator().manual_seed(1), []
+        for _ in range(2):
+            given = [torch.randn(within.numel, generator=generator) for _ in range(world_size)]
+            for gradient in given if smaller else ():
+                within.views(gradient)[smaller].mul_(SMALLER)
+            found.append(simulation.step(given)[0].clone())
+        return found
+
+    expected = averages()
+    for name in within.names:
+        for average, plain in zip(averages(name), expected, strict=True):
+            scaled = plain.clone()
+            within.views(scaled)[name].mul_(SMALLER)
+            assert torch.equal(average, scaled), name
+
+
+@pytest.mark.parametrize("spec", ["int8", "int4:error_feedback=false"])
+def test_parameters_whose_gradients_differ_by_ten_thousand_keep_nine_tenths_of_their_movement_with_adam(spec):
+    within = layout(((40, 30), (13,), (10,), (3, 7), (25,)), torch.float32, 2)
+    sizes = torch.cat([torch.full((size,), 10.0**-place) for place, size in enumerate(within.sizes)])
+    moved = {name: moves(name, within, sizes) for name in (spec, "none")}
+    for name, size in within.views(moved[spec]).items():
+        assert size.norm() >= 0.9 * within.views(moved["none"])[name].norm(), name
+
+
+def moves(spec, within, sizes, steps=100):
+    """How far Adam moves weights in steps towards a target, whose gradients are multiplied by `sizes`, with noise."""
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.zeros(within.numel, requires_grad=True)
+    target, optimizer = torch.randn(within.numel, generator=generator), torch.optim.Adam([weights], 1e-2, eps=0)
+    simulation = Simulation(build(spec), within)
+    for _ in range(steps):
+        noise = torch.randn(within.ranks.world_size, within.numel, generator=generator)
+        given = [sizes * (weights.detach() - target + 0.3 * each) for each in noise]
+        weights.grad = simulation.step(given)[0].clone()
+        optimizer.step()
+    return weights.detach()

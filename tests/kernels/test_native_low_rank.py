@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradwire import kernels
-from gradwire.kernels import Factors, Matrix
+from gradwire.kernels import Factors, Matrix, native
 
 from ..residuals import in_place
 from .native_given import NAN, native_of, needs_native, numbers
@@ -103,3 +103,23 @@ def test_16_bit_gradients_give_what_the_same_numbers_give_in_32_rounded_once(lev
     assert torch.equal(found[0][0], found[1][0])
     assert torch.equal(found[0][1], found[1][1])
     assert torch.equal(found[0][2], found[1][2].to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rank", [1, 3, 4, 6, 32])
+def test_what_every_rank_computes_by_itself_has_the_same_bits_on_every_instruction_set(rank, dtype):
+    factors = laid_out([(37, 53, rank), (70, 130, rank)])
+    size = 37 * 53 + 70 * 130
+    before, results = native.library().level(), []
+    try:
+        for name in native.library().levels():
+            assert native.library().choose_level(name)
+            grad, residual = numbers(size).to(dtype), numbers(size, seed=1)
+            p, q = numbers(factors.left_offsets[-1], seed=2), numbers(factors.right_offsets[-1], seed=3)
+            native_of(kernels.orthogonalize)(p, factors)
+            native_of(kernels.low_rank_finish)(grad, residual, factors, p, q)
+            native_of(kernels.normalize)(q, factors)
+            results.append(torch.cat([grad.float(), residual, p, q]))
+    finally:
+        native.library().choose_level(before)
+    assert all(torch.equal(each, results[0]) for each in results)

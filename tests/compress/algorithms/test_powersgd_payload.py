@@ -3,20 +3,20 @@
 import pytest
 import torch
 
-from gradwire.compress import Ranks, Simulation, compressor
+from gradwire.compress import Simulation, compressor
 from gradwire.compress.algorithms.powersgd import CODECS, coded_mean
 from gradwire.compress.simulate import simulate
 
-from ..given import gradients, layout
+from ..given import gradients, layout, placed
 
 
-def place(rank, world_size=2):
-    return Ranks(world_size, rank)
+def mean_of(codec, values, rank, world_size=2):
+    return coded_mean(codec, placed(layout(tuple(values.shape), world_size=world_size), rank=rank)).mean(values)
 
 
 def means(codec, given, world_size):
     """What each rank gets and has in it, in float64."""
-    found = simulate([coded_mean(codec, values.clone(), place(rank, world_size)) for rank, values in enumerate(given)])
+    found = simulate([mean_of(codec, values.clone(), rank, world_size) for rank, values in enumerate(given)])
     return [mean.double() for mean, _ in found], [sent.double() for _, sent in found]
 
 
@@ -51,9 +51,9 @@ def test_the_mean_is_that_of_the_method_without_error_feedback(spec):
 def test_what_the_ranks_gave_stays_as_it_was_and_nothing_is_sent_of_nothing():
     given = gradients(layout((300,)))
     kept = [values.clone() for values in given]
-    simulate([coded_mean("int8", values, place(rank)) for rank, values in enumerate(given)])
+    simulate([mean_of("int8", values, rank) for rank, values in enumerate(given)])
     assert all(map(torch.equal, given, kept))
-    assert simulate([coded_mean("int8", torch.empty(0), place(rank)) for rank in range(2)])[0][0].numel() == 0
+    assert simulate([mean_of("int8", torch.empty(0), rank) for rank in range(2)])[0][0].numel() == 0
 
 
 @pytest.mark.parametrize("codec", CODECS)

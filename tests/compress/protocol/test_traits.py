@@ -54,6 +54,8 @@ OWN = {
     ),  # of what surrounds it: Float32Arithmetic
     "powersgd": exactly(),
     "powersgd:payload=int8": exactly(packs_bytes=True),
+    "powersgd:rank=32": exactly(),
+    "fp16+powersgd:rank=33": exactly(varies_with_threads=True),
     "batched-powersgd": exactly(ignores_shapes=True),
     "randomk": exactly(ignores_shapes=True, forgets_what_it_sends=True),
     "fp16+acp-powersgd": exactly(forgets_what_it_sends=True),

@@ -1,6 +1,7 @@
 """Shards in two levels in the simulator: hosts sum first, and weights travel once to each other host."""
 
 import weakref
+from math import prod
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 from gradwire.compress import Ranks, simulate
 from gradwire.compress.shards.layout import ShardLayout
 from gradwire.compress.shards.reduction import ShardResidual, shard_sum
-from gradwire.compress.shards.weights import HeldWeights, OwnRows, weight_gather
+from gradwire.compress.shards.weights import HeldWeights, OwnRows, WeightKind, weight_gather
 from gradwire.compress.simulate import traffic
 from gradwire.compress.state.tree import Leaves, save
 
@@ -17,16 +18,14 @@ from .test_reduction import SimulatedRanks, flat_of, layouts, wholes
 ARRANGED = [(4, 2), (6, 3), (6, 2)]  # ranks, ranks of a host
 
 
-def quantized(row, bits):
-    """Blocks of 128, a shorter one last: the nearest multiple of a scale, in float32; written out anew."""
+def quantized(row, bits, sizes):
+    """A block of each shard, which has less than 128: the nearest multiple of a scale, in float32; written out anew."""
     steps, largest_code = {8: (127.0, 127), 4: (8.0, 7)}[bits]
-    out = row.clone()
-    for first in range(0, row.numel(), 128):
-        block = row[first : first + 128]
+    found = []
+    for block in row.split(sizes * (row.numel() // sum(sizes))):
         scale = block.abs().max() / steps
-        if scale > 0:
-            out[first : first + 128] = (block / scale).round().clamp(-largest_code, largest_code) * scale
-    return out
+        found.append((block / scale).round().clamp(-largest_code, largest_code) * scale if scale > 0 else block)
+    return torch.cat(found)
 
 
 class ByHand:
@@ -35,6 +34,7 @@ class ByHand:
     def __init__(self, ranks, per_host, bits, inside):
         self.ranks, self.per_host, self.bits, self.inside = ranks, per_host, bits, inside
         self.held = {}  # (rank, owner of the row)
+        self.sizes = [prod(shape) for shape in layouts(ranks)[0].shapes]
 
     def step(self, rows):
         """The mean of the rows for each owner; `rows`: of each rank, (ranks, row)."""
@@ -45,10 +45,10 @@ class ByHand:
             total = 0
             for other in range(host * self.per_host, (host + 1) * self.per_host):
                 sent = torch.cat([rows[other][owner] for owner in owners])
-                total = total + (quantized(sent, self.inside) if self.inside else sent)
+                total = total + (quantized(sent, self.inside, self.sizes) if self.inside else sent)
             for owner, of_host in zip(owners, total.split(rows[0].shape[1]), strict=True):
                 wanted = of_host + self.held.get((rank, owner), 0)
-                sent = quantized(wanted, self.bits)
+                sent = quantized(wanted, self.bits, self.sizes)
                 self.held[rank, owner] = wanted - sent
                 means[owner] += sent / self.ranks
         return torch.cat(means)
@@ -129,11 +129,12 @@ def gathered(spec, ranks, per_host):
     """Three gathers of weights that change; bytes that rank 0 sends between hosts, and inside its own, in each."""
     built = weight_gather(spec).placed(per_host, ranks)
     held = [HeldWeights(OwnRows.empty(each)) if built.differences else None for each in layouts(ranks)]
+    kinds = [WeightKind(torch.float32, each) for each in layouts(ranks)]
     found, bytes_sent = [], []
     for step in range(3):
         rows = flat_of(layouts(ranks)[0], wholes(step)).view(ranks, -1)
         outs, asked = [torch.empty(rows.numel()) for _ in rows], []
-        programs = [built.gather(*each) for each in zip(rows, outs, held, strict=True)]
+        programs = [built.gather(*each) for each in zip(rows, outs, kinds, held, strict=True)]
         simulate(programs, per_host, asked.append)
         sent = [traffic(each, Ranks(ranks, 0, per_host)) for each in asked]
         found.append(outs)

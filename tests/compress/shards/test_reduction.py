@@ -10,7 +10,7 @@ from gradwire.compress import Layout, Ranks, simulate
 from gradwire.compress.protocol.requests import next_request
 from gradwire.compress.shards.layout import ShardLayout
 from gradwire.compress.shards.reduction import Finite, shard_sum
-from gradwire.compress.shards.weights import weight_gather
+from gradwire.compress.shards.weights import WeightKind, weight_gather
 from gradwire.compress.simulate import alike
 from gradwire.compress.state.tree import Leaves, save
 from gradwire.kernels.memory_pool import Pool
@@ -227,6 +227,10 @@ def test_what_is_not_finite_reaches_the_owner_and_all_ranks_hear_of_it(spec, bad
         assert torch.equal(state.residual.wide(), old)
 
 
+def kind_of(whole):
+    return WeightKind(whole.dtype, ShardLayout(whole, (0,) * len(whole.names)))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("spec", ["none", "bf16", "int8", "int4"])
 def test_all_ranks_gather_the_same_rows_their_own_too(spec, dtype):
@@ -236,7 +240,11 @@ def test_all_ranks_gather_the_same_rows_their_own_too(spec, dtype):
     for rank, out in enumerate(outs):
         out.view(ranks, row)[rank] = mine[rank]
     built = weight_gather(spec)
-    simulate([built.gather(out.view(ranks, row)[rank], out) for rank, out in enumerate(outs)])
+    kinds = [
+        kind_of(Layout(("a",), ((ranks * row,),), dtype, torch.device("cpu"), Ranks(ranks, rank)))
+        for rank in range(ranks)
+    ]
+    simulate([built.gather(out.view(ranks, row)[rank], out, kinds[rank]) for rank, out in enumerate(outs)])
     assert all(torch.equal(out, outs[0]) for out in outs)
     largest = torch.stack(mine).abs().max().item()
     error = (outs[0] - torch.cat(mine)).abs().max().item()
@@ -260,12 +268,12 @@ def calls_on(ranks, spec):
     """Functions, of Python and of C, that one rank of so many calls in a reduction and a gather."""
     whole = Layout(("a", "b"), ((510, 40), (301,)), torch.float32, torch.device("cpu"), Ranks(ranks))
     layout, reduction, weights = ShardLayout(whole, (0, 0)), shard_sum(spec), weight_gather("int8")
-    state, count = reduction.init(layout), 0
+    state, kind, count = reduction.init(layout), kind_of(whole), 0
 
     def step():
         out, rows = torch.zeros(layout.row), torch.ones(layout.numel)
         drive(reduction.reduce(torch.ones(layout.numel), state, out), layout.whole.ranks)
-        drive(weights.gather(rows[: layout.row].clone(), rows), layout.whole.ranks)
+        drive(weights.gather(rows[: layout.row].clone(), rows, kind), layout.whole.ranks)
 
     def note(frame, event, argument):
         nonlocal count
@@ -324,5 +332,57 @@ def test_payloads_lie_in_pooled_memory(reduces, monkeypatch):
     layout, reduction = layouts(4)[0], shard_sum("int8")
     whole, row = torch.ones(layout.numel), torch.ones(layout.row)
     state = reduction.init(layout)
-    program = reduction.reduce(whole, state, row) if reduces else weight_gather("int8").gather(row, whole)
+    gather = weight_gather("int8").gather(row, whole, kind_of(layout.whole))
+    program = reduction.reduce(whole, state, row) if reduces else gather
     assert next(program).tensor.nbytes <= mine._lent
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("spec", ["int8", "int4:error_feedback=false", "int2", "onebit", "onebit:rotate=false"])
+def test_a_parameter_with_smaller_gradients_has_a_smaller_mean_and_changes_no_other(spec, ranks):
+    def means(smaller=None):
+        named = [wholes(rank) for rank in range(ranks)]
+        for each in named if smaller else ():
+            each[smaller].mul_(2.0**-13)
+        simulated = SimulatedRanks(spec, ranks)
+        return simulated.layouts[0].joined(simulated.step(named))
+
+    expected = means()
+    for name in expected:
+        for other, mean in means(name).items():
+            assert torch.equal(mean, expected[other] * 2.0**-13 if other == name else expected[other]), (name, other)
+
+
+@pytest.mark.parametrize("spec", ["int8", "int4:send=weights", "onebit:send=weights"])
+def test_a_parameter_with_smaller_weights_is_gathered_as_exactly_as_others(spec):
+    def gathered(smaller=None):
+        named, places = wholes(5), layouts(3)
+        if smaller:
+            named[smaller].mul_(2.0**-13)
+        rows = flat_of(places[0], named).view(3, -1)
+        outs, built = [torch.full((rows.numel(),), torch.nan) for _ in rows], weight_gather(spec)
+        simulate(
+            [built.gather(row, out, WeightKind(row.dtype, at)) for row, out, at in zip(rows, outs, places, strict=True)]
+        )
+        assert all(torch.equal(out, outs[0]) for out in outs)
+        return places[0].joined(outs[0])
+
+    expected = gathered()
+    for name in expected:
+        for other, weights in gathered(name).items():
+            assert torch.equal(weights, expected[other] * 2.0**-13 if other == name else expected[other]), (name, other)
+
+
+@pytest.mark.parametrize("feedback", ["error_feedback=false", "feedback=1"])
+def test_a_shard_that_is_shorter_than_others_makes_no_sign_smaller(feedback):
+    """Shards of five rows on four ranks have 2, 2, 1 and 0 rows: the zeros behind count for no mean."""
+    ranks, spec = 4, f"onebit:rotate=false,{feedback}"
+    named = [wholes(rank) for rank in range(ranks)]
+    simulated = SimulatedRanks(spec, ranks)
+    mean = simulated.layouts[0].joined(simulated.step(named))
+    for name in ("a", "b"):
+        rows = -(-len(named[0][name]) // ranks)
+        for first in range(0, len(named[0][name]), rows):
+            shards = [each[name][first : first + rows] for each in named]
+            expected = sum(shard.abs().mean() * torch.where(shard >= 0, 1, -1) for shard in shards) / ranks
+            assert torch.allclose(mean[name][first : first + rows], expected, atol=1e-6)

@@ -5,7 +5,7 @@ import torch
 
 from gradwire.compress import Layout, Ranks
 from gradwire.compress.shards.layout import ShardLayout
-from gradwire.compress.shards.weights import HeldWeights, OwnRows, weight_gather
+from gradwire.compress.shards.weights import HeldWeights, OwnRows, WeightKind, weight_gather
 from gradwire.compress.simulate import simulate
 
 RANKS = 3
@@ -22,10 +22,14 @@ def off(spec, row, gathers):
     first, rows = torch.zeros(RANKS, row), torch.randn(RANKS, row, generator=generator)
     weights = weight_gather(spec)
     held = [HeldWeights(OwnRows.empty(layout_of(rank, row))) if weights.differences else None for rank in range(RANKS)]
+    kinds = [WeightKind(torch.float32, layout_of(rank, row)) for rank in range(RANKS)]
     found = []
     for number in range(gathers + 1):
         exact = rows + 1e-6 * number if number else first  # a row that has not changed sends nothing
-        programs = [weights.gather(exact[rank].clone(), torch.empty(RANKS * row), held[rank]) for rank in range(RANKS)]
+        programs = [
+            weights.gather(exact[rank].clone(), torch.empty(RANKS * row), kinds[rank], held[rank])
+            for rank in range(RANKS)
+        ]
         answers = simulate(programs)
         assert all(torch.equal(each, answers[0]) for each in answers)
         found.append(float((answers[0].view(RANKS, row) - exact).norm() / rows.norm()))

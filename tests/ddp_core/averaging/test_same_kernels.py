@@ -12,6 +12,7 @@ from torch import nn
 import gradwire
 from gradwire import kernels
 from gradwire.compress import Ranks, compressor
+from gradwire.compress.protocol.compressor import traits_of
 from gradwire.compress.simulate import operations_of
 from gradwire.ddp_core import over
 from gradwire.ddp_core.averaging import same_kernels, step_checks
@@ -176,7 +177,8 @@ def test_each_fallback_names_the_ranks_that_lack_better_backends_for_its_operati
     monkeypatch.setattr(same_kernels, "agree_on", lambda device, choices: None)
     best = ["cuda", "triton", "reference"]
     lacking = [{}, {"a": best[1:], "c": best[2:]}, {"b": best[1:]}]  # by rank
-    offers = [{"offers": {"a": best, "b": best, "c": best} | each, "versions": {}} for each in lacking]
+    rest = {"versions": {}, "threads": {}, "varies": False}
+    offers = [{"offers": {"a": best, "b": best, "c": best} | each, **rest} for each in lacking]
     same_kernels.follow_kernels(offers, 0, torch.device("cpu"))
     assert [record.getMessage() for record in caplog.records] == [
         "c runs on the kernel backend reference, since ranks [1] have no better one",
@@ -194,3 +196,34 @@ def test_operations_are_those_of_all_steps_stages_and_ranks_of_a_host(spec):
     }
     assert operations_of(compressor(spec), *within) >= expected[spec]
     assert operations_of(compressor("none"), *within) == set()
+
+
+def with_threads(rank, world_size, spec, backend):
+    """Whether ranks with other numbers of threads may round differently, and the warnings."""
+    torch.set_num_threads(1 + rank)
+    names = operations_of(compressor(spec), torch.float32, Ranks(world_size))
+    varies = traits_of(compressor(spec)).varies_with_threads
+    with kernels_of(backend), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        differ = same_kernels.agree_on_kernels(
+            names, over(dist.group.WORLD), torch.device("cpu"), varies_with_threads=varies
+        )
+    torch.set_num_threads(1)
+    return differ, [str(each.message) for each in caught]
+
+
+@native
+@pytest.mark.parametrize(
+    ("spec", "backend", "differ"),
+    [
+        ("powersgd:rank=33", None, True),
+        ("powersgd:rank=32", None, False),
+        ("powersgd:rank=4", "reference", True),
+        ("int4", "reference", False),
+    ],
+)
+def test_threads_that_differ_count_where_torch_multiplies_matrices(ranks, spec, backend, differ):
+    (first, texts), second = ranks.run(with_threads, 2, spec, backend)
+    assert (first, second) == (differ, (differ, []))
+    assert len(texts) == differ
+    assert all("threads: 1 on ranks [0], 2 on ranks [1]" in text for text in texts)

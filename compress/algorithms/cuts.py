@@ -1,0 +1,162 @@
+"""The cut of flat vectors into rows of payload, whose blocks begin anew at each parameter.
+
+A block has one scale. If it held elements of two parameters, the one with the smaller gradients would be rounded to zeros.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ...kernels import Places, Residual
+from ..protocol.compressor import Codec, own_traits
+from ..protocol.layout import Layout
+
+Span: TypeAlias = tuple[int, int]  # first element, elements
+ORDER = 4  # elements: what a GPU loads at once
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The rows of a codec's payload.
+
+    Attributes:
+        length: the elements of a row, with its padding.
+        served: the first element of this rank's row in the vector, and the one after its last.
+        rows: the places of all rows' blocks; None if they lie one behind the other.
+        own: the places of this rank's blocks in its own row.
+        gaps: True if the rows have elements between blocks, which no block has.
+    """
+
+    length: int
+    served: tuple[int, int]
+    rows: Places | None = None
+    own: Places | None = None
+    gaps: bool = False
+
+    def encode(
+        self,
+        codec: Codec,
+        grad: Tensor,
+        residual: Residual | None,
+        rows: Tensor,
+        random: tuple[int, ...] = (),
+        own: bool = False,
+    ) -> None:
+        """Encode all rows, or this rank's `own`. `random`: the key and counter of a codec that draws."""
+        codec.encode(grad, residual, rows, self.length, *random, **self._where(self.own if own else self.rows))
+
+    def decode(
+        self, codec: Any, rows: Tensor, out: Tensor, residual: Sequence[Tensor | None] = (), own: bool = False
+    ) -> None:
+        """Decode all rows, or this rank's `own`. `residual`: the fourth argument of codecs that take 16 bits, if any."""
+        if self.gaps:
+            out.zero_()
+        codec.decode(rows, out, self.length, *residual, **self._where(self.own if own else self.rows))
+
+    def repeated(self, ranks: int, stride: int) -> Cut:
+        """Return the cut of so many rows like this rank's, each so many elements behind the one before."""
+        own = self.own and Places(
+            self.own.table, ranks * self.own.blocks, stride, self.own.aligned and not stride % ORDER
+        )
+        return Cut(self.length, self.served, own, None, self.gaps)
+
+    def _where(self, places: Places | None) -> dict[str, Places]:
+        return {} if places is None else {"places": places}
+
+
+def cut_bucket(codec: Any, layout: Layout, rows: int, own: int = 0) -> Cut:
+    """Return the cut of a bucket into so many rows of as many blocks each; `own`: this rank's."""
+    return _cut_bucket(codec, layout.sizes, rows, own, layout.device)
+
+
+@functools.lru_cache(
+    maxsize=1024
+)  # `adaptive` tries compressors anew now and then, and a GPU would wait for new tables
+def _cut_bucket(codec: Any, sizes: tuple[int, ...], ranks: int, rank: int, device: torch.device) -> Cut:
+    numel = sum(sizes)
+    length = codec.row_length(-(-numel // ranks))
+    if _in_order(codec, sizes, length):
+        start = min(rank * length, numel)
+        return Cut(length, (start, min(start + length, numel)))
+    spans = _blocks_of(_spans(sizes), codec.block)
+    each = -(-len(spans) // ranks)
+    length = codec.row_length(min(max(sizes), codec.block)) if each == 1 else each * codec.block
+    end = torch.tensor([[numel, 0]], device="cpu").expand(each * ranks - len(spans), 2)
+    rows = torch.cat([spans, end]).view(ranks, each, 2)
+    start, stop = int(rows[rank, 0, 0]), int(rows[rank, -1].sum())
+    own = rows[rank] - torch.tensor([start, 0], device="cpu")
+    return Cut(length, (start, stop), _places(rows.flatten(0, 1), device), _places(own, device))
+
+
+def cut_shards(codec: Any, rows: Sequence[Sequence[Span]], row: int, rank: int, device: torch.device) -> Cut:
+    """Return the cut of rows of `row` elements: of each its parameters' spans, from its first element on.
+
+    The rows have as many spans, and each span in all rows as much room: that of the longest of them. `rank`: this rank's
+    place among the rows.
+    """
+    length, served = codec.row_length(row), (rank * row, (rank + 1) * row)
+    sizes = [max(span[1] for span in column) for column in zip(*rows, strict=True)]
+    alike = all(each == rows[0] for each in rows)
+    if not own_traits(codec).blocks or (
+        alike and sum(sizes) == row and _in_order(codec, sizes, length) and length == row
+    ):
+        return Cut(length, served)
+    tables = [_blocks_of(each, codec.block, sizes) for each in (rows[:1] if alike else rows)]
+    length = codec.row_length(min(max(sizes), codec.block)) if len(tables[0]) == 1 else len(tables[0]) * codec.block
+    own, gaps = _places(tables[0 if alike else rank], device), not alike or sum(sizes) < row
+    if alike:
+        cut = Cut(length, served, None, own, gaps).repeated(len(rows), row)
+        return Cut(length, served, cut.rows, own, gaps)
+    behind = [table + torch.tensor([place * row, 0], device="cpu") for place, table in enumerate(tables)]
+    return Cut(length, served, _places(torch.cat(behind), device), own, gaps)
+
+
+def _in_order(codec: Any, sizes: Sequence[int], length: int) -> bool:
+    """Return True if no block of rows of `length` crosses the border of a parameter, or the codec has no blocks."""
+    if not own_traits(codec).blocks:
+        return True
+    block = min(codec.block, length)
+    return all(first % block == 0 for first, size in _spans(sizes) if size)
+
+
+def _spans(sizes: Sequence[int]) -> list[Span]:
+    """Return the span of each parameter, one behind the other."""
+    spans, first = [], 0
+    for size in sizes:
+        spans.append((first, size))
+        first += size
+    return spans
+
+
+def _blocks_of(spans: Sequence[Span], block: int, room: Sequence[int] | None = None) -> Tensor:
+    """Return the first element and the elements of each block, int64 (blocks, 2). `room`: elements to have blocks for."""
+    table = torch.tensor(spans, dtype=torch.int64, device="cpu").view(-1, 2)
+    firsts, sizes = table.unbind(1)
+    counts = (
+        (sizes if room is None else torch.tensor(room, device="cpu")).add(block - 1).div(block, rounding_mode="floor")
+    )
+    owner = torch.arange(len(table), device="cpu").repeat_interleave(counts)
+    within = (torch.arange(len(owner), device="cpu") - (counts.cumsum(0) - counts)[owner]) * block
+    return torch.stack([firsts[owner] + within, (sizes[owner] - within).clamp(0, block)], 1)
+
+
+def _places(table: Tensor, device: torch.device) -> Places:
+    aligned = not bool((table[:, 0] % ORDER).any())
+    return Places(table.contiguous().to(device), len(table), aligned=aligned)
+
+
+def lengthened(flat: Tensor, rows: int, length: int) -> Tensor:
+    """Return so many equal rows with zeros behind each, up to `length` elements; `flat` itself where they are as long.
+
+    >>> lengthened(torch.ones(4), 2, 3)
+    tensor([1., 1., 0., 1., 1., 0.])
+    """
+    row = flat.numel() // rows
+    return flat if row == length else pad(flat.view(rows, row), (0, length - row)).view(-1)
