@@ -363,7 +363,7 @@ class LocalSteps:
             return saved.state_of(self._setup, self.steps, self._rounds, self._inside, replaced=replaced)
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Continue from a saved state, loaded after the model.
+        """Continue from a saved state, loaded after the model. A state from before the sites' round leaves their model.
 
         Args:
             state: this rank's state; or a list with the states of all sites, to continue on another number of sites.
@@ -375,9 +375,11 @@ class LocalSteps:
         """
         with self._lock, torch.no_grad():
             self._land()
-            self.steps, self._replaced = saved.load(state, self._setup, self._rounds, self._inside)
+            found = saved.load(state, self._setup, self._rounds, self._inside, fresh=not self.steps)
+            self.steps, self._replaced, ahead = found
             self.round = self._own_round = self._rounds.round
             self._set_due()
-            if not isinstance(state, Mapping):
+            if ahead or not isinstance(state, Mapping):
                 self._reset()
+            if not isinstance(state, Mapping):
                 self._agree()
