@@ -11,15 +11,21 @@ import contextlib
 from dataclasses import dataclass
 
 CHUNK = 16384  # bytes that travel together
+LOOK = 0.02  # seconds between two looks at a direction that is cut
 QUEUE = 0.1  # seconds of bytes that wait in front of a line: without any, each late timer would make it slower
 
 
 @dataclass
 class Direction:
-    """One direction of a line. `rate`: bytes per second; `delay`: seconds."""
+    """One direction of a line. `rate`: bytes per second; `delay`: seconds.
+
+    `cut`: nothing passes as long as it is True. `held`: bytes that a cut has held up so far.
+    """
 
     rate: float
     delay: float = 0.0
+    cut: bool = False
+    held: int = 0
     _free: float = 0.0
 
     def leaves(self, size: int, now: float) -> tuple[float, float]:
@@ -71,7 +77,7 @@ class Wan:
 async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: Direction) -> None:
     """Pass bytes on in order, each when the line has carried it; the end of the bytes, too."""
     waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
-    delivering = asyncio.ensure_future(_deliver(waiting, writer))
+    delivering = asyncio.ensure_future(_deliver(waiting, writer, line))
     loop = asyncio.get_running_loop()
     try:
         while chunk := await reader.read(CHUNK):
@@ -84,10 +90,13 @@ async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line
         delivering.cancel()
 
 
-async def _deliver(waiting: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
+async def _deliver(waiting: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter, line: Direction) -> None:
     while True:
         arrives, chunk = await waiting.get()
         await asyncio.sleep(arrives - asyncio.get_running_loop().time())
+        line.held += len(chunk) if line.cut else 0
+        while line.cut:
+            await asyncio.sleep(LOOK)
         if not chunk:
             with contextlib.suppress(OSError):
                 writer.write_eof()

@@ -8,7 +8,6 @@ from datetime import timedelta
 from typing import Any
 from weakref import WeakValueDictionary
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -120,10 +119,3 @@ def rounds_of(
     return Rounds(
         sites, parts, buffers, outer(specification), built, decorate, checked(outliers), divided=inside.size > 1
     )
-
-
-def flat(buffers: Sequence[Tensor]) -> Tensor:
-    """Return the buffers one behind the other, in 64 bits where any of them has as many, else in 32."""
-    dtype = torch.float64 if any(buffer.dtype == torch.float64 for buffer in buffers) else torch.float32
-    empty = torch.empty(0, dtype=dtype)
-    return torch.cat([empty, *(buffer.detach().to("cpu", dtype).reshape(-1) for buffer in buffers)])

@@ -70,9 +70,15 @@ class Fragment:
         ]
 
     def note(self) -> None:
-        """Keep what parameters are before their first step of training."""
+        """Keep what parameters are before their first step of training. Raises ValueError for what no site can take."""
         for name in self.unnoted():
-            self.unfrozen[name] = self.value(name)
+            value = self.value(name)
+            if not bool(value.isfinite().all()):
+                raise ValueError(
+                    f"the parameter {name} was unfrozen and has values that are not finite: give it finite ones before its "
+                    "first step, as all sites average it from there"
+                )
+            self.unfrozen[name] = value
 
     def value(self, name: str) -> Tensor:
         """Return a copy of what a frozen parameter is now, flat."""

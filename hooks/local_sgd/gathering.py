@@ -1,13 +1,17 @@
 """The meetings of one training, as the rendezvous keeps them: who waits, and when the next meeting is closed.
 
-A site that comes waits until all sites of the last meeting are there, or until its patience ends. Then the meeting is
-closed. All that came are in it, and get its record. A site that comes later gets into the next one.
+The voters are the sites of the last meeting that had a majority. Once more than half of them are there, the others have
+`grace`. Exactly half of them, with the one that came first, wait a third of `limit`. A minority waits the whole `limit`,
+then continues by itself: a training whose other sites died must go on. The voters stay the same meanwhile, so that the
+others return to their own model, until another `limit` has passed. Then the minority is the training.
+
+All that came are in the meeting, and get its record. A site that comes later gets into the next one.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +19,7 @@ from .records import BadRecord
 from .records import field as checked
 from .standing import Claim, is_identity, judge
 
+PHASES = 3  # of a round's limit: waiting for others, the round itself, meeting again without those that it lost
 SITES = 1024  # that wait for a meeting at most
 TEXTS = ("id", "name", "setup", "link", "host")  # in the message of a site that comes
 
@@ -27,9 +32,9 @@ class Arrival:
 
     `link`: the name of the connections that it holds from earlier meetings; `host`, `port`: where others reach it.
     `port` 0: it only dials out, to a relay. `met`: the last meeting that it was in. `sites`: how many it waits for in a new
-    training, at most `start` seconds. `phase`: seconds that it waits for others in a training that it is in; `grace`: for
-    the last ones, once most are there. A site that knows its training from a server that has started anew waits for as many
-    as there were.
+    training, at most `start` seconds. `phase`: a third of the limit of its rounds, in seconds; `grace`: its wait for the
+    last sites of its training, once most are there. A site that knows its training from a server that has started anew waits
+    for as many as there were.
     """
 
     id: str
@@ -79,14 +84,19 @@ class Arrival:
 class Gathering:
     """`number`: of the last meeting; `members`: the sites that were in it, `setup` and `training`: what they share.
 
-    `members` are in the order in which they first came: a newcomer is behind the others, and dials them. `token`: known to
-    them alone. `relay`: they connect through the rendezvous. `ended`: the last meeting of a training that has ended, and
-    its round.
+    `members` are in the order in which they first came: a newcomer is behind the others, and dials them. `voters`: the sites
+    of the last meeting that had a majority, in this order, and `majority`: its number. `apart`: sites of later meetings,
+    which a minority has had since `apart_since`. `token`: known to the members alone. `relay`: they connect through the
+    rendezvous. `ended`: the last meeting of a training that has ended, and its round.
     """
 
     relay: bool = False
     number: int = 0
     members: tuple[str, ...] = ()
+    voters: tuple[str, ...] = ()
+    majority: int = 0
+    apart: frozenset[str] = frozenset()
+    apart_since: float | None = None
     token: str = ""
     setup: str = ""
     training: str = ""
@@ -96,7 +106,7 @@ class Gathering:
     @property
     def expected(self) -> frozenset[str]:
         """The sites that the next meeting waits for; none where the training has ended."""
-        return frozenset(() if self.ended[0] >= self.number else self.members)
+        return frozenset(() if self.ended[0] >= self.majority else (*self.voters, *self.members))
 
     def add(self, arrival: Arrival) -> None:
         """Have a site wait."""
@@ -105,9 +115,11 @@ class Gathering:
         self.waiting[arrival.id] = arrival
 
     def end(self, meeting: int, number: int) -> None:
-        """Note that the training has ended after a meeting, at round `number`."""
-        if 0 < meeting <= self.number:
-            self.ended = max(self.ended, (meeting, number))
+        """Note that the training has ended after a meeting, at round `number`. A minority ends nothing but its own part."""
+        if 0 < meeting == self.majority:
+            self.ended = max(self.ended, (self.number, number))
+        elif meeting == self.number:
+            self.members = ()
 
     def review(self, now: float) -> dict[str, Answer]:
         """Return answers to sites that wait no longer, by site: records of a meeting, or errors."""
@@ -121,8 +133,8 @@ class Gathering:
             said = f"{others}only {len(self.waiting)} of {each.sites} sites came within {each.start:g} s: {here}"
             answers[each.id] = _error("alone", said)
         self._dismiss(answers)
-        if any(self._due(each, now) for each in self.waiting.values()):
-            answers |= self._close()
+        if self.waiting and self._due(now):
+            answers |= self._close(now)
             self._dismiss(answers)
         return answers
 
@@ -138,47 +150,64 @@ class Gathering:
         return self.expected & self.waiting.keys()
 
     def _late(self, arrival: Arrival, now: float) -> bool:
-        patience = arrival.phase if arrival.id in self.expected else arrival.start
-        return now - arrival.since >= patience
+        """Return True for a site that has waited too long for the sites of a training that it is not in."""
+        return arrival.id not in self.expected and now - arrival.since >= arrival.start
 
     def _enough(self, arrival: Arrival) -> bool:
         return bool(self._came()) or len(self.waiting) >= arrival.sites
 
-    def _due(self, arrival: Arrival, now: float) -> bool:
-        """Return True if a site waits no longer: all have come, or its patience has ended."""
-        enough = len(self.waiting) >= arrival.sites
-        everyone = self.expected <= self._came() if self.expected else enough
-        gone = not self._came() and now - arrival.since >= arrival.phase
-        late = self._late(arrival, now) or self._most_have_waited(arrival.grace, now)
-        return everyone or late or (gone and (enough or self._survives(arrival)))
+    def _due(self, now: float) -> bool:
+        """Return True if sites wait no longer: all have come, or their patience has ended."""
+        if not self.expected:
+            return any(self._enough(each) for each in self.waiting.values())
+        if self.expected <= self._came():
+            return True
+        for group in (self.voters, self.members):  # the same but after meetings of a minority
+            if self._prevails(group):
+                return self._patience_ends(group, now)
+        came = [self.waiting[site] for site in self._came()]
+        gone = [each for each in self.waiting.values() if self._enough(each) or self._survives(each)]
+        return any(now - each.since >= PHASES * each.phase for each in came or gone)
 
-    def _most_have_waited(self, grace: float, now: float) -> bool:
-        """Return True if more than half of the last meeting's sites have been here together for so many seconds."""
-        most, came = len(self.expected) // 2, sorted(self.waiting[site].since for site in self._came())
-        return most < len(came) and now - came[most] >= grace
+    def _prevails(self, group: Sequence[str]) -> bool:
+        """Return True if more than half of a group is here, or exactly half with the site that came first."""
+        here = [site for site in group if site in self.waiting]
+        return 2 * len(here) > len(group) or (0 < 2 * len(here) == len(group) and group[0] in here)
+
+    def _patience_ends(self, group: Sequence[str], now: float) -> bool:
+        """Return True if the sites of a group that prevails wait no longer for others."""
+        here = sorted((each for site, each in self.waiting.items() if site in group), key=lambda each: each.since)
+        if 2 * len(here) == len(group):
+            return any(now - each.since >= each.phase for each in here)
+        most = here[len(group) // 2]  # with it they were more than half
+        whole = len(here) == len(group) and group is not self.voters
+        return whole or now - most.since >= min(each.grace for each in here)
 
     def _survives(self, arrival: Arrival) -> bool:
-        """Return True for one of more sites that have the model than were in the last meeting.
+        """Return True for one of more sites that have the model than the training waits for.
 
         Fewer may be late themselves, while the others are on their way between two meetings.
         """
         known = [each.id for each in self.waiting.values() if each.met > 0 and each.claim.training == self.training]
         return bool(self.training) and arrival.id in known and len(known) > len(self.expected)
 
-    def _close(self) -> dict[str, Answer]:
+    def _close(self, now: float) -> dict[str, Answer]:
         """Close the meeting, and return its record for each site, or the reason why a site is not in it."""
-        here = dict(self.waiting)
-        incumbents = {site for site in self._came() if here[site].met}  # those that have not begun another training
+        here, came = dict(self.waiting), self._came()
+        prevails = not came or self._prevails(self.voters)
+        voting = came & {*self.voters} if prevails else came
+        incumbents = {site for site in voting if here[site].met}  # those that have not begun another training
         setup = self.setup if incumbents else next(iter(here.values())).setup
         answers = {site: _error("setup", setup) for site, each in here.items() if each.setup != setup}
         alike = {site: each for site, each in here.items() if site not in answers}
         claims = {site: each.claim for site, each in alike.items()}
-        verdict = judge(claims, incumbents, self.training if incumbents else "")
+        verdict = judge(claims, incumbents, self.training if incumbents else "", self.apart)
         answers |= {site: _error("refused", reason) for site, reason in verdict.refused.items()}
         members = sorted((site for site in alike if site not in answers), key=self._seniority)
         if not members:
             return answers
         self.number, self.members, self.setup = self.number + 1, tuple(members), setup
+        self._count_votes(now, prevails=prevails, limit=PHASES * here[members[0]].phase)
         self.training, self.token = verdict.training or f"{secrets.randbits(62):016x}", secrets.token_hex(16)
         record = {
             "kind": "record",
@@ -192,12 +221,23 @@ class Gathering:
         }
         return answers | dict.fromkeys(members, record)
 
+    def _count_votes(self, now: float, *, prevails: bool, limit: float) -> None:
+        """Note whether the members of a new meeting are the voters from now on."""
+        if prevails or (self.apart_since is not None and now - self.apart_since >= limit):
+            self.voters, self.majority = self.members, self.number
+            self.apart, self.apart_since = self.apart - {*self.members}, None
+        else:
+            self.apart |= {*self.members}
+            self.apart_since = now if self.apart_since is None else self.apart_since
+
     def _seniority(self, site: str) -> int:
-        return self.members.index(site) if site in self.members else len(self.members)
+        known = (*self.voters, *self.members)
+        return known.index(site) if site in known else len(known)
 
     def deadlines(self, arrival: Arrival) -> Iterator[float]:
         """Return the times at which the wait of a site may end."""
-        yield from (arrival.since + seconds for seconds in (arrival.grace, arrival.phase, arrival.start))
+        waits = (arrival.grace, arrival.phase, PHASES * arrival.phase, arrival.start)
+        yield from (arrival.since + seconds for seconds in waits)
 
 
 def _error(error: str, message: str, number: int = 0) -> Answer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
@@ -10,6 +11,8 @@ from ...ddp_core.transport.rank_messages import checksum
 from .fragment import Fragment
 from .sites import Meeting
 
+logger = logging.getLogger(__name__)
+FAR = 1000.0  # times the largest number of the model, or 1, that a parameter which joins may have
 FROZEN, UNFROZEN, JOINED = range(3)  # what a site reports of each parameter that was frozen at the start
 SHOWN = 5  # names in a message
 
@@ -51,7 +54,16 @@ def anchors(
     if any(there != [here] for there in meeting.tell([here])):
         for source in sorted(set(sources.values())):
             meeting.copy_from(source, [value for name, value in values.items() if sources[name] == source])
-    return values
+    most = FAR * max([1.0, *(float(part.anchor.abs().max()) for part in fragments if part.anchor.numel())])
+    bad = [name for name, value in values.items() if not bool((value.abs() <= most).all())]
+    for name in bad:
+        logger.warning(
+            "the parameter %s, which %s has unfrozen, stays frozen: its value there is not finite, or above %.3g",
+            name,
+            meeting.names[sources[name]],
+            most,
+        )
+    return {name: value for name, value in values.items() if name not in bad}
 
 
 def strays(module: nn.Module, fragments: Sequence[Fragment]) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import ipaddress
 import logging
 import secrets
 import socket
@@ -27,10 +28,12 @@ FRAME = 1 << 20  # bytes of a frame at most: no end takes more memory before it 
 BUFFER = 1 << 18  # bytes that wait unread in a connection
 LENGTH, COUNTER = struct.Struct(">I"), struct.Struct(">Q")
 HANDSHAKE = 10.0  # seconds in which a new connection has to prove itself
-STRANGERS = 64  # connections that have not yet; one from the address with the most makes room for the next
+STRANGERS = 512  # connections that have not yet; one from the network with the most makes room for the next
+NETWORKS = {4: 24, 6: 64}  # bits of an address that are its network's: a host gets any address of its /64 at will
 REFUSED = bytes(TAG)  # in place of a listener's proof, to a dialer whose proof is wrong
-MEMBERS = 2048  # connections that have
+MEMBERS = 1 << 14  # connections that have: of each rank of each site
 PAUSE = 0.5  # seconds after which accepting is tried again
+NEXT_ADDRESS = 0.5  # seconds after which the next address of a host name is tried, beside the ones before
 SILENCE = 60.0  # seconds at least after which a connection to a host that has vanished ends
 
 
@@ -116,23 +119,34 @@ async def _exactly(reader: asyncio.StreamReader, size: int, peer: str) -> bytes:
 
 
 async def dial(host: str, port: int, secret: Secret, peer: str, patience: float = HANDSHAKE) -> Link:
-    """Connect to a listener. Raises LinkError where that fails, NotProven where the secrets differ."""
+    """Connect to a listener. Raises LinkError where that fails, NotProven where the secrets differ.
+
+    `peer`: its name without its address. Of a host name's addresses another one is tried while one does not answer.
+    """
+    known = f"{peer} at {shown(host, port)}"
     try:
-        opening = asyncio.open_connection(host, port, limit=BUFFER, ssl=secret.dialing)
+        opening = asyncio.open_connection(
+            host, port, limit=BUFFER, ssl=secret.dialing, happy_eyeballs_delay=min(NEXT_ADDRESS, patience / 4)
+        )
         reader, writer = await asyncio.wait_for(opening, patience)
         _set_socket_options(writer, patience)
     except ssl.SSLCertVerificationError as error:
-        raise NotProven(f"{peer} has another certificate: give all sites the same file. {error}") from error
+        raise NotProven(f"{known} has another certificate: give all sites the same file. {error}") from error
     except (OSError, asyncio.TimeoutError) as error:
         hint = ", or has a secret without a certificate" if secret.pair else ""
-        raise LinkError(f"{peer} does not answer at {host}:{port}{hint}: {error or 'no answer in time'}") from error
+        raise LinkError(f"{known} does not answer{hint}: {error or 'no answer in time'}") from error
     try:
-        return await asyncio.wait_for(_proven(reader, writer, secret.key, peer, dials=True), min(patience, HANDSHAKE))
+        return await asyncio.wait_for(_proven(reader, writer, secret.key, known, dials=True), min(patience, HANDSHAKE))
     except BaseException as error:
         writer.transport.abort()
         if isinstance(error, asyncio.TimeoutError):
-            raise LinkError(f"{peer} at {host}:{port} did not answer within {patience:g} s") from error
+            raise LinkError(f"{known} did not answer within {patience:g} s") from error
         raise
+
+
+def shown(host: str, port: int) -> str:
+    """Return an address as users write it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _set_socket_options(writer: asyncio.StreamWriter, patience: float) -> None:
@@ -201,7 +215,7 @@ class Listener:
     def __init__(self, secret: Secret, serve: Callable[[Link], Awaitable[None]], patience: float = SILENCE) -> None:
         self._key, self._tls = secret.key, secret.listening
         self._serve, self._patience, self._members = serve, patience, 0
-        self._strangers: dict[asyncio.Task[None], str] = {}  # to their addresses
+        self._strangers: dict[asyncio.Task[None], str] = {}  # to their networks
         self._accepting: list[asyncio.Task[None]] = []
 
     async def open(self, host: str, port: int) -> int:
@@ -227,19 +241,22 @@ class Listener:
                     accepted, address = await asyncio.get_running_loop().sock_accept(listening)
                 except OSError as error:  # of too many open files
                     logger.warning("no connection can be accepted, tried again in %.1f s: %s", PAUSE, error)
+                    if self._strangers:
+                        self._make_room()
                     await asyncio.sleep(PAUSE)
                     continue
                 if len(self._strangers) >= STRANGERS:
                     self._make_room()
                 task = asyncio.ensure_future(self._admit(accepted, f"the peer at {address}"))
-                self._strangers[task] = str(address[0])
+                self._strangers[task] = network_of(str(address[0]))
                 task.add_done_callback(lambda done: self._strangers.pop(done, None))
                 await asyncio.sleep(0)  # it begins, and owns the socket
 
     def _make_room(self) -> None:
-        """Close any of the unproven connections from the address that has the most: strangers do not choose which."""
-        ((busiest, _),) = Counter(self._strangers.values()).most_common(1)
-        task = secrets.choice([each for each, address in self._strangers.items() if address == busiest])
+        """Close any of the unproven connections from a network that has the most: strangers do not choose which."""
+        counts = Counter(self._strangers.values())
+        most = max(counts.values())
+        task = secrets.choice([each for each, network in self._strangers.items() if counts[network] == most])
         del self._strangers[task]
         task.cancel()
 
@@ -275,6 +292,17 @@ class Listener:
         except BaseException:
             writer.transport.abort()
             raise
+
+
+def network_of(address: str) -> str:
+    """Return the network of an address: what one stranger may have all addresses of.
+
+    >>> network_of("203.0.113.7"), network_of("2001:db8:1:2::7"), network_of("::ffff:203.0.113.7")
+    ('203.0.113.0/24', '2001:db8:1:2::/64', '203.0.113.0/24')
+    """
+    found = ipaddress.ip_address(address.partition("%")[0])
+    plain = getattr(found, "ipv4_mapped", None) or found
+    return str(ipaddress.ip_network((plain, NETWORKS[plain.version]), strict=False))
 
 
 async def _streams(

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from ...compress import Optimizers, Spec, compressor, specification
 from ...compress.builder.options import whole_number
@@ -22,7 +22,8 @@ from ...ddp_core.engine.engine import DEFAULT_TIMEOUT
 from ...ddp_core.transport.protocol import Decorator
 from ...ddp_core.transport.rank_messages import checksum
 from . import arguments, saved
-from .arguments import flat, rounds_of
+from .arguments import rounds_of
+from .buffers import Buffers
 from .fragment import Fragment
 from .inside import inside_of, sharded_modules, show_shards
 from .joining import stray_message, strays
@@ -58,6 +59,7 @@ class LocalSteps:
         compressor: the compressor of the changes. See `gradwire.compressor`.
         fragments: the number of parts in which the model is averaged, one part every `every // fragments` steps.
         overlap: True applies a part's average `delay` steps later, with the next part; local changes since then stay.
+            Buffers keep each site's values then, until `synchronize` or `finish` averages them.
         at: the meeting point of sites that may join and leave. By default all ranks of `process_group` take part.
         process_group: the ranks that take part; by default the default group. Of sites with several ranks one of each.
         timeout: limit of each wait among ranks.
@@ -107,12 +109,12 @@ class LocalSteps:
         self.waited, self._sent_bytes = 0.0, 0.0
         sites = at or arguments.ranks_of(process_group, timeout)
         self._module = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-        self._averaged = {name: each.shape for name, each in self._module.named_buffers() if each.is_floating_point()}
+        self._buffers = Buffers(self._module)
         self._sharded = sharded_modules(self._module)
         show_shards(self._sharded)
         self._inside = inside_of(model, self._module, sites)
         self._rounds = rounds_of(
-            self._module, self._inside, flat(self._buffers), fragments, outer, compressor, sites, transport, outliers
+            self._module, self._inside, self._buffers.flat(), fragments, outer, compressor, sites, transport, outliers
         )
         self._parts = self._rounds.fragments
         self.spacing = self._due = self.every // len(self._parts)  # steps between turns, and those until the next one
@@ -151,18 +153,6 @@ class LocalSteps:
         except BaseException:  # Ctrl-C, too: the interpreter's end would wait for the thread that waits for sites
             self._rounds.abandon()
             raise
-
-    @property
-    def _buffers(self) -> list[Tensor]:
-        """The buffers of real numbers, as they are now: a module may have replaced some, by others of their shapes."""
-        now = dict(self._module.named_buffers())
-        for name, shape in self._averaged.items():
-            if name not in now or now[name].shape != shape:
-                raise RuntimeError(
-                    f"the buffer {name} of shape {tuple(shape)} is averaged over sites, and is not there any more or has "
-                    "another shape: keep its shape, or leave it out of the model"
-                )
-        return [now[name] for name in self._averaged]
 
     @property
     def delay(self) -> int:
@@ -220,7 +210,7 @@ class LocalSteps:
         if names := [name for name in strays(self._module, self._parts) if name not in self._warned]:
             self._warned.update(names)
             warnings.warn(stray_message(names), stacklevel=2)
-        self._flight = self._rounds.begin(None if part is None else part.capture(), flat(self._buffers), self.weight)
+        self._flight = self._rounds.begin(None if part is None else part.capture(), self._buffers.flat(), self.weight)
 
     @torch.no_grad()
     def _settle(self) -> None:
@@ -233,8 +223,8 @@ class LocalSteps:
             if part.captured is not None:
                 part.follow()
                 self._changed.add(index)
-                if part is self._parts[-1]:
-                    self._take_buffers()
+                if part is self._parts[-1] and not self.overlap:  # else forwards have changed them since they left
+                    self._buffers.take(self._rounds.buffers)
 
     def _arrived(self) -> RoundStats | None:
         """Wait until the round on its way has come to its end, once; None where there is none."""
@@ -295,13 +285,7 @@ class LocalSteps:
         for part in self._parts:
             part.reset()
         self._changed.update(range(len(self._parts)))
-        self._take_buffers()
-
-    def _take_buffers(self) -> None:
-        buffers = self._buffers
-        sizes = [buffer.numel() for buffer in buffers]
-        for buffer, value in zip(buffers, self._rounds.buffers.split(sizes), strict=True):
-            buffer.copy_(value.view(buffer.shape))
+        self._buffers.take(self._rounds.buffers)
 
     def metrics(self) -> dict[str, float]:
         """Return measurements of the last round, and totals, under flat names, for `wandb.log(local.metrics())`."""
@@ -379,7 +363,7 @@ class LocalSteps:
             return saved.state_of(self._setup, self.steps, self._rounds, self._inside, replaced=replaced)
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Continue from a saved state, loaded after the model.
+        """Continue from a saved state, loaded after the model. A state from before the sites' round leaves their model.
 
         Args:
             state: this rank's state; or a list with the states of all sites, to continue on another number of sites.
@@ -391,9 +375,11 @@ class LocalSteps:
         """
         with self._lock, torch.no_grad():
             self._land()
-            self.steps, self._replaced = saved.load(state, self._setup, self._rounds, self._inside)
+            found = saved.load(state, self._setup, self._rounds, self._inside, fresh=not self.steps)
+            self.steps, self._replaced, ahead = found
             self.round = self._own_round = self._rounds.round
             self._set_due()
-            if not isinstance(state, Mapping):
+            if ahead or not isinstance(state, Mapping):
                 self._reset()
+            if not isinstance(state, Mapping):
                 self._agree()

@@ -1,4 +1,7 @@
-"""The messages between sites and their rendezvous: JSON, of which every field is checked before it is used."""
+"""The messages between sites and their rendezvous: JSON, of which every field is checked before it is used.
+
+Texts are printable. They get into other sites' logs, where a line break or an escape sequence would forge lines.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any, TypeVar, cast
 T = TypeVar("T", str, int, float, list[Any])
 BYTES = 1 << 18  # of a message at most
 TEXT = 1 << 14  # characters of a text in it
+NAME = 200  # characters of a name at most
 SHOWN = 80  # characters of a wrong value in an error
 
 
@@ -40,14 +44,29 @@ def field(record: Mapping[str, Any], key: str, kind: type[T], what: str) -> T:
         value = float(value) if abs(value) < 1 << 53 else math.inf
     good = isinstance(value, kind) and not isinstance(value, bool)
     if isinstance(value, str):
-        good = good and len(value) <= TEXT
+        good = good and is_text(value)
     elif isinstance(value, float):
         good = good and math.isfinite(value) and value >= 0
     elif isinstance(value, int):
         good = good and -1 <= value < 1 << 62
     if not good:
-        raise BadRecord(f"{what} has a field {key!r} of type {kind.__name__}; got {_shown(value)}")
+        printable = ", of printable characters" if kind is str else ""
+        raise BadRecord(f"{what} has a field {key!r} of type {kind.__name__}{printable}; got {_shown(value)}")
     return cast(T, value)
+
+
+def is_text(value: object) -> bool:
+    """Return True for a text that a message may have."""
+    return isinstance(value, str) and len(value) <= TEXT and value.isprintable()
+
+
+def checked_name(what: str, given: str) -> str:
+    """Return a name that a user gives. Raises ValueError for one that others refuse. `what` it names, for the error."""
+    if not isinstance(given, str) or not given or not given.isprintable() or len(given) > NAME:
+        raise ValueError(
+            f"{what} is a text of 1 to {NAME} printable characters in one line, since other sites log it; got {given!r}"
+        )
+    return given
 
 
 def _shown(value: object) -> str:

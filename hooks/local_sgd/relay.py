@@ -94,7 +94,8 @@ async def joined(link: Link, question: dict[str, object], names: Sequence[str], 
         await link.send(written(question))
         answer = read(await link.receive(BYTES), f"the answer of {link.peer}")
         if field(answer, "kind", str, f"the answer of {link.peer}") == "error":
-            raise LinkError(f"{link.peer} does not connect the sites: {answer.get('message')}")
+            said = field(answer, "message", str, f"the answer of {link.peer}")
+            raise LinkError(f"{link.peer} does not connect the sites: {said}")
     except BaseException:
         link.close()
         raise

@@ -18,10 +18,12 @@ from typing import Any
 from ...ddp_core.averaging.same_kernels import follow_kernels, kernel_offer
 from ...kernels.dispatch import requested_backends
 from .background import Background, Closed
-from .link import Link, LinkError, Listener, NotProven, dial
+from .gathering import PHASES
+from .link import Link, LinkError, Listener, NotProven, dial, shown
 from .meeting import Lines, SiteMeeting
 from .mesh import Mesh, Parking, Peer, connected
-from .records import BYTES, BadRecord, field, read, written
+from .offers import checked_offers
+from .records import BYTES, BadRecord, checked_name, field, is_text, read, written
 from .relay import joined
 from .secret import Secret
 from .server import refuse_open
@@ -30,7 +32,6 @@ from .standing import Claim, is_identity
 
 logger = logging.getLogger(__name__)
 ATTEMPTS = 5  # to connect
-PHASES = 3  # of a round's limit: waiting for others, the round itself, meeting again without those that it lost
 SEARCH = 20.0  # seconds in which a rendezvous may still come up, or come back
 PAUSE = 0.5  # seconds between two attempts to reach it
 SPARE = 60.0  # seconds beyond the limits of a wait
@@ -54,11 +55,11 @@ class Rendezvous:
         address: the server's "host:port"; or several, with commas between them. If one stops answering, all sites
             continue at the next.
         sites: the number of sites to wait for at the very start.
-        name: this site's name in messages.
-        limit: time limit of a round, the same at all sites. A site that is later than a third of it is left out, and
-            returns with the others' current model.
+        name: this site's name in messages: printable characters.
+        limit: time limit of a round, the same at all sites. Less than half of the sites wait the whole of it for the
+            others, and exactly half, with the one that came first, a third. Then they continue without the others.
         grace: longest wait for the last sites of a round, once more than half of them are there; by default a third of
-            `limit`. The same at all sites.
+            `limit`. The same at all sites. A site that is later is left out, and returns with the others' current model.
         start: limit of the wait at the start.
         prefix: separates trainings that share a server.
         secret: a text, or the `pathlib.Path` of a file that holds it; by default the text in the environment's
@@ -70,7 +71,7 @@ class Rendezvous:
         grace: as above; a new value counts from the next round on.
 
     Raises:
-        ValueError: the address or the secret is malformed, or the secret can be guessed.
+        ValueError: the address, the name, the prefix or the secret is malformed, or the secret can be guessed.
         RuntimeError: no rendezvous answers, or its secret differs.
     """
 
@@ -97,7 +98,10 @@ class Rendezvous:
         self._sites, self._start, self._phase = sites, start, limit / PHASES
         self.grace = self._phase if grace is None else grace
         self._id = uuid.uuid4().hex[:12]
-        self._given = self._name, self._prefix = name or f"site {self._id}", prefix
+        self._given = self._name, self._prefix = (
+            checked_name("the name of a site", name or f"site {self._id}"),
+            checked_name("the prefix of a training", prefix),
+        )
         self._secret, self._listen = Secret.of(secret), _host_and_port(listen) if listen else None
         self._number = self._met = 0  # the last meeting of this site, and the same in this training
         self._epoch, self._expected = "", frozenset[str]()
@@ -251,7 +255,7 @@ class Rendezvous:
             self._meeting = meeting = SiteMeeting(self._background, lines, names, rank, self._phase)
             self._token = record["token"]
             offers = meeting.exchange(written(self._kernels))
-            follow_kernels([read(each, "the kernels of a site") for each in offers], rank, CPU)
+            follow_kernels(checked_offers(offers, names, self._kernels), rank, CPU)
         meeting.training, meeting.round = record["training"], record["round"]
         meeting.lineage = int.from_bytes(hashlib.sha256(record["token"].encode()).digest()[:7], "big")
         return meeting
@@ -262,8 +266,7 @@ class Rendezvous:
         if record.get("relay") is not True:
             peers = [Peer(site["id"], site["name"], site["host"], site["port"]) for site in record["sites"]]
             return Mesh(await connected(peers, rank, record["token"], self._secret, self._parking, seconds))
-        relay = f"the relay at {self._address}"
-        link = await dial(*self._servers[0], self._secret, relay, seconds)
+        link = await dial(*self._servers[0], self._secret, "the relay", seconds)
         question = {"ask": "relay", "prefix": self._prefix, "token": record["token"], "id": self._id, "phase": seconds}
         return await joined(link, question, [site["name"] for site in record["sites"]], rank)
 
@@ -310,8 +313,7 @@ class Rendezvous:
     @property
     def _shown_address(self) -> str:
         """The address of the server that this site asks."""
-        host, port = self._servers[0]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return shown(*self._servers[0])
 
     async def _answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Ask until there is an answer: a connection may be lost while the site waits, and the server may start anew."""
@@ -319,7 +321,7 @@ class Rendezvous:
         while True:
             began = time.monotonic()
             try:
-                link = await dial(*self._servers[0], self._secret, f"the rendezvous at {self._address}")
+                link = await dial(*self._servers[0], self._secret, "the rendezvous")
                 return await self._answer_over(link, message)
             except NotProven:
                 raise
@@ -366,7 +368,7 @@ def _check(record: Mapping[str, Any], own: str, address: str) -> None:
         field(site, "port", int, f"a site in {what}")
     if sum(site["id"] == own for site in record["sites"]) != 1:
         raise BadRecord(f"{what} does not have this site in it once")
-    if not all(isinstance(name, str) for name in field(record, "refused", list, what)):
+    if not all(map(is_text, field(record, "refused", list, what))):
         raise BadRecord(f"{what} names the sites that were refused; got {record['refused']!r}")
 
 

@@ -7,6 +7,7 @@ import secrets
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -14,18 +15,20 @@ from torch import Tensor
 from ...kernels import all_finite
 from .fragment import Fragment
 from .joining import flags
-from .outliers import factors, shares
+from .outliers import BEYOND, LEAST, bounded, factors, shares
 from .standing import Claim
 
 DIGEST = 1 << 62  # digests and identities are below it, so that they fit a tensor's numbers
 PART = 1 << 20  # elements
 BITS = struct.Struct("<d"), struct.Struct("<q")
+REALS = 3  # real numbers in a report, whose bits travel
 
 
 @dataclass(frozen=True)
 class Report:
     """A site before a round. `able`: its difference is finite; `norm`: of the difference; `weight`: of it in the average.
 
+    `owed`: the norm of what its compressor holds back, which joins the average.
     `drawn`: a random number, of which the first site's is the identity of a new training. `lineage`: alike at sites whose
     models are. `flags`: of the parameters that were frozen at the start.
     """
@@ -35,6 +38,7 @@ class Report:
     training: str
     drawn: int
     norm: float
+    owed: float
     weight: float
     lineage: int
     flags: list[int]
@@ -48,27 +52,29 @@ class Report:
         weight: float,
         fragments: Sequence[Fragment],
         unfrozen: Mapping[str, Tensor],
+        owed: float = 0.0,
     ) -> Report:
         """Return this site's."""
-        norm = 0.0 if difference is None else _norm(difference)
+        norm = 0.0 if difference is None else norm_of(difference)
         able = difference is not None and bool(all_finite(difference))
         drawn = secrets.randbelow(DIGEST)
-        return cls(claim.round, able, claim.training, drawn, norm, weight, lineage, flags(fragments, unfrozen))
+        return cls(claim.round, able, claim.training, drawn, norm, owed, weight, lineage, flags(fragments, unfrozen))
 
     @classmethod
     def of(cls, row: Sequence[int]) -> Report:
         """Return what these numbers say."""
-        number, able, training, drawn, norm, weight, lineage, *rest = row
-        real = _real(weight)
-        able = bool(able) and is_weight(real)
-        return cls(number, able, identity(training), drawn, _real(norm), real, lineage, rest)
+        number, able, training, drawn, *told, lineage = row[: 4 + REALS + 1]
+        norm, owed, weight = map(_real, told)
+        able = bool(able) and is_weight(weight) and 0 <= norm < math.inf and 0 <= owed < math.inf
+        rest = list(row[4 + REALS + 1 :])
+        return cls(number, able, identity(training), drawn, norm, owed, weight, lineage, rest)
 
     @property
     def row(self) -> list[int]:
         """The numbers that other sites get."""
         training = int(self.training or "0", 16)
-        head = [self.round, self.able, training, self.drawn, _whole(self.norm), _whole(self.weight), self.lineage]
-        return [*head, *self.flags]
+        told = map(_whole, (self.norm, self.owed, self.weight))
+        return [self.round, self.able, training, self.drawn, *told, self.lineage, *self.flags]
 
 
 def identity(number: int) -> str:
@@ -90,12 +96,27 @@ def shares_of(reports: Sequence[Report], counted: Sequence[bool], outliers: str)
     here = [place for place, counts in enumerate(counted) if counts]
     clipped = dict(zip(here, factors([reports[place].norm for place in here], outliers), strict=True))
     kept = [place for place in here if clipped[place] > 0]
-    weighed = dict(zip(kept, shares([reports[place].weight for place in kept]), strict=True))
+    weights = bounded([reports[place].weight for place in kept], outliers)
+    weighed = dict(zip(kept, shares(weights), strict=True))
     places, of_all = range(len(reports)), len(reports) / max(1, len(kept))
     return [of_all * weighed.get(place, 0.0) for place in places], [clipped.get(place, 1.0) for place in places]
 
 
-def _norm(numbers: Tensor) -> float:
+def largest_average(
+    reports: Sequence[Report], shared: Sequence[float], clipped: Sequence[float], outliers: str
+) -> float:
+    """Return the largest norm that the average may have by the sites' own words; infinity where nobody bounds them.
+
+    Each word is bounded by the others' first. So a site that sends more than it reports makes an average above it.
+    """
+    if outliers == "keep" or len(reports) < LEAST:
+        return math.inf
+    norms = [share * factor * each.norm for share, factor, each in zip(shared, clipped, reports, strict=True)]
+    owed = bounded([each.owed if math.isfinite(each.owed) else 0.0 for each in reports], outliers)
+    return BEYOND * (fmean(norm if math.isfinite(norm) else 0.0 for norm in norms) + fmean(owed))
+
+
+def norm_of(numbers: Tensor) -> float:
     """Return the norm in 64 bits, part by part: torch would copy all numbers in 64 bits."""
     return math.hypot(*(float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in numbers.split(PART)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import threading
 import time
 import weakref
@@ -29,7 +30,7 @@ from .inside import Sites
 from .joining import anchors, joined
 from .meeting import bytes_of
 from .outer import Outer
-from .reports import DIGEST, Report, identity, is_weight, shares_of
+from .reports import DIGEST, Report, identity, is_weight, largest_average, norm_of, shares_of
 from .sites import Meeting
 from .standing import NEW, Claim, Verdict, judge
 
@@ -154,7 +155,7 @@ class Rounds:
         weight: float,
     ) -> RoundStats:
         before = meeting.sent_bytes
-        mine = Report.now(self.claim, self.lineage, difference, weight, self.fragments, unfrozen)
+        mine = Report.now(self.claim, self.lineage, difference, weight, self.fragments, unfrozen, self._owed)
         reports = [Report.of(row) for row in meeting.tell(mine.row)]
         verdict = self._verdict(meeting, reports)
         current = [each.round == verdict.round for each in reports]
@@ -176,7 +177,7 @@ class Rounds:
         transport: Transport = meeting if self._decorate is None else self._decorate(meeting)
         while task.advance(transport, 0, meeting.timeout):
             pass
-        self._apply(task.result)
+        self._apply(task.result, largest_average(reports, shares, clipped, self._outliers))
         self.lineage = meeting.lineage
         if joining:
             self.join(self.joined | joining.keys(), joining)
@@ -307,17 +308,28 @@ class Rounds:
             fresh.carry_over({name: held for name, held in here.held_back().items() if name in layout.names})
         return fresh
 
-    def _apply(self, average: Tensor | None) -> None:
-        """Let the outer optimizer make its step, if the average is finite, which it is everywhere or nowhere."""
+    @property
+    def _owed(self) -> float:
+        """The norm of all that compressors hold back here; 0 where nobody compares norms."""
+        kept = self.memories.values() if self._outliers != "keep" else ()
+        return math.hypot(*(norm_of(each) for memory in kept for each in memory.held_back().values()))
+
+    def _apply(self, average: Tensor | None, most: float = math.inf) -> None:
+        """Let the outer optimizer make its step, if the average is finite and its norm at most `most`.
+
+        All sites have the same bits of it, so they decide alike.
+        """
         assert average is not None
         fragment, memory = self.fragments[self.turn], self.memories[self.turn]
         count = fragment.layout.numel
-        finite = memory.finite()
-        memory.end_step(keep=finite, carrying=False)
+        finite, norm = memory.finite(), norm_of(average[:count]) if most < math.inf else 0.0
+        good = finite and norm <= most
+        memory.end_step(keep=good, carrying=False)
         memory.leaves.drop_room()  # rounds are rare: one fragment alone has a second copy, during its round
         self.round += 1
-        if not finite:
-            logger.warning("round %d is skipped: its average is not finite", self.round)
+        if not good:
+            told = f"has a norm of {norm:.3g}, where the sites' reports allow {most:.3g}" if finite else "is not finite"
+            logger.warning("round %d is skipped: its average %s", self.round, told)
             return
         self._outer.step(fragment.anchor, average[:count].to(fragment.layout.dtype), fragment.momentum)
         if average.numel() > count:  # a buffer may be infinite, such as a mask

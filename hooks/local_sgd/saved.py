@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,8 +16,9 @@ from .fragment import Fragment
 from .inside import Inside
 from .resharded import held_back, loaded, of_this_rank
 from .rounds import Rounds
-from .standing import is_identity
+from .standing import NEW, is_identity
 
+logger = logging.getLogger(__name__)
 FORMAT = 6
 FIELDS = (
     "gradwire_local_steps",
@@ -29,6 +31,7 @@ FIELDS = (
     "buffers",
     "inside",
     "axis",
+    "unfrozen",
 )
 
 
@@ -80,11 +83,12 @@ def _saved(memory: BucketMemory) -> dict[str, Any]:
 
 
 def load(
-    state: Mapping[str, Any] | Sequence[Mapping[str, Any]], setup: str, rounds: Rounds, inside: Inside
-) -> tuple[int, bool]:
-    """Take a state, or those of all sites; the steps so far, and whether the next turn takes another model over.
+    state: Mapping[str, Any] | Sequence[Mapping[str, Any]], setup: str, rounds: Rounds, inside: Inside, *, fresh: bool
+) -> tuple[int, bool, bool]:
+    """Take a state, or those of all sites. `fresh`: this site has made no step yet.
 
-    Raises ValueError, changing nothing, where one does not fit.
+    Return the steps so far, whether the next turn takes another model over, and whether the sites are ahead of the state
+    of a fresh site: then what they have in common stays. Raises ValueError, changing nothing, where one does not fit.
     """
     states = list(state) if isinstance(state, Sequence) else [state]
     if not states:
@@ -102,19 +106,31 @@ def load(
         raise ValueError("the states hold different parameters: give the states that all sites saved after one step")
     first = states[0]
     memories = [_memory(states, part, index, rounds) for index, part in enumerate(rounds.fragments)]
+    ahead = fresh and rounds.training == first["training"] and rounds.round > first["round"]
+    if ahead:  # LocalSteps took the others' model when it was created
+        logger.warning(
+            "the state is of round %d, and the sites are at %d: their model stays", first["round"], rounds.round
+        )
+    else:
+        _put(states, rounds)
+    rounds.memories = {index: memory for index, memory in enumerate(memories) if memory is not None}
+    return first["steps"], bool(first.get("replaced")), ahead
+
+
+def _put(states: Sequence[Mapping[str, Any]], rounds: Rounds) -> None:
+    """Take what sites have in common from states that fit."""
+    first = states[0]
     for part in rounds.fragments:
         part.captured = None
         part.join(first["parameters"], {})
         for field in first["parameters"][part.layout.names[0]]:
             flat = torch.cat([first["parameters"][name][field].reshape(-1) for name in part.layout.names])
             setattr(part, field, flat.to(part.layout.dtype))
-        found = {name: value for each in reversed(states) for name, value in each.get("unfrozen", {}).items()}
+        found = {name: value for each in reversed(states) for name, value in each["unfrozen"].items()}
         part.unfrozen = {name: value.clone() for name, value in found.items() if name in part.frozen}
-    rounds.round, rounds.training = int(first["round"]), str(first["training"])
+    rounds.round, rounds.training = first["round"], first["training"]
     rounds.buffers.copy_(first["buffers"])
     rounds.lineage = rounds.digest()
-    rounds.memories = {index: memory for index, memory in enumerate(memories) if memory is not None}
-    return int(first["steps"]), bool(first.get("replaced"))
 
 
 def _check_form(state: Any) -> None:
@@ -126,6 +142,11 @@ def _check_form(state: Any) -> None:
             f"the state was saved with gradwire_local_steps = {state['gradwire_local_steps']}, here it is {FORMAT}: load it "
             f"with the version of gradwire that wrote it"
         )
+    if not all(isinstance(state[key], int) and state[key] >= least for key, least in (("steps", 0), ("round", NEW))):
+        raise ValueError(
+            f"the saved steps are a whole number from 0 on, and the round from {NEW} on; got {state['steps']!r} and "
+            f"{state['round']!r}"
+        )
     if not is_identity(str(state["training"])):
         raise ValueError(
             f"the identity of the saved training is 16 hexadecimal digits, of which the first is 0 to 3; got "
@@ -136,19 +157,33 @@ def _check_form(state: Any) -> None:
 def _check(state: Any, setup: str, rounds: Rounds) -> None:
     if state["setup"] != setup:
         raise ValueError(f"the state was saved with {state['setup']}, here it is {setup}")
+    buffers, here = state["buffers"], rounds.buffers
+    if not isinstance(buffers, Tensor) or (buffers.shape, buffers.dtype) != (here.shape, here.dtype):
+        told = f"{buffers.numel()} of {buffers.dtype}" if isinstance(buffers, Tensor) else type(buffers).__name__
+        raise ValueError(
+            f"the saved buffers of real numbers are not those of the model, {here.numel()} elements of {here.dtype}: got "
+            f"{told}"
+        )
+    if not isinstance(state["fragments"], list) or len(state["fragments"]) != len(rounds.fragments):
+        raise ValueError(f"the state has no list of {len(rounds.fragments)} fragments, as many as the model has here")
     for part in rounds.fragments:
         layout = part.layout_with(state["parameters"])
         for name, shape in zip(layout.names, layout.shapes, strict=True):
             fields = state["parameters"].get(name, {})
-            if not {"anchor", "momentum"} <= set(fields):
-                raise ValueError(f"the state lacks the anchor or the momentum of parameter {name!r}")
+            if not {"anchor", "momentum"} <= set(fields) <= {"anchor", "momentum", "captured"}:
+                raise ValueError(
+                    f"the state has an anchor and a momentum of parameter {name!r}, and what was captured at most; got "
+                    f"{', '.join(map(repr, fields)) or 'nothing'}"
+                )
             for field, numbers in fields.items():
                 fits = isinstance(numbers, Tensor) and tuple(numbers.shape) == shape
                 if not fits or not bool(numbers.isfinite().all()):
                     raise ValueError(
                         f"the saved {field!r} of parameter {name!r} is not of shape {shape}, or not finite"
                     )
-        for name, value in state.get("unfrozen", {}).items():
+        if len({frozenset(state["parameters"][name]) for name in layout.names}) > 1:
+            raise ValueError(f"the state has different fields of the parameters {', '.join(layout.names)}")
+        for name, value in state["unfrozen"].items():
             if name in part.frozen and (not isinstance(value, Tensor) or value.shape != part.value(name).shape):
                 raise ValueError(f"the saved value of the unfrozen parameter {name!r} does not fit the parameter")
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import ssl
-from dataclasses import dataclass
+import stat
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
 
+logger = logging.getLogger(__name__)
 SECRET = "GRADWIRE_SECRET"
 PATHS = ("/", "~", "./", "../")  # what a secret does not begin with
+FILES = (".pem", ".key", ".crt", ".cer", ".txt", ".secret", ".token")  # nor end with
+OTHERS = stat.S_IRGRP | stat.S_IROTH  # who may read a file beside its owner
 LEAST = 16  # characters of a secret
 PAIRS, STEPS = 12, 8  # different neighbours in it, and different distances between them: fewer are a pattern
 PRIVATE = "PRIVATE KEY-----"  # in the file of a key
@@ -30,7 +35,7 @@ class Secret:
     `pair`: the file of a private key with its certificate. All sites have the same one, and connections use TLS.
     """
 
-    text: str = ""
+    text: str = field(default="", repr=False)
     pair: Path | None = None
 
     @classmethod
@@ -45,14 +50,15 @@ class Secret:
             text = given.read_text("utf-8").strip()
             if not text:
                 raise ValueError(f"the file {given} holds no secret")
+            _warn_of_readers(given)
             made = cls(text, given if PRIVATE in text else None)
         else:
             made = cls(os.environ.get(SECRET, "") if given is None else given)
-            if made.text.startswith(PATHS) or PRIVATE in made.text:
+            if _is_path(made.text) or PRIVATE in made.text:
                 raise ValueError(
-                    f"a secret is a text that begins with none of {' '.join(PATHS)}, as paths do, and is no private key: "
-                    f"for a file give secret=pathlib.Path(...) to Rendezvous, or --secret-file to gradwire rendezvous; got "
-                    f"{made.text[:2]!r}..."
+                    f"a secret is a text that is no private key and no path: it begins with none of {' '.join(PATHS)}, ends "
+                    f"with none of {' '.join(FILES)}, and is no file's name. For a file give secret=pathlib.Path(...) to "
+                    f"Rendezvous, or --secret-file to gradwire rendezvous; got {made.text[:2]!r}..."
                 )
         made._refuse_weak()
         return made
@@ -102,6 +108,20 @@ class Secret:
                 f"{self.pair} holds no private key with its own certificate: make both by `{MAKE}`. {error}"
             ) from error
         return context
+
+
+def _is_path(text: str) -> bool:
+    """Return True for a text that a path is more likely to be than a secret."""
+    return text.startswith(PATHS) or text.lower().endswith(FILES) or (bool(text) and os.path.exists(text))
+
+
+def _warn_of_readers(file: Path) -> None:
+    if os.name == "posix" and file.stat().st_mode & OTHERS:
+        logger.warning(
+            "other users of this host may read the secret in %s (mode %s): `chmod 600` it, as ssh wants a private key",
+            file,
+            oct(stat.S_IMODE(file.stat().st_mode)),
+        )
 
 
 @lru_cache(maxsize=16)

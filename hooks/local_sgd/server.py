@@ -24,7 +24,7 @@ from .relay import Room
 from .secret import Secret
 
 logger = logging.getLogger(__name__)
-TRAININGS = 256  # that the server remembers; one that nobody waits in makes room for the next
+TRAININGS = 4096  # that the server remembers, one for each rank of a site; an idle one makes room for the next
 ASKED = 10.0  # seconds in which a connection has to say what it wants
 LONGEST = 3600.0  # seconds for which a site waits for others at the relay
 START = timedelta(seconds=30)

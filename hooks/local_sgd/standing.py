@@ -33,13 +33,14 @@ class Verdict:
     refused: dict[str, str] = field(default_factory=dict)
 
 
-def judge(claims: Mapping[str, Claim], incumbents: Collection[str], known: str) -> Verdict:
+def judge(claims: Mapping[str, Claim], incumbents: Collection[str], known: str, apart: Collection[str] = ()) -> Verdict:
     """Decide by majority which training and round a meeting has.
 
     `incumbents`: sites of the last meeting. They alone vote where any of them is there: a site that comes back or is new
     cannot bring another model. `known`: the training of the last meeting, which wins a tie. The round is the upper median
     of the voters' rounds. A site of another training is refused, and one that is more than a round ahead: a single round
-    may have succeeded at some sites alone.
+    may have succeeded at some sites alone. `apart`: sites that went on without the majority. They take its model, and are
+    not refused.
     """
     bound = {site: claim for site, claim in claims.items() if claim.training}
     voters = {site: claim for site, claim in bound.items() if site in incumbents} or bound
@@ -55,6 +56,6 @@ def judge(claims: Mapping[str, Claim], incumbents: Collection[str], known: str) 
     for site, claim in bound.items():
         if claim.training != training:
             refused[site] = f"it is of training {claim.training}, the others are of {training}"
-        elif claim.round > agreed + 1:
+        elif claim.round > agreed + 1 and site not in apart:
             refused[site] = f"it is at round {claim.round}, where the others are at {agreed}"
     return Verdict(training, agreed, refused)

@@ -34,10 +34,10 @@ def undergone(rank, trial):
             me.step(number)
     except Exception as error:
         told = {"type": type(error).__name__, "message": str(error), "seconds": time.monotonic() - began}
-        told |= {"step": number, "where": where(error)}
+        told |= {"step": number, "where": where(error), "befallen": me is None or me.befallen}
         raise RuntimeError(json.dumps({**told, "then": afterwards(me, number)})) from error
     me.close()
-    return "trained"
+    return {"befallen": me.befallen}
 
 
 def where(error):
@@ -67,7 +67,8 @@ def afterwards(me, number):
 def broken(trial, answers, scale=1.0):
     """Sentences on all laws that do not hold; and messages that name neither bucket nor phase."""
     mishap, allowed = trial.mishap, scale * (WAITS * LIMIT + MORE)
-    found, vague = [], []
+    befell = befallen(answers[mishap.rank])
+    found, vague = [] if befell else [f"nothing befell rank {mishap.rank}: it did not come to {mishap.place}"], []
     for rank, answer in enumerate(answers):
         victim = rank == mishap.rank
         if isinstance(answer, LostRank):
@@ -81,6 +82,16 @@ def broken(trial, answers, scale=1.0):
         elif mishap.kind == "kill" and not victim and isinstance(answers[mishap.rank], LostRank):
             found.append(f"rank {rank} went on without the one that was killed")
     return found, vague if trial.ours else []
+
+
+def befallen(answer):
+    """Whether the mishap took place, by the answer of the rank that it should befall."""
+    if isinstance(answer, RankFailure):
+        try:
+            return json.loads(answer.message)["befallen"]
+        except json.JSONDecodeError:
+            return True  # it raised outside of steps, which is told
+    return isinstance(answer, LostRank) or answer["befallen"]
 
 
 def of_one(rank, victim, trial, failure, allowed):

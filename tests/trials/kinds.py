@@ -8,7 +8,7 @@ from typing import Any
 
 from ..hooks.local_sgd.sites import SHORT, Town
 from ..ranks import RankError
-from . import backends, draw, fates, halves, laws, local, overlapped, programs, saving, shards, sites
+from . import backends, draw, fates, halves, laws, local, overlapped, pauses, programs, saving, shards, sites
 from .rank import train
 
 SECONDS = 60
@@ -55,6 +55,7 @@ KINDS = {
     "overlap": Kind(overlapped.drawn, partial(alike, overlapped.train, overlapped.broken)),
     "local": Kind(local.drawn, partial(of_sites, local)),
     "sites": Kind(sites.drawn, partial(of_sites, sites)),
+    "pauses": Kind(pauses.drawn, partial(of_sites, pauses)),
     "programs": Kind(programs.drawn, programs.undergone),
     "backends": Kind(backends.drawn, backends.undergone),
     "shards": Kind(shards.drawn, partial(alike, shards.train, shards.broken)),

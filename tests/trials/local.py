@@ -238,7 +238,8 @@ def simulated(trial, parts):
 
 def broken(trial, answers, folder, limit):
     """Sentences on what does not hold: of the answers of ranks, and of what they have left."""
-    found = []
+    befell = {"kill": isinstance(answers[-1], LostRank), "late": os.path.exists(f"{folder}/woken")}
+    found = [] if befell.get(trial.mishap, True) else [f"nothing befell the last site: no {trial.mishap} took place"]
     for rank, answer in enumerate(answers):
         killed = trial.mishap == "kill" and rank == trial.world_size - 1
         if isinstance(answer, LostRank) and not killed:

@@ -69,6 +69,7 @@ def passed(place, me, step):
     if mishap is not None and (mishap.place, mishap.step) == (place, step):
         if place == "alone":
             if mishap.rank == me.rank:
+                me.befallen = True
                 {"lone swap": swap_alone, "lone load": load_alone}[mishap.kind](me, me.handle.state_dict())
             return
         if place == "swap":

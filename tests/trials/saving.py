@@ -132,6 +132,7 @@ def train(rank, world_size, trial):
     busy.close()
     errors = [thread.error] if thread.error else busy.saves.errors
     wrong = [f"a save raised {errors[0]!r}"] if errors else []
+    wrong += [] if saved else ["nothing was saved beside training"]
     wrong += [] if same(found, expected) else ["training went another way"]
     parts = {steps_of(state) for state in saved if steps_of(state) > LATEST and not same(*whole(state, states))}
     return ", ".join([*wrong, *(f"what was saved of step {number} is not what it left" for number in sorted(parts))])

@@ -1,6 +1,7 @@
 """Trials of sites that come late, are stopped, cut off or killed, whose clock jumps, or that return when all is over.
 
-They take the others' model, or raise; the others end with one model.
+They take the others' model, or raise; the others end with one model. Each trial shows that its mishap took place: a trial in
+which nothing befell anybody fails.
 """
 
 import contextlib
@@ -31,6 +32,7 @@ SUDDEN = ("kill", "hold", "jump", "cut up", "cut down")  # at the beginning of a
 MISHAPS = ("new", "stop", "return", "after", *SUDDEN)
 HOUR, FAST = 3600.0, 1e9  # seconds; bytes per second
 ENDED = ("missed its end", "only 1 of 2 sites came")
+STRUCK = "struck"  # a file that shows that the mishap took place
 PATIENCE = 100  # seconds for which a site awaits an event
 
 
@@ -87,6 +89,8 @@ def train(rank, world_size, trial, address, folder, limit):
         strike = Strike(trial, events, limit, line, stack) if last and trial.mishap in SUDDEN else None
         longest = until(trial, site, steps, events, last, strike)
         steps.finish()
+        if trial.mishap == "new" and {2, 3} <= {stats.sites for stats in steps.history}:
+            (events / STRUCK).touch()
         torch.save((site.numbers, longest), events / str(rank))
         (events / "ended").touch()
         if helper is not None:
@@ -123,12 +127,14 @@ class Strike:
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "hold":
+                began = time.monotonic()
                 ctypes.PyDLL(None).poll(None, 0, int(1000 * seconds))  # PyDLL keeps the GIL
-                self.over()
+                self.over(struck=time.monotonic() - began >= 0.9 * seconds)
             case "jump":
+                before = time.monotonic()
                 for clock, jump in (("monotonic", HOUR), ("time", -HOUR)):
                     self.stack.enter_context(patch.object(time, clock, jumped(getattr(time, clock), jump)))
-                self.over()
+                self.over(struck=time.monotonic() - before >= HOUR)
             case "cut up" | "cut down":
                 direction = self.line.up if self.trial.mishap == "cut up" else self.line.down
                 direction.cut = True
@@ -139,10 +145,12 @@ class Strike:
     def heal(self, direction):
         """Bytes pass again."""
         direction.cut = False
-        self.over()
+        self.over(struck=direction.held > 0)
 
-    def over(self):
-        """Let the others go on to the end."""
+    def over(self, *, struck):
+        """Let the others go on to the end. `struck`: the mishap took place."""
+        if struck:
+            (self.events / STRUCK).touch()
         (self.events / "woken").touch()
 
 
@@ -158,7 +166,8 @@ def befall(trial, events, limit):
     ended = f"n=0; while [ ! -e {events}/ended ] && [ $n -lt {10 * PATIENCE} ]; do sleep 0.1; n=$((n + 1)); done"
     meanwhile = f"sleep {0.7 * limit}" if trial.mishap == "stop" else ended
     pid = os.getpid()
-    script = f"sleep {trial.moment}; kill -STOP {pid}; {meanwhile}; kill -CONT {pid}; touch {events}/woken"
+    stopped = f"kill -STOP {pid} && [ ! -e {events}/ended ] && touch {events}/{STRUCK}"
+    script = f"sleep {trial.moment}; {stopped}; {meanwhile}; kill -CONT {pid}; touch {events}/woken"
     return subprocess.Popen(["sh", "-c", script])
 
 
@@ -194,7 +203,10 @@ def broken(trial, answers, folder, limit):
     left = {rank: torch.load(path) for rank in (*others, last) if (path := Path(folder, str(rank))).exists()}
     lost = [rank for rank, answer in enumerate(answers) if isinstance(answer, LostRank)]
     killed = trial.mishap == "kill" and last in lost
-    found = [f"site {rank} {answers[rank].fate}" for rank in lost if not (killed and rank == last)]
+    found = (
+        [] if killed or Path(folder, STRUCK).exists() else [f"nothing befell site {last}: no {trial.mishap} took place"]
+    )
+    found += [f"site {rank} {answers[rank].fate}" for rank in lost if not (killed and rank == last)]
     found += [f"site {rank} did not come to the end: {told(answers[rank])}" for rank in others if rank not in left]
     if last not in left and not killed and not any(words in told(answers[last]) for words in ENDED):
         found.append(f"site {last} neither ends nor says that the others have ended: {told(answers[last])}")

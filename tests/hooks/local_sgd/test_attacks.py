@@ -249,7 +249,7 @@ QUESTION |= {
         (b"\xff\xfe", "is not JSON"),
         (b"[" * 100_000, "is not JSON"),
         (b"[]", "is a JSON object"),
-        (b"{}", "'ask' of type str; got None"),
+        (b"{}", "'ask' of type str, of printable characters; got None"),
         (b'{"ask": "dance", "prefix": "x"}', "to look, meet, relay or end; got 'dance'"),
         *(
             (json.dumps({**QUESTION, **change}).encode(), words)
@@ -262,9 +262,12 @@ QUESTION |= {
                 ({"phase": float("nan")}, "'phase' of type float; got nan"),
                 ({"start": float("inf")}, "'start' of type float; got inf"),
                 ({"round": 10**30}, "'round' of type int"),
-                ({"setup": "x" * 20_000}, "'setup' of type str"),
+                ({"setup": "x" * 20_000}, "'setup' of type str, of printable characters"),
                 ({"training": "f" * 16}, "the identity of a training, of 16 hexadecimal digits"),
-                ({"name": None}, "'name' of type str; got None"),
+                ({"name": None}, "'name' of type str, of printable characters; got None"),
+                ({"name": "x\nWARNING all is lost\x1b[31m"}, "'name' of type str, of printable characters; got 'x\\n"),
+                ({"host": "x\u2028y"}, "'host' of type str, of printable characters"),
+                ({"id": "\x07"}, "'id' of type str, of printable characters"),
             ]
         ),
     ],
@@ -369,6 +372,7 @@ RECORD = {"kind": "record", "number": 1, "round": -1, "training": "0" * 16, "tok
         (json.dumps({**RECORD, "sites": [3]}).encode(), "lists sites; got 3"),
         (json.dumps({**RECORD, "sites": [{}]}).encode(), "a site in the record .* has a field 'id'"),
         (json.dumps({**RECORD, "sites": []}).encode(), "does not have this site in it once"),
+        (json.dumps({**RECORD, "refused": ["x\ny"], "sites": []}).encode(), "site in it once|names the sites"),
     ],
 )
 def test_an_answer_that_cannot_be_is_refused_by_a_clear_error(background, text, words):
@@ -432,15 +436,16 @@ def test_a_relay_that_crosses_the_connections_of_two_sites_connects_nobody(backg
         background._loop.call_soon_threadsafe(each.close)
 
 
-def test_strangers_take_no_place_from_another_address(background, monkeypatch):
+def test_strangers_take_no_place_from_another_network(background, monkeypatch):
     monkeypatch.setattr(link, "HANDSHAKE", 1000.0)
+    monkeypatch.setattr(link, "STRANGERS", 64)
 
     async def serve(other):
         await other.receive()
 
     listener = Listener(Secret(SECRET), serve)
     port = background.run(listener.open(HERE, 0), EVENT)
-    with socket.create_connection((HERE, port), timeout=EVENT, source_address=("127.0.0.2", 0)) as slow:
+    with socket.create_connection((HERE, port), timeout=EVENT, source_address=("127.0.1.2", 0)) as slow:
         strangers = [socket.create_connection((HERE, port), timeout=EVENT) for _ in range(3 * link.STRANGERS)]
         slow.sendall(MAGIC + bytes(link.NONCE))
         assert slow.recv(len(MAGIC)) == MAGIC

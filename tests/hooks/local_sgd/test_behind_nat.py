@@ -56,4 +56,4 @@ def test_without_a_relay_a_site_that_nobody_can_dial_dials_those_that_came_befor
         return model
 
     assert_same(together(SITES, run))
-    assert (f"site {BEHIND} does not answer at 127.0.0.1:{unused_port}" in caplog.text) == (comes == "first")
+    assert (f"site {BEHIND} at 127.0.0.1:{unused_port} does not answer" in caplog.text) == (comes == "first")

@@ -6,6 +6,7 @@ from gradwire.hooks.local_sgd.gathering import Arrival, Gathering
 from gradwire.hooks.local_sgd.standing import NEW, Claim
 
 PHASE, START, SITES = 10.0, 1000.0, 3
+LIMIT = 3 * PHASE
 
 
 def arrive(gathering, site, now, met=0, claim=None, grace=PHASE, sites=SITES):
@@ -20,32 +21,102 @@ def begun(members):
     for site in "abc":
         arrive(gathering, site, 0.0)
     assert len(gathering.review(0.0)) == SITES
+    return gathering if set(members) == {*"abc"} else met_again(gathering, members, 20.0, 1)
+
+
+def met_again(gathering, members, now, number):
+    """The same after a meeting of these sites, of which the first come at `now`."""
     for site in members:
-        arrive(gathering, site, 20.0, met=1, claim=Claim(gathering.training, 1))
-    assert set(gathering.review(20.0 + PHASE)) == set(members)
+        arrive(gathering, site, now, met=gathering.number, claim=Claim(gathering.training, number))
+    assert set(gathering.review(now) or gathering.review(now + LIMIT)) == set(members)
     return gathering
 
 
+def closes(gathering, after):
+    """The records of a meeting that is closed at that time and not before."""
+    assert gathering.review(after - 0.1) == {}
+    answers = gathering.review(after)
+    assert {answer["kind"] for answer in answers.values()} <= {"record"}
+    return answers
+
+
 @pytest.mark.parametrize(
-    ("members", "later", "met"),
-    [("b", "ac", ["a", "c"]), ("bc", "a", []), ("c", "b", [])],  # of few the others may be on their way
+    ("members", "later", "waits", "met"),
+    [
+        ("b", "ac", PHASE, "ac"),  # more than half of the last majority
+        ("bc", "a", LIMIT, ""),  # of few the others may be on their way
+        ("c", "b", LIMIT, "b"),  # less than half of the last majority
+    ],
 )
-def test_more_sites_with_the_model_than_were_in_the_last_meeting_wait_no_longer_than_for_late_ones(members, later, met):
+def test_sites_that_are_back_wait_for_those_that_went_on(members, later, waits, met):
     gathering = begun(members)
     for site in later:
         arrive(gathering, site, 50.0, met=1, claim=Claim(gathering.training, 2))
-    assert gathering.review(49.9 + PHASE) == {}
-    answers = gathering.review(50.0 + PHASE)
-    assert sorted(answers) == met
-    assert {answer["kind"] for answer in answers.values()} <= {"record"}
+    assert sorted(closes(gathering, 50.0 + waits)) == sorted(met)
+
+
+def test_a_minority_waits_the_whole_limit_and_no_site_is_left_out_because_another_s_third_is_over():
+    gathering = begun("abc")
+    arrive(gathering, "c", 50.0, met=1, claim=Claim(gathering.training, 1), grace=2.0)
+    assert gathering.review(50.0 + LIMIT - 0.1) == {}
+    arrive(gathering, "b", 50.0 + LIMIT - 0.1, met=1, claim=Claim(gathering.training, 1), grace=2.0)
+    assert sorted(closes(gathering, 50.0 + LIMIT + 1.9)) == ["b", "c"]
+
+
+def test_exactly_half_with_the_site_that_came_first_waits_a_third_and_without_it_the_whole_limit():
+    for half, waits in (("a", PHASE), ("b", LIMIT)):
+        gathering = Gathering()
+        for site in "ab":
+            arrive(gathering, site, 0.0, sites=2)
+        gathering.review(0.0)
+        arrive(gathering, half, 50.0, met=1, claim=Claim(gathering.training, 1), sites=2)
+        assert sorted(closes(gathering, 50.0 + waits)) == [half]
+
+
+def test_a_training_whose_majority_died_goes_on_and_waits_for_the_dead_once():
+    gathering = begun("c")
+    for number in range(2, 9):
+        arrive(gathering, "c", 50.0 + number, met=gathering.number, claim=Claim(gathering.training, number))
+        assert set(gathering.review(50.0 + number)) == {"c"}
+    arrive(gathering, "x", 70.0)
+    arrive(gathering, "c", 70.0, met=gathering.number, claim=Claim(gathering.training, 9))
+    assert set(gathering.review(70.0)) == {"c", "x"}
+
+
+def test_a_majority_that_is_back_goes_on_with_its_model_and_the_minority_takes_that():
+    gathering = met_again(begun("c"), "c", 51.0, 2)
+    for site, number in (("a", 1), ("b", 1), ("c", 4)):
+        arrive(gathering, site, 60.0, met=1, claim=Claim(gathering.training, number))
+    answers = gathering.review(60.0)
+    assert {(answer["kind"], answer["round"]) for answer in answers.values()} == {("record", 1)}
+    assert [site["id"] for site in answers["c"]["sites"]] == ["a", "b", "c"]
+
+
+def test_after_another_limit_the_minority_is_the_training():
+    gathering = met_again(begun("c"), "c", 51.0 + LIMIT, 9)
+    for site, number in (("a", 1), ("b", 1), ("c", 10)):
+        arrive(gathering, site, 95.0, met=1, claim=Claim(gathering.training, number))
+    assert {answer["round"] for answer in gathering.review(95.0).values()} == {10}
+
+
+def test_the_end_of_a_minority_does_not_end_the_training_of_the_others():
+    gathering = begun("c")
+    gathering.end(gathering.number, 8)
+    for site in "ab":
+        arrive(gathering, site, 60.0, met=1, claim=Claim(gathering.training, 1), grace=2.0)
+    assert sorted(closes(gathering, 62.0)) == ["a", "b"]
+    gathering.end(gathering.number, 9)
+    arrive(gathering, "c", 80.0, met=2, claim=Claim(gathering.training, 8))
+    assert gathering.review(80.0)["c"]["error"] == "ended"
 
 
 @pytest.mark.parametrize(
     ("times", "closed"),
     [
-        ({"a": 50.0}, 50.0 + PHASE),  # alone it waits for the others
+        ({"a": 50.0}, 50.0 + LIMIT),  # alone it waits for the others
         ({"a": 50.0, "b": 55.0}, 50.0 + PHASE),  # so do two of four
         ({"a": 50.0, "b": 50.0, "c": 51.0}, 53.0),  # most are there
+        ({"b": 50.0, "c": 50.0}, 50.0 + LIMIT),  # but not without the one that came first
         ({"a": 50.0, "b": 50.0, "x": 50.0}, 50.0 + PHASE),  # a newcomer does not count
     ],
 )
@@ -64,7 +135,7 @@ def test_once_most_sites_are_there_the_last_ones_have_a_grace(times, closed):
 def test_a_site_s_timers_are_at_the_ends_of_its_waits():
     gathering = Gathering()
     arrive(gathering, "a", 50.0, grace=2.0)
-    assert list(gathering.deadlines(gathering.waiting["a"])) == [52.0, 50.0 + PHASE, 50.0 + START]
+    assert list(gathering.deadlines(gathering.waiting["a"])) == [52.0, 50.0 + PHASE, 50.0 + LIMIT, 50.0 + START]
 
 
 def test_a_newcomer_is_behind_the_others_and_dials_them_whoever_asked_first():
@@ -83,14 +154,14 @@ def test_sites_without_the_model_wait_for_all_sites_of_a_training_whose_others_a
     gathering = begun("b")
     for site in "de":
         arrive(gathering, site, 50.0, claim=claim)
-    assert gathering.review(50.0 + PHASE) == {}
+    assert gathering.review(50.0 + LIMIT) == {}
     assert {answer["error"] for answer in gathering.review(50.0 + START).values()} == {"alone"}
 
 
-def test_new_sites_wait_no_longer_than_for_late_ones_where_those_of_the_training_are_all_gone():
+def test_new_sites_wait_the_whole_limit_where_those_of_the_training_are_all_gone():
     gathering = begun("abc")
     for site in "def":
         arrive(gathering, site, 50.0)
-    assert gathering.review(49.9 + PHASE) == {}
-    answers = gathering.review(50.0 + PHASE)
+    assert gathering.review(49.9 + LIMIT) == {}
+    answers = gathering.review(50.0 + LIMIT)
     assert [site["id"] for site in answers["d"]["sites"]] == ["d", "e", "f"]

@@ -248,6 +248,7 @@ def test_where_no_server_answers_that_is_told_at_the_first_attempt(monkeypatch, 
         with pytest.raises(RuntimeError, match=rf"no rendezvous answers at .*: keep one there .* --port {port}`\. .*"):
             Rendezvous(f"127.0.0.1:{port}", 2)
     assert "no rendezvous answers at 127.0.0.1" in caplog.text
+    assert f"the rendezvous at 127.0.0.1:{port} does not answer: " in caplog.text
 
 
 def test_a_server_that_starts_a_little_later_is_found(unused_port, caplog):
@@ -338,6 +339,13 @@ def test_sites_with_different_limits_of_a_round_are_refused(places):
     (error,) = [each for each in results if isinstance(each, ValueError)]
     assert "set up differently: the others have alike, limit=" in str(error)
     assert "here alike, limit=" in str(error)
+
+
+@pytest.mark.parametrize("text", ["two\nlines", "\x1b[31mred", "bell\x07", "x" * 201, "right\u202eleft"])
+@pytest.mark.parametrize("what", ["name", "prefix"])
+def test_a_name_that_others_would_log_is_printable(what, text):
+    with pytest.raises(ValueError, match="1 to 200 printable characters in one line"):
+        Rendezvous("127.0.0.1:1", 2, **{what: text})
 
 
 @pytest.mark.parametrize("seconds", [-1.0, LIMIT / 3 + 0.1])

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gradwire.hooks.local_sgd.reports import DIGEST, Report, shares_of
+from gradwire.hooks.local_sgd.reports import DIGEST, Report, largest_average, shares_of
 
-HERE = Report(7, True, "0" * 15 + "a", DIGEST - 1, 2.5, 16.0, 99, [0, 2])
+HERE = Report(7, True, "0" * 15 + "a", DIGEST - 1, 2.5, 0.5, 16.0, 99, [0, 2])
 
 
 def travelled(report):
@@ -16,7 +16,7 @@ def travelled(report):
     return Report.of(torch.tensor([report.row])[0].tolist())
 
 
-@pytest.mark.parametrize("norm", [0.0, 1e-300, 3.5, 1e300, math.inf])
+@pytest.mark.parametrize("norm", [0.0, 1e-300, 3.5, 1e300])
 def test_a_report_arrives_as_it_was(norm):
     assert travelled(replace(HERE, norm=norm)) == replace(HERE, norm=norm)
 
@@ -24,6 +24,24 @@ def test_a_report_arrives_as_it_was(norm):
 @pytest.mark.parametrize("weight", [0.0, -1.0, math.inf, math.nan])
 def test_a_site_whose_weight_is_none_gives_nothing(weight):
     assert not travelled(replace(HERE, weight=weight)).able
+
+
+@pytest.mark.parametrize("number", [-1.0, math.inf, math.nan])
+@pytest.mark.parametrize("field", ["norm", "owed"])
+def test_a_site_whose_norms_cannot_be_gives_nothing(field, number):
+    assert not travelled(replace(HERE, **{field: number})).able
+
+
+def test_a_weight_far_above_the_others_counts_as_three_times_their_median_where_outliers_are_limited():
+    reports = [replace(HERE, weight=weight) for weight in (1.0, 1.0, 2.0, 1e30)]
+    assert shares_of(reports, [True] * 4, "clip")[0] == pytest.approx([4 / 7, 4 / 7, 8 / 7, 12 / 7])
+    assert shares_of(reports, [True] * 4, "keep")[0][3] == pytest.approx(4.0)
+
+
+def test_an_average_is_bounded_by_what_sites_report_where_outliers_are_limited():
+    reports = [replace(HERE, norm=norm, owed=owed) for norm, owed in ((1.0, 0.5), (2.0, 0.5), (1e-3, 1e30), (3.0, 0.5))]
+    for outliers, most in (("keep", math.inf), ("drop", 10 * ((1 + 2 + 1e-3 + 3) / 4 + (3 * 0.5 + 3 * 0.5) / 4))):
+        assert largest_average(reports, [1.0] * 4, [1.0] * 4, outliers) == pytest.approx(most)
 
 
 def test_shares_are_by_weight_among_those_that_count_and_less_for_an_outlier():

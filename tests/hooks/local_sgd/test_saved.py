@@ -9,13 +9,14 @@ from gradwire.hooks.local_sgd.inside import Inside
 from gradwire.hooks.local_sgd.saved import FORMAT, load
 
 EMPTY = {"training": "", "steps": 8, "round": 2, "parameters": {}, "fragments": [], "buffers": torch.zeros(0)}
-EMPTY |= {"inside": [0, 1], "axis": {}}
+EMPTY |= {"inside": [0, 1], "axis": {}, "unfrozen": {}}
 
 
 def taken(number, setup):
     """The steps of a state of a format, of a model without parameters."""
-    rounds = SimpleNamespace(fragments=[], buffers=torch.zeros(0), digest=lambda: 77)
-    steps, _ = load({**EMPTY, "gradwire_local_steps": number, "setup": setup}, "every=4", rounds, Inside())
+    rounds = SimpleNamespace(fragments=[], buffers=torch.zeros(0), digest=lambda: 77, training="", round=0)
+    state = {**EMPTY, "gradwire_local_steps": number, "setup": setup}
+    steps, _, _ = load(state, "every=4", rounds, Inside(), fresh=True)
     assert rounds.lineage == 77  # sites that load different models find out
     return steps
 

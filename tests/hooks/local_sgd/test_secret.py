@@ -81,8 +81,37 @@ def test_a_guess_costs_32_mebibytes_and_a_site_pays_once():
 
 
 def test_a_private_key_is_given_as_a_file(pairs):
-    with pytest.raises(ValueError, match=r"is no private key: for a file give secret=pathlib\.Path"):
+    with pytest.raises(ValueError, match=r"is no private key and no path: .* give secret=pathlib\.Path"):
         Secret.of(pairs[0].read_text())
+
+
+@pytest.mark.parametrize(
+    "text", ["keys/sites.pem", "my-sites-2026.key", "C:/Users/me/Sites.PEM", "where/the/secret/lies.txt"]
+)
+def test_a_path_without_a_prefix_is_no_secret(text):
+    with pytest.raises(ValueError, match=r"no path: .* give secret=pathlib\.Path"):
+        Secret.of(text)
+
+
+def test_the_name_of_a_file_that_is_there_is_no_secret(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "secret-of-all-sites").write_text(TEXT)
+    with pytest.raises(ValueError, match="is no file's name"):
+        Secret.of("secret-of-all-sites")
+
+
+@pytest.mark.parametrize(("mode", "warned"), [(0o600, False), (0o640, True), (0o604, True)])
+def test_a_file_that_others_may_read_is_warned_of(tmp_path, caplog, mode, warned):
+    file = tmp_path / "secret"
+    file.write_text(TEXT)
+    file.chmod(mode)
+    assert Secret.of(file).text == TEXT
+    assert (f"may read the secret in {file} (mode {oct(mode)}): `chmod 600` it" in caplog.text) == warned
+
+
+def test_no_text_of_an_object_shows_the_secret(tmp_path):
+    shared = Secret.of(TEXT)
+    assert TEXT not in f"{shared} {shared!r} {[shared]}"
 
 
 @pytest.mark.parametrize("text", [f"-----BEGIN {secret.PRIVATE}\n{TEXT}", None])
@@ -142,7 +171,9 @@ def test_sites_with_different_certificates_or_none_do_not_connect(pairs, monkeyp
         server.close()
 
 
-def test_strangers_have_no_more_places_before_a_handshake_of_tls(pairs, background):
+def test_strangers_have_no_more_places_before_a_handshake_of_tls(pairs, background, monkeypatch):
+    monkeypatch.setattr(link, "STRANGERS", 64)
+
     async def serve(other):
         await other.receive()
 

@@ -1,0 +1,131 @@
+"""Faulty members: what a site says of itself is measured and bounded by the others."""
+
+import json
+
+import pytest
+import torch
+
+import gradwire
+from gradwire import LocalSteps
+from gradwire.hooks.local_sgd import rendezvous, reports
+from gradwire.hooks.local_sgd.fragment import fragments
+from gradwire.hooks.local_sgd.offers import checked_offers
+from gradwire.hooks.local_sgd.outer import outer
+from gradwire.hooks.local_sgd.records import written
+from gradwire.hooks.local_sgd.rounds import Rounds
+
+from .sites import Net, descend, together
+
+SITES, FAULTY = 4, 3
+
+
+@pytest.fixture
+def rounds(places):
+    """Makes the rounds of a site: of a model of three zeros, and three that are frozen."""
+
+    def made(outliers="keep"):
+        at = places(SITES)
+        at.join("alike")
+        parts = fragments({"a": torch.nn.Parameter(torch.zeros(3))}, 1, {"frozen": torch.zeros(3)})
+        built = gradwire.compressor("none")
+        return Rounds(at, parts, torch.empty(0), outer("sgd:lr=1"), built, outliers=outliers)
+
+    return made
+
+
+def averaged(made, differences, *, unfrozen=None, weights=(1.0,) * SITES):
+    """The anchors of all sites after a round with these differences."""
+    together(SITES, lambda site: made[site]._until_done(None, None))
+
+    def run(site):
+        value = {} if unfrozen is None or site != FAULTY else {"frozen": unfrozen.clone()}
+        made[site]._until_done(torch.full((3,), differences[site]), None, value, weights[site])
+        return made[site].fragments[0].anchor.tolist()
+
+    return together(SITES, run)
+
+
+@pytest.mark.parametrize("outliers", ["clip", "drop"])
+def test_a_site_that_sends_more_than_the_norm_that_it_reports_moves_nobody(rounds, monkeypatch, caplog, outliers):
+    measured = reports.norm_of
+    monkeypatch.setattr(reports, "norm_of", lambda numbers: 1e-3 if measured(numbers) > 50 else measured(numbers))
+    found = averaged([rounds(outliers) for _ in range(SITES)], [1.0, 1.0, 1.0, -100.0])
+    assert found == [[0.0] * 3] * SITES
+    assert "round 1 is skipped: its average has a norm of 42, where the sites' reports allow 13" in caplog.text
+
+
+def test_honest_sites_are_averaged_where_norms_are_limited(rounds):
+    assert averaged([rounds("clip") for _ in range(SITES)], [1.0, 1.0, 3.0, -1.0]) == [[-1.0] * 3] * SITES
+
+
+def test_a_giant_weight_does_not_decide_alone_where_outliers_are_limited(rounds):
+    weights = [1.0, 1.0, 1.0, 1e30]
+    for each in averaged([rounds("clip") for _ in range(SITES)], [1.0, 1.0, 1.0, -1.0], weights=weights):
+        assert each == pytest.approx([0.0] * 3, abs=1e-6)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e30])
+def test_a_parameter_that_a_site_unfreezes_with_numbers_far_beyond_the_model_stays_frozen(rounds, caplog, value):
+    made = [rounds() for _ in range(SITES)]
+    found = averaged(made, [1.0] * SITES, unfrozen=torch.tensor([0.0, value, 0.0]))
+    assert found == [[-1.0] * 3] * SITES
+    names = {each.sites._name for each in made}
+    assert any(f"the parameter frozen, which {name} has unfrozen, stays frozen" in caplog.text for name in names)
+
+
+def test_one_with_usual_numbers_joins_from_these(rounds):
+    assert averaged([rounds() for _ in range(SITES)], [1.0] * SITES, unfrozen=torch.full((3,), 7.0)) == (
+        [[-1.0] * 3 + [7.0] * 3] * SITES
+    )
+
+
+def test_a_parameter_that_is_unfrozen_without_finite_numbers_is_named_at_its_site(places):
+    model = Net(0)
+    model.first.requires_grad_(requires_grad=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    local = LocalSteps(model, optimizer, at=places(1), every=4)
+    with torch.no_grad():
+        model.first.weight[0, 0] = torch.nan
+    model.first.requires_grad_(requires_grad=True)
+    with pytest.raises(ValueError, match=r"parameter first\.weight was unfrozen and has values that are not finite"):
+        descend(model, optimizer, 0, 0)
+    local.close()
+
+
+OWN = {"offers": {"add": ["native", "reference"]}, "by": "", "versions": {"torch": "2"}}
+MALFORMED = [
+    b"?",
+    b"[]",
+    b"{}",
+    *(
+        json.dumps({**OWN, **change}).encode()
+        for change in (
+            {"offers": {}},
+            {"offers": {"add": []}},
+            {"offers": {"add": [3]}},
+            {"offers": {"add": "native"}},
+            {"offers": {"add": ["x\x1b[31m"]}},
+            {"versions": {}},
+            {"versions": {"torch": 2}},
+            {"by": None},
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("text", MALFORMED)
+def test_an_offer_of_kernels_that_cannot_be_counts_as_the_reference(text, caplog):
+    first, second = checked_offers([written(OWN), text], ["site 0", "site 1"], OWN)
+    assert first == OWN
+    assert second == {**OWN, "offers": {"add": ["reference"]}}
+    assert "operations run on the kernel backend reference: the kernels of site 1" in caplog.text
+
+
+def test_sites_go_on_with_a_member_whose_offer_of_kernels_cannot_be(places, monkeypatch):
+    made = [places(2) for _ in range(2)]
+    for each in made:
+        each.join("alike", {"quantize_blocks"})
+    bad = made[1]._kernels
+    monkeypatch.setattr(rendezvous, "written", lambda record: b'{"offers": 3}' if record is bad else written(record))
+    meetings = together(2, lambda site: made[site].meet())
+    assert together(2, lambda site: meetings[site].tell([5])) == [[[5], [5]]] * 2

@@ -1,0 +1,73 @@
+"""Trials of sites that pause, each once and for a while of its own, as for an evaluation or a checkpoint: all end alike."""
+
+import os
+import time
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from random import Random
+
+import torch
+
+from gradwire import LocalSteps
+
+from ..hooks.local_sgd.sites import Town
+from . import local
+from .local import Site
+from .sites import await_file, told
+
+SITES, ROUNDS = 3, 6
+LONGEST = 0.9  # times the limit of a round: a minority waits for that long
+
+
+@dataclass(frozen=True)
+class Trial:
+    """`pauses`: of each site, (round before which it pauses, share of a round's limit for which it does)."""
+
+    training: local.Trial
+    relay: bool
+    pauses: tuple[tuple[int, float], ...]
+
+    @property
+    def world_size(self):
+        return self.training.world_size
+
+
+def drawn(seed):
+    """The trial of a seed."""
+    source = Random(f"pauses {seed}")
+    training = replace(local.drawn(source.randint(0, 10**6)), world_size=SITES, meets=True, mishap=None, resumes=None)
+    pauses = tuple((source.randint(1, ROUNDS // 2), round(source.uniform(0.0, LONGEST), 2)) for _ in range(SITES))
+    return Trial(training, source.random() < 0.5, pauses)
+
+
+def train(rank, world_size, trial, address, folder, limit):
+    """Leave this site's parameters and the seconds of its pause in the folder."""
+    site, (before, share), paused = Site(trial.training, rank), trial.pauses[rank], 0.0
+    place = {"limit": timedelta(seconds=limit), "prefix": f"{trial.training.seed} {os.path.basename(folder)}"}
+    at = Town.at(address, world_size, f"site {rank}", **place)
+    steps = LocalSteps(site.network, site.optimizer, at=at, **trial.training.options)
+    while steps.round < ROUNDS:
+        if steps.round >= before and not paused:
+            began = time.monotonic()
+            time.sleep(share * limit)
+            paused = time.monotonic() - began
+            Path(folder, f"paused {rank}").touch()
+        if steps.round >= ROUNDS // 2:
+            for other in range(world_size):
+                await_file(Path(folder, f"paused {other}"))  # or all is over before it is back
+        site.descend(steps.steps)
+    steps.finish()
+    torch.save((site.numbers, paused), f"{folder}/{rank}")
+
+
+def broken(trial, answers, folder, limit):
+    """Sentences on what does not hold: all sites come to the end with one model, and each has paused."""
+    left = {rank: torch.load(path) for rank in range(SITES) if (path := Path(folder, str(rank))).exists()}
+    found = [f"site {rank} did not come to the end: {told(answers[rank])}" for rank in range(SITES) if rank not in left]
+    first = left[min(left)][0] if left else {}
+    for rank, (numbers, paused) in left.items():
+        names = [name for name in first if not torch.equal(first[name], numbers[name])]
+        found += [f"site {rank} ends with other parameters: {', '.join(names)}"] if names else []
+        found += [f"site {rank} paused for {paused:.2f} s alone"] if paused < trial.pauses[rank][1] * limit else []
+    return found
