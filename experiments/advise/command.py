@@ -208,6 +208,7 @@ def _forecast(forecast: Forecast) -> dict[str, Any]:
             "compressor": each.spec,
             "order": each.order,
             **vars(each.prediction),
+            **dict(zip(("state_bytes", "peak_bytes"), each.memory, strict=True)),
             "tried": each.tried,
             "expected_loss": each.loss,
         }

@@ -29,7 +29,7 @@ from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED, candidates
 from .decision_table import Candidate
 from .link_directions import host_links
 from .network import Kind, Network
-from .predict import Measured, buckets, peak_bytes, predicted, requests_on
+from .predict import Measured, buckets, memory, peak_bytes, predicted, requests_on
 from .rank_group import RankGroup, tried
 from .recommendation import Advice, Choice, Forecast, Rule, megabytes
 from .shared_cores import Work
@@ -280,9 +280,15 @@ def _largest(measured: Measured, offered: Sequence[Candidate], bucket_mb: float 
 def _forecast(
     measured: Measured, offered: Sequence[Candidate], ranks: Ranks, kind: str, rule: Rule, bucket_mb: float | None
 ) -> Forecast:
-    choices = (
-        Choice(each, order, predicted(measured, each.spec, order, ranks, bucket_mb), each.losses.get(kind))
+    choices = [
+        Choice(
+            each,
+            order,
+            predicted(measured, each.spec, order, ranks, bucket_mb),
+            each.losses.get(kind),
+            memory(measured, each.spec, order, ranks, bucket_mb),
+        )
         for each in offered
         for order in (BACKWARD, PRIORITY)
-    )
+    ]
     return Forecast.ranked(ranks.world_size, ranks.per_host, choices, rule)

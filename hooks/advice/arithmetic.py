@@ -26,10 +26,14 @@ SMALLEST_POOL, POOL, LARGEST_POOL = 16, 2**21, 2**25  # elements
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """Seconds an element. `phases`: before the first request, between each two, behind the last. `cores`: busy meanwhile."""
+    """Seconds an element. `phases`: before the first request, between each two, behind the last. `cores`: busy meanwhile.
+
+    `launches`: seconds of the host a bucket, to launch all of that on a GPU.
+    """
 
     phases: tuple[float, ...]
     cores: float
+    launches: float = 0.0
 
 
 NONE = Arithmetic((0.0, 0.0), 0.0)

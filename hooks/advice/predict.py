@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...compress import Layout, Ranks, compressor
 from ...compress.protocol.layout import Scope
-from ...compress.protocol.requests import AllGather
+from ...compress.protocol.requests import AllGather, AllReduce, AllToAll
 from ...compress.simulate import STEADY, requests_of
 from ...compress.state.shares import ranks_seen
 from ...ddp_core.overlap.replay import optimal, priority_order
@@ -32,11 +32,11 @@ TRAVELS = ("all", "across")  # scopes of requests that leave a host
 
 @dataclass(frozen=True)
 class Measured:
-    """The measurements that predictions rest on, made on `ranks`.
+    """The parts of a step that predictions rest on, of `ranks`: measured by `advise`, or assumed (`assumed_parts.py`).
 
     `copy`: seconds an element, into buckets. `cores`: of a machine, for each of its ranks. `rings`: messages of a
     collective follow each other around a ring, as Gloo's do, else as in trees. `by_need`: overlapped slices go in the
-    order in which they are needed.
+    order in which they are needed. `launches`: seconds of the host to launch a step on a GPU.
     """
 
     computation: Computation
@@ -48,6 +48,7 @@ class Measured:
     cores: float
     rings: bool
     by_need: bool
+    launches: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -68,33 +69,79 @@ class Sent:
 class Prediction:
     """A step in seconds, and the least that any order of sending allows (computation and wire alone).
 
-    `state_bytes`, `peak_bytes`: the compressor's memory on a rank between steps and at most, the latter with whole buckets.
+    `computation`: seconds of a step that never communicates. `encode`: seconds of a rank's compression, hidden or not.
+    `host`: seconds that the step waits for launches. `card_bytes`: sent through the network card of a host.
     """
 
     step: float
     bound: float
     sent_bytes: float
-    state_bytes: int
-    peak_bytes: int
+    computation: float = 0.0
+    encode: float = 0.0
+    host: float = 0.0
+    card_bytes: float = 0.0
+
+    @property
+    def exposed(self) -> float:
+        """Seconds of communication and compression that computation does not hide."""
+        return self.step - self.computation - self.host
 
 
 def predicted(measured: Measured, spec: str, order: str, ranks: Ranks, bucket_mb: float | None = None) -> Prediction:
     """Predict a step with a compressor on `ranks`, after warm-up. `order`: backward or priority, as in gradwire.overlap."""
     overlaps = order == PRIORITY
     layouts, cuts = buckets(measured, spec, ranks, bucket_mb, overlaps=overlaps)
-    parcels, sent_bytes = list[Parcel](), 0.0
+    parcels, travelling = list[Parcel](), list[Sent]()
     for layout, parts in zip(layouts, cuts, strict=True):
         requests = requests_on(spec, layout)
         parcel = _parcel(measured, spec, layout, requests, ranks, parts)
         parcels += [parcel] * parts
-        sent_bytes += sum(request.sent_bytes for request in requests if request.travels)
+        travelling += [request for request in requests if request.travels]
     computation, bound = measured.computation, optimal(_by_parameters(measured, layouts, cuts, parcels))
     if overlaps and measured.by_need:
         parcels = [parcels[place] for place in priority_order(_model(computation, parcels))]
     step = Pipeline(computation.forward, computation.backward, tuple(parcels), measured.cores)
-    whole = buckets(measured, spec, ranks, bucket_mb, overlaps=False)[0] if overlaps else layouts
-    memory = state_bytes(compressor(spec), layouts), peak_bytes(spec, tuple(whole))
-    return Prediction(step.seconds(until_needed=overlaps), bound, sent_bytes, *memory)
+    sent_bytes = sum(request.sent_bytes for request in travelling)
+    card_bytes = sum(
+        request.sent_bytes * through_card(request.kind, ranks, rings=measured.rings) for request in travelling
+    )
+    encode = sum(parcel.encode for parcel in parcels)
+    launches = measured.launches + measured.arithmetic[spec].launches * len(parcels)
+    host = max(0.0, launches - computation.seconds - encode) if measured.launches else 0.0
+    seconds = step.seconds(until_needed=overlaps) + host
+    return Prediction(seconds, bound, sent_bytes, computation.seconds, encode, host, card_bytes)
+
+
+def through_card(kind: Kind, ranks: Ranks, *, rings: bool) -> float:
+    """Return the bytes that leave a host through its network card, for each byte that one of its ranks sends.
+
+    A ring through all ranks leaves a host once. `rings` False: all-reduces follow a tree of hosts, as NCCL's may. In an
+    all-to-all each rank of the host sends to all ranks elsewhere.
+
+    >>> import torch
+    >>> kind = (AllReduce, torch.float32, "all")
+    >>> through_card(kind, Ranks(16, 0, 8), rings=True), round(through_card(kind, Ranks(16, 0, 8), rings=False), 3)
+    (1.0, 0.533)
+    >>> through_card((AllToAll, torch.int8, "all"), Ranks(16, 0, 8), rings=True)
+    4.266666666666667
+    """
+    form, _, scope = kind
+    if ranks.hosts == 1 or scope not in TRAVELS:
+        return 0.0
+    if scope == "across":
+        return float(ranks.per_host)
+    if form is AllToAll:
+        return ranks.per_host * (ranks.world_size - ranks.per_host) / (ranks.world_size - 1)
+    if form is AllReduce and not rings:
+        return (1 - 1 / ranks.hosts) / (1 - 1 / ranks.world_size)
+    return 1.0
+
+
+def memory(measured: Measured, spec: str, order: str, ranks: Ranks, bucket_mb: float | None) -> tuple[int, int]:
+    """Return the bytes that a compressor keeps on a rank between steps, and takes at most, the latter with whole buckets."""
+    layouts, _ = buckets(measured, spec, ranks, bucket_mb, overlaps=order == PRIORITY)
+    whole, _ = buckets(measured, spec, ranks, bucket_mb, overlaps=False)
+    return state_bytes(compressor(spec), layouts), peak_bytes(spec, tuple(whole))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -154,6 +201,8 @@ def _parcel(
 
 def _grown(measured: Ranks, spec: str, layout: Layout, ranks: Ranks) -> float:
     """Return the bytes that a bucket's decoding reads in `ranks`, divided by the bytes where it was measured."""
+    if ranks == measured:
+        return 1.0
     before = replace(layout, ranks=ranks_seen(compressor(spec), measured))
     now, then = _gathered(requests_on(spec, before), measured), _gathered(requests_on(spec, layout), ranks)
     return then / now if now else 1.0

@@ -29,6 +29,7 @@ class Choice:
         order: the order of sending.
         prediction: the predicted step.
         loss: the expected loss above that of `none`, as a fraction; None if it was not studied.
+        memory: bytes of the compressor on a rank between steps, and at most.
         tried: measured seconds of a step of a copy; None if the compressor was not tried.
     """
 
@@ -36,6 +37,7 @@ class Choice:
     order: str
     prediction: Prediction
     loss: float | None
+    memory: tuple[int, int] = (0, 0)
     tried: float | None = None
 
     @property
@@ -271,8 +273,7 @@ def table(forecast: Forecast) -> Iterator[str]:
                 f"{none / choice.step:.2f}x",
                 _ms(choice.prediction.bound),
                 megabytes(choice.prediction.sent_bytes),
-                megabytes(choice.prediction.state_bytes),
-                megabytes(choice.prediction.peak_bytes),
+                *map(megabytes, choice.memory),
                 _percent(choice.loss),
             )
             for choice in forecast.choices

@@ -42,6 +42,11 @@ class Parcel:
     decode: Work = NOTHING
     update: Work = NOTHING
 
+    @property
+    def encode(self) -> float:
+        """Seconds of arithmetic in all rounds, where nothing else runs."""
+        return self.decode.seconds + sum(each.arithmetic.seconds for each in self.rounds)
+
 
 @dataclass(frozen=True)
 class Pipeline:

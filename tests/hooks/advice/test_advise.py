@@ -253,7 +253,7 @@ def fails_in_a_trial(rank, world_size, order):
     trials = Trials(here, copied, None, None, GROUP_TIMEOUT, unused=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trials_module, "PATIENCE", timedelta(seconds=15))
-        choice, left = Choice(Candidate("bf16"), order, Prediction(0.0, 0.0, 0.0, 0, 0), 0.0), []
+        choice, left = Choice(Candidate("bf16"), order, Prediction(0.0, 0.0, 0.0), 0.0), []
         for _ in range(3):
             tried = trials.step(choice, 4)
             left.append(sockets())
@@ -292,7 +292,7 @@ def steps_of_trials(rank, world_size, predicted):
     found = []
     for order in ("backward", "priority"):
         before = len(steps)
-        trials.step(Choice(Candidate("bf16"), order, Prediction(predicted, 0.0, 0.0, 0, 0), 0.0), 7)
+        trials.step(Choice(Candidate("bf16"), order, Prediction(predicted, 0.0, 0.0), 0.0), 7)
         found.append(len(steps) - before)
     return found
 

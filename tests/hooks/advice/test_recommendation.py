@@ -14,7 +14,7 @@ from gradwire.hooks.advice.predict import Prediction
 
 
 def choice(spec, step, *, loss=0.0, order="backward"):
-    return Choice(Candidate(spec), order, Prediction(step, 0.0, 0.0, 0, 0), loss)
+    return Choice(Candidate(spec), order, Prediction(step, 0.0, 0.0), loss)
 
 
 def chosen(*choices, **rule):
@@ -92,7 +92,7 @@ def test_the_line_to_paste(given, line):
 def test_every_line_has_a_compressor_that_there_is(candidate):
     for spec in (candidate.spec, TWO_LEVELS + candidate.spec):
         for order in ("backward", "priority"):
-            given = Choice(replace(candidate, spec=spec), order, Prediction(1.0, 0.0, 0.0, 0, 0), 0.0)
+            given = Choice(replace(candidate, spec=spec), order, Prediction(1.0, 0.0, 0.0), 0.0)
             for written in re.findall(r'(?:attach\(ddp_model, |compressor=)"([^"]+)"', given.line):
                 assert compressor(written)
                 assert written.startswith(spec)

@@ -12,7 +12,7 @@ LONG, SLOW = 1e6, 100.0  # seconds; what a failure takes
 
 
 def choice(spec, step, order=BACKWARD, loss=0.0):
-    return Choice(Candidate(spec), order, Prediction(step, 0.0, 0.0, 0, 0), loss)
+    return Choice(Candidate(spec), order, Prediction(step, 0.0, 0.0), loss)
 
 
 def forecast(*choices):

@@ -1,0 +1,272 @@
+"""Predicted steps: the situations of the decision table, and how near predictions are to steps that were measured.
+
+    python docs/benchmarks/predicted_steps.py             # prints the steps of all situations
+    python docs/benchmarks/predicted_steps.py --check     # prints the table of errors in docs/how-advise-works.md
+
+Both come from one function, `gradwire.hooks.advice.assumed_parts.predicted_step`.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gradwire.experiments.workloads.emulation import load_trace
+from gradwire.hooks.advice.assumed_parts import (
+    BACKWARD,
+    Cluster,
+    Cost,
+    GpuStep,
+    gpt,
+    layered,
+    predicted_step,
+    readiness,
+)
+from gradwire.hooks.advice.predict import Prediction
+
+ROOT = Path(__file__).parents[2]
+H100_STEP = json.loads((ROOT / "docs/benchmarks/h100/step-gpu.json").read_text("utf-8"))["cases"][0]
+GIGABIT = 1e9 / 8  # bytes a second
+SPECS = {  # a name in tables: what `attach` makes of it beside AdamW
+    "none": "none",
+    "bf16": "bf16",
+    "int8": "int8",
+    "int4": "int4:error_feedback=false",
+    "hosts+int8": "hosts+int8",
+    "hosts+int4": "hosts+int4:error_feedback=false",
+}
+A40_REPORT = {"none": 6.4, "bf16": 3.6, "alone": 1.4}  # seconds of a step; EgoVerse, pull request 667, September 2026
+A40_PARAMETERS, A40_GPUS = 1.2e9, 8
+
+
+@dataclass(frozen=True)
+class Situation:
+    """A cluster that trains. `network`: in Gbit/s of a host's card; None for a box whose GPUs share a bus.
+
+    `steps`: by compressor, two predictions between which the step lies: NCCL's all-reduces go in trees, or in rings; in the
+    box, two thirds of computation hide communication, or nothing does.
+    """
+
+    model: str
+    gpu: str
+    hosts: int
+    gpus_per_host: int
+    network: float | None
+    micro_batches: int
+    steps: dict[str, tuple[Prediction, Prediction]]
+
+    def speed_up(self, name: str, over: str = "bf16") -> tuple[float, float]:
+        """Return the speed-up of a compressor over another one, least and most."""
+        found = [other.step / mine.step for mine, other in zip(self.steps[name], self.steps[over], strict=True)]
+        return min(found), max(found)
+
+
+@cache
+def gpt2_small() -> dict[str, Tensor]:
+    """Return the gradients of GPT-2 small, 124 M parameters, whose head shares the embedding."""
+    return gpt(768, 12, 50_257, 1_024)
+
+
+def h100_step(micro_batches: int) -> GpuStep:
+    """Return a step of GPT-2 small on an H100: the seconds of `h100/step-gpu.json`, with the optimizer, 64 sequences of 512.
+
+    The model that was measured has 162 M parameters: its head has a matrix of its own. It computes as much. Two thirds of
+    the seconds are taken to be backward: that is an assumption.
+    """
+    gradients = gpt2_small()
+    ready = readiness(gradients, tied=["wte"])
+    return GpuStep(gradients, ready, H100_STEP["median_s"], None, micro_batches, H100_STEP["host_s"])
+
+
+@cache
+def a40_box(backward: float) -> tuple[GpuStep, Cluster]:
+    """Return the step and the box of the report, if so many seconds hide communication.
+
+    The bus is as fast as the uncompressed step says: with `bf16` the prediction is checked. Gradients arrive evenly.
+    """
+    gradients = layered(A40_PARAMETERS)
+    step = GpuStep(gradients, readiness(gradients), A40_REPORT["alone"], backward)
+    sent = 2 * (A40_GPUS - 1) / A40_GPUS * 4 * sum(each.numel() for each in gradients.values())
+    bus = sent / (A40_REPORT["none"] - A40_REPORT["alone"])
+    for _ in range(20):  # exposed seconds fall about as the rate grows
+        cluster = Cluster(1, A40_GPUS, float("inf"), bus, "A40", rings=True)
+        late = predicted_step(step, cluster, "none").step - A40_REPORT["none"]
+        bus = sent / (sent / bus - late)
+    return step, cluster
+
+
+def situations() -> list[Situation]:
+    """Return the situations of the decision table, with predictions for `SPECS`."""
+    found = []
+    for hosts, gpus in ((2, 1), (2, 8), (4, 1)):
+        names = [name for name in SPECS if gpus > 1 or not name.startswith("hosts+")]
+        for rate in (1, 10, 25):
+            clusters = [Cluster(hosts, gpus, rate * GIGABIT, rings=rings) for rings in (False, True)]
+            for batches in (1, 4):
+                step = h100_step(batches)
+                steps = {name: tuple(predicted_step(step, each, SPECS[name]) for each in clusters) for name in names}
+                found.append(Situation("GPT-2 small, 124 M", "H100", hosts, gpus, rate, batches, steps))
+    boxes = [a40_box(backward) for backward in (BACKWARD * A40_REPORT["alone"], 0.0)]
+    steps = {
+        name: tuple(predicted_step(*each, SPECS[name]) for each in boxes) for name in ("none", "bf16", "int8", "int4")
+    }
+    return [*found, Situation("1.2 B parameters", "A40", 1, A40_GPUS, None, 1, steps)]
+
+
+def spread(low_high: tuple[float, float], digits: int, unit: str) -> str:
+    """Return a number, or two where they differ."""
+    low, high = (f"{value:.{digits}f}" for value in sorted(low_high))
+    return f"{low}{unit}" if low == high else f"{low} to {high}{unit}"
+
+
+def situation_rows() -> Iterator[str]:
+    """Yield the table of situations."""
+    heads = ("hosts x GPUs", "network", "micro-batches", "compressor", "step", "encoding", "through a card")
+    yield f"| {' | '.join((*heads, 'over bf16', 'over none'))} |\n|{'---|' * (len(heads) + 2)}"
+    for each in situations():
+        network = "bus" if each.network is None else f"{each.network:g} Gbit/s"
+        place = f"{each.hosts} x {each.gpus_per_host} {each.gpu} | {network} | {each.micro_batches}"
+        for name, (one, other) in each.steps.items():
+            sent = spread((one.card_bytes / 1e6, other.card_bytes / 1e6), 0, " MB")
+            seconds = spread((1e3 * one.step, 1e3 * other.step), 0, " ms")
+            faster = [spread(each.speed_up(name, over), 2, "x") for over in ("bf16", "none")]
+            cells = (place, f"`{name}`", seconds, f"{1e3 * one.encode:.1f} ms", sent, *faster)
+            yield f"| {' | '.join(cells)} |"
+
+
+@dataclass(frozen=True)
+class Check:
+    """A measured step beside its prediction, in seconds."""
+
+    case: str
+    spec: str
+    predicted: float
+    measured: float
+
+
+def of_trace(name: str, computation: float = 0.0, backward: float = 0.0) -> GpuStep:
+    """Return the step of an emulated accelerator, whose seconds are known by layers; or with these seconds."""
+    trace = load_trace(name)
+    layers = trace.layers[::-1]
+    ends = accumulate(layer.backward_seconds for layer in layers)
+    ready = {
+        layer.full(parameter): end / trace.backward_seconds
+        for layer, end in zip(layers, ends, strict=True)
+        for parameter in reversed(layer.parameters)
+    }
+    gradients = {parameter: torch.empty(trace.parameters[parameter], device="meta") for parameter in ready}
+    return GpuStep(gradients, ready, computation or trace.seconds, backward or trace.backward_seconds)
+
+
+EMULATED = {  # cases of docs/results/advise: trace, dilation, hosts, ranks a host, Gbit/s of a host
+    "r18-2-100m": ("resnet18-cifar", 1, 2, 1, 0.1),
+    "r18-4-1g": ("resnet18-cifar", 4, 4, 1, 1),
+    "r18-8-10g": ("resnet18-cifar", 10, 8, 1, 10),
+    "gpt-4-1g": ("gpt-20m", 2, 4, 1, 1),
+    "gpt-2-10g": ("gpt-20m", 10, 2, 1, 10),
+    "r50-4-4g": ("resnet50", 8, 4, 1, 4),
+    "r50-2-10g": ("resnet50", 6, 2, 1, 10),
+    "lab-r18-4-1g": ("resnet18-cifar", 3, 4, 1, 1),
+    "lab-r18-8-1g": ("resnet18-cifar", 8, 8, 1, 1),
+    "lab-gpt-4-300m": ("gpt-20m", 1, 4, 1, 0.3),
+    "lab-r18-2x2-1g": ("resnet18-cifar", 4, 2, 2, 1),
+}
+
+
+@cache
+def trainings() -> list[dict]:
+    """Return the rows of docs/results/time-to-accuracy-gpt that compress alike in all steps: four ranks on two cores."""
+    text = (ROOT / "docs/results/time-to-accuracy-gpt/points.jsonl").read_text("utf-8")
+    rows = [row for line in text.splitlines() for row in json.loads(line)["rows"]]
+    return [row for row in rows if "warmup" not in row["compressor"]]
+
+
+def on_cores(spec: str, ranks: int, dilate: float = 1.0) -> Cost:
+    """Return the cost of a compressor where ranks share two cores, by what it took four of them in a training."""
+    known = {row["compressor"]: row["seconds.encode"] + row["seconds.decode"] for row in trainings()}
+    inner = spec.removeprefix("hosts+")
+    seconds = known.get(inner, known["fp16+powersgd:rank=4" if "rank=4" in inner else "int4"])
+    return Cost(0.0 if spec == "none" else seconds / WORDY * ranks / 4 / dilate, beside=True)
+
+
+WORDY = 19_210_240  # parameters of that training's model
+
+
+def of_advise() -> Iterator[Check]:
+    """Yield the steps of docs/results/advise in backward's order, but for those of a model that computes on shared cores."""
+    text = (ROOT / "docs/results/advise/README.md").read_text("utf-8")
+    for case, spec, seconds in re.findall(r"\| (\S+) \| `(\S+)` \| backward \| [\d.]+ \| ([\d.]+) \|", text):
+        if case in EMULATED:
+            trace, dilate, hosts, ranks, rate = EMULATED[case]
+            cluster, cost = Cluster(hosts, ranks, rate * GIGABIT, rings=True), on_cores(spec, hosts * ranks, dilate)
+            step = predicted_step(of_trace(trace), cluster, spec, cost=cost).step
+            yield Check(case, spec, step, float(seconds) / 1e3)
+
+
+def of_bandwidth() -> Iterator[Check]:
+    """Yield the steps of docs/results/gpt-bandwidth. Forward, backward and optimizer take what they took in that row."""
+    dilate = 20
+    for line in (ROOT / "docs/results/gpt-bandwidth/points.jsonl").read_text("utf-8").splitlines():
+        for row in json.loads(line)["rows"]:
+            forward, backward, rest = (row[f"phases.{name}"] / dilate for name in ("forward", "backward", "optimizer"))
+            step = of_trace("gpt-20m", forward + backward + rest, backward)
+            rate, spec = row["netlab.rate"].removesuffix("gbit"), row["compressor"]
+            cluster, cost = Cluster(4, 1, float(rate) * GIGABIT, rings=True), on_cores(spec, 4, dilate)
+            seconds = predicted_step(step, cluster, spec, cost=cost).step
+            yield Check(f"gpt-bandwidth, {rate}g", spec, seconds, row["sec_per_iter.p50"] / dilate)
+
+
+def of_training() -> Iterator[Check]:
+    """Yield the steps of docs/results/time-to-accuracy-gpt. Computation: the fastest step, without its compression."""
+    fastest = min(trainings(), key=lambda row: row["step_seconds.p50"])
+    computation = fastest["step_seconds.p50"] - fastest["seconds.encode"] - fastest["seconds.decode"]
+    step = of_trace("gpt-20m", computation, computation * 2 / 3)
+    for row in trainings():
+        rate = {"100mbit": 0.1, "1gbit": 1.0}[row["netlab.rate"]]
+        spec, cluster = row["tuned"] or row["compressor"], Cluster(4, 1, rate * GIGABIT, rings=True)
+        cost = Cost((row["seconds.encode"] + row["seconds.decode"]) / WORDY)  # on the cores that compute
+        seconds = predicted_step(step, cluster, spec, cost=cost).step
+        yield Check(f"time-to-accuracy-gpt, {rate:g}g", spec, seconds, row["step_seconds.p50"])
+
+
+def of_gpus() -> Iterator[Check]:
+    """Yield the steps of one H100, by what compressors cost on an H200, and those of the report of 8 A40."""
+    width, words = 768, 50_304
+    gradients = gpt(width, 12, words, 1)
+    gradients["head"] = gradients["wte"]  # a matrix of its own: 162 M parameters
+    alone = GpuStep(gradients, readiness(gradients, free=["wte"]), H100_STEP["median_s"], None, 1, H100_STEP["host_s"])
+    for case in json.loads((ROOT / "docs/benchmarks/h100/step-gpu.json").read_text("utf-8"))["cases"]:
+        if case["case"].startswith("gradwire:"):
+            spec = case["case"].removeprefix("gradwire:").removesuffix("@25")
+            step = predicted_step(alone, Cluster(1, 1, float("inf")), spec).step
+            yield Check("one H100, no network", spec, step, case["median_s"])
+    for what, backward in (("two thirds hide", BACKWARD * A40_REPORT["alone"]), ("nothing hides", 0.0)):
+        for spec in ("none", "bf16"):
+            step = predicted_step(*a40_box(backward), spec).step
+            yield Check(f"8 x A40, {what}", spec, step, A40_REPORT[spec])
+
+
+def checks() -> list[Check]:
+    """Return all measured steps that the function can predict."""
+    return [*of_gpus(), *of_bandwidth(), *of_training(), *of_advise()]
+
+
+def check_rows() -> Iterator[str]:
+    """Yield the table of errors."""
+    yield "| case | compressor | predicted, ms | measured, ms | error |\n|---|---|---|---|---|"
+    for each in checks():
+        error = each.predicted / each.measured - 1
+        yield (
+            f"| {each.case} | `{each.spec}` | {each.predicted * 1e3:.1f} | {each.measured * 1e3:.1f} | {error:+.1%} |"
+        )
+
+
+if __name__ == "__main__":
+    print("\n".join(check_rows() if "--check" in sys.argv else situation_rows()))
