@@ -152,7 +152,7 @@ TRITON, CUDA = "tests/kernels/test_triton_gpu.py", "tests/gpu/test_cuda_kernels.
 REFERENCE = "those_of_the_reference"  # half of Triton's tests: without xdist all take too long for a part
 DDP = ("tests/gpu/test_engine_cuda.py", "tests/gpu/test_ddp_cuda.py", "tests/gpu/test_overlap_cuda.py")
 DDP += ("tests/gpu/test_shared_gpu.py", "tests/gpu/test_same_kernels_cuda.py", "tests/gpu/test_many_steps_cuda.py")
-DDP += ("tests/gpu/test_memory_cuda.py",)
+DDP += ("tests/gpu/test_memory_cuda.py", "tests/gpu/test_private_groups.py")
 FSDP = ("tests/gpu/test_fsdp_cuda.py",)
 ORDER = ("tests/gpu/test_late_replies.py", "tests/gpu/test_training_cuda.py", "tests/gpu/test_graph_cuda.py")
 
