@@ -51,7 +51,7 @@ FLOORS = {  # the rooms of a layer, folders and files, from the ground up; those
         "network kernels",
         "workloads",
         "advise bench collective info plan ready rendezvous top try_script",
-        "compare",
+        "check compare",
         "cli",
         "sweep",
     ],

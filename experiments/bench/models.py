@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import runpy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -21,21 +25,22 @@ WORDS, TOKENS = 50257, 128  # GPT-2's vocabulary; tokens a sample
 BERT_WORDS = 30522
 TINY_LAYERS, TINY_WIDTH = 600, 16
 SMALL_IMAGE = (3, 32, 32)
-Sampler: TypeAlias = Callable[[int, torch.Generator], tuple[Tensor, Tensor]]  # so many inputs and targets
+IN_FILE = ".py:"  # between the file and the function of a user's model
+Sampler: TypeAlias = Callable[[int, torch.Generator], tuple[Any, ...]]  # so many inputs and targets, or a batch
 
 
 @dataclass(frozen=True)
 class Task:
     """A model to train: `build` makes it on the current default device, `sample` some inputs and targets.
 
-    `loss` takes the model, inputs and targets. `batch_size`: the samples of a step, where that is not the user's choice.
-    `fused`: the optimizer goes over the parameters once, as its time on this processor is not what is emulated.
+    `loss` takes the model and what `sample` returns. `batch_size`: the samples of a step, where that is not the user's
+    choice. `fused`: the optimizer goes over the parameters once, as its time on this processor is not what is emulated.
     """
 
     name: str
     build: Callable[[], nn.Module]
     sample: Sampler
-    loss: Callable[[nn.Module, Tensor, Tensor], Tensor]
+    loss: Callable[..., Tensor]
     batch_size: int | None = None
     fused: bool = False
 
@@ -46,13 +51,45 @@ def task_names() -> list[str]:
 
 
 def task(name: str, image_size: int) -> Task:
-    """A model by its name. Raises ValueError for an unknown one."""
+    """A model by its name, or a user's by FILE.py:FUNCTION. Raises ValueError for an unknown one."""
+    if IN_FILE in name:
+        return _own(name)
     if name in VISION or name.startswith(TORCHVISION):
         return _pictures(name.removeprefix(TORCHVISION), image_size)
     if name in OTHERS:
         return OTHERS[name]
     hint = did_you_mean(name, task_names())
-    raise ValueError(f"unknown model {name!r}{hint}; there are: {', '.join(task_names())}, torchvision:NAME")
+    raise ValueError(
+        f"unknown model {name!r}{hint}; there are: {', '.join(task_names())}, torchvision:NAME, FILE.py:FUNCTION"
+    )
+
+
+def _own(place: str) -> Task:
+    """The model, the batch and the loss that a function of a user's file returns; every rank calls it with one seed."""
+    path, _, function = place.rpartition(":")
+    if not Path(path).is_file():
+        raise ValueError(f"there is no file {path} here; a model of your own is FILE.py:FUNCTION, got {place}")
+
+    @functools.cache  # bench builds a model for each setting, and looks at the size of one before
+    def made() -> tuple[nn.Module, Any, Callable[[nn.Module, Any], Tensor]]:
+        with torch.random.fork_rng(), torch.device("cpu"):
+            torch.manual_seed(0)
+            found = runpy.run_path(path).get(function)
+            if not callable(found):
+                raise ValueError(f"{path} has no function {function}, which returns model, batch, loss")
+            returned = found()
+        if not (isinstance(returned, tuple) and len(returned) == 3 and isinstance(returned[0], nn.Module)):
+            raise ValueError(
+                f"{place} returns a module, a batch and a function loss(model, batch); got {returned!r:.200}"
+            )
+        return returned
+
+    return Task(
+        f"{Path(path).name}:{function}",
+        lambda: copy.deepcopy(made()[0]),
+        lambda count, generator: (made()[1],),
+        lambda model, batch: made()[2](model, batch),
+    )
 
 
 def emulated_task(trace: Trace, dilate: float) -> Task:

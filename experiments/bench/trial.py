@@ -10,6 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from ...compress.builder.optimizer_defaults import tuned_specification
 from ...ddp_core import Decorator, exchange, over
@@ -78,8 +79,8 @@ class Trial:
         self._optimizer = ordered(self._model, optimizer, case.order, case.bucket_mb)
         self._lead = 0 if case.order == BACKWARD else CHOSEN_AFTER
         generator = torch.Generator().manual_seed(setup.seed + groups[0].rank())
-        inputs, targets = setup.task.sample(setup.batch_size, generator)
-        self._inputs, self._targets = inputs.to(setup.device), targets.to(setup.device)
+        batch = setup.task.sample(setup.batch_size, generator)
+        self._batch = tree_map(lambda each: each.to(setup.device) if isinstance(each, Tensor) else each, batch)
         self._seconds: list[float] = []
         self._phases: dict[str, list[float]] = {name: [] for name in PHASES}
 
@@ -114,7 +115,7 @@ class Trial:
         """When it began, and when each of its phases ended."""
         begin = self._clock.now()
         with nullcontext() if synced else getattr(self._model, "no_sync", nullcontext)():
-            loss = self._setup.task.loss(self._model, self._inputs, self._targets)
+            loss = self._setup.task.loss(self._model, *self._batch)
             forward = self._clock.now()
             (loss / self.case.sync_every).backward()
         backward = self._clock.now()

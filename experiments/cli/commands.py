@@ -82,6 +82,12 @@ COMMANDS: dict[str, Command] = {
         examples=("gradwire advise", "gradwire advise --model gpt --optimizer adamw --link 1gbit --hosts 16,64"),
         common=("model", "optimizer", "batch_size", "compressors", "hosts", "nproc", "json"),
     ),
+    "check": Command(
+        "Check averages, checkpoints and step times on the ranks and GPUs that you have, in two minutes.",
+        function=".check.command:check_command",
+        examples=("gradwire check --nproc 2", "torchrun --nproc-per-node 4 -m gradwire check --model mine.py:build"),
+        common=("model", "batch_size", "steps", "compressors", "all", "nproc", "json"),
+    ),
     "info": Command(
         "Show versions, devices, kernel backends, process groups and network interfaces of this host.",
         function=".info:info",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from .parts import PARTS, ROOT
+from .parts import GROUPS, PARTS, ROOT
 
 LIMIT = 480  # seconds of a part
 
@@ -66,30 +66,31 @@ def earlier(summary, now):
 
 
 def main():
-    """Run the parts that are asked for, as far as they can run here; of all, those that did not end at this commit before.
+    """Run the parts that are asked for, as far as they can run here; of all, and of a group, those that did not end at
+    this commit before.
 
     1 where one failed, else 2 where there is no GPU, else 0, also where goals were missed.
     """
     parser = argparse.ArgumentParser(prog="tests.gpu", description=__doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all if not given")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join([*GROUPS, *PARTS])}; all if not given")
     parser.add_argument("--out", type=Path, default=Path("gpu-results"))
     options = parser.parse_args()
-    if unknown := [name for name in options.parts if name not in PARTS]:
-        parser.error(f"no part is called {unknown[0]}; there are: {', '.join(PARTS)}")
+    if unknown := [name for name in options.parts if name not in {*GROUPS, *PARTS}]:
+        parser.error(f"no part is called {unknown[0]}; there are: {', '.join([*GROUPS, *PARTS])}")
     if not torch.cuda.is_available():
         print(f"torch {torch.__version__} sees no CUDA device here: most of `make gpu` needs one", file=sys.stderr)
     out = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     summary, now = out / "summary.json", commit()
     results = earlier(summary, now)
-    for name in options.parts or PARTS:
-        if name in results and not options.parts:
-            print(f"{name:8} {results[name]['verdict']:18} before, at this commit", flush=True)
+    for name in [part for name in options.parts or PARTS for part in GROUPS.get(name, [name])]:
+        if name in results and name not in options.parts:
+            print(f"{name:16} {results[name]['verdict']:18} before, at this commit", flush=True)
             continue
         result = results[name] = {**run(name, out), "commit": now}
-        print(f"{name:8} {result['verdict']:18} {result['seconds']:4.0f} s  {PARTS[name].says}", flush=True)
+        print(f"{name:16} {result['verdict']:18} {result['seconds']:4.0f} s  {PARTS[name].says}", flush=True)
         for line in result["why"]:
-            print(f"{'':8} {line}", flush=True)
+            print(f"{'':16} {line}", flush=True)
         summary.write_text(json.dumps([results[part] for part in PARTS if part in results], indent=1) + "\n")
     print(f"logs, figures and summary.json: {out}")
     if any(result["verdict"] == "failed" for result in results.values()):

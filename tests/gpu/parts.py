@@ -147,17 +147,29 @@ def quality(out):
     return [sys.executable, str(BENCHMARKS / "gpu_quality.py"), "--no-checkpoints", *kept]
 
 
+def shared(checks):
+    """Checks on several ranks that share the card; a later call goes on where one has ended."""
+    return lambda out: [sys.executable, "-m", "tests.gpu.shared_card", checks, "--out", str(out)]
+
+
 COMPILE = ("tests/kernels/test_triton_compile.py", "tests/kernels/test_cuda_compile.py")
 TRITON, CUDA = "tests/kernels/test_triton_gpu.py", "tests/gpu/test_cuda_kernels.py"
 REFERENCE = "those_of_the_reference"  # half of Triton's tests: without xdist all take too long for a part
 DDP = ("tests/gpu/test_engine_cuda.py", "tests/gpu/test_ddp_cuda.py", "tests/gpu/test_overlap_cuda.py")
 DDP += ("tests/gpu/test_shared_gpu.py", "tests/gpu/test_same_kernels_cuda.py", "tests/gpu/test_many_steps_cuda.py")
-DDP += ("tests/gpu/test_memory_cuda.py",)
+DDP += ("tests/gpu/test_memory_cuda.py", "tests/gpu/test_private_groups.py")
 FSDP = ("tests/gpu/test_fsdp_cuda.py",)
 ORDER = ("tests/gpu/test_late_replies.py", "tests/gpu/test_training_cuda.py", "tests/gpu/test_graph_cuda.py")
 
 PARTS = {
     "info": Part("what there is", info, device=False),
+    "shared-raw": Part("ranks of NCCL on one card: every collective", shared("raw")),
+    "shared-trainings": Part("ranks of NCCL on one card: DDP against Gloo", shared("trainings")),
+    "shared-changes": Part("ranks of NCCL on one card: swaps, overlap, checkpoints", shared("changes")),
+    "shared-sharded": Part("ranks of NCCL on one card: FSDP2 and replicate", shared("sharded")),
+    "shared-faults": Part("ranks of NCCL on one card: late, killed and ending ranks", shared("faults")),
+    "shared-paced": Part("two ranks at 1 and 10 Gbit/s, beside torch's hooks", shared("paced")),
+    "shared-open": Part("two and four ranks, beside torch's hooks", shared("open")),
     "compile": pytest_part(
         "kernels compile for GPUs that are not here", "-rP", *COMPILE, dist="loadfile", device=False
     ),
@@ -176,3 +188,4 @@ PARTS = {
     "graphs": Part("a bucket's arithmetic as CUDA graphs", graphs, ("triton",)),
     "quality": Part("losses with compression, on simulated ranks", quality),
 }
+GROUPS = {"shared": tuple(name for name in PARTS if name.startswith("shared-"))}  # one name for several parts

@@ -1,0 +1,1 @@
+"""`gradwire check`: averages, checkpoints and step times on the ranks and GPUs that are there."""

@@ -1,0 +1,200 @@
+"""`gradwire check`: right ranks pass, and each of five planted faults is found and named."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+from unittest import mock
+
+import pytest
+import torch
+
+from gradwire import DistributedDataParallel
+from gradwire.compress import AllReduce
+from gradwire.ddp_core.memory.bucket_memory import BucketMemory
+from gradwire.ddp_core.transport.protocol import Decorated
+from gradwire.experiments.bench.models import task
+from gradwire.experiments.check import averages
+from gradwire.experiments.check.averages import check_averages, check_resumed, check_swapped
+from gradwire.experiments.check.command import sentence
+from gradwire.experiments.cli import main
+
+CPU, SPEC = torch.device("cpu"), "int4"
+MINE = """
+import torch
+def build():
+    model = torch.nn.Linear(64, 64)
+    return model, {"x": torch.randn(8, 64)}, lambda model, batch: model(batch["x"]).square().mean()
+"""
+
+
+class Changed(Decorated):
+    """A transport whose replies are changed."""
+
+    def __init__(self, inner, change):
+        super().__init__(inner)
+        self._change = change
+
+    def start(self, request, channel):
+        pending = self.inner.start(request, channel)
+        wait = pending.wait
+        pending.wait = lambda timeout: self._change(request, wait(timeout))
+        return pending
+
+
+def with_replies(change):
+    """A patch of the checks' DistributedDataParallel, whose transport changes replies."""
+
+    def made(*given, **settings):
+        return DistributedDataParallel(*given, transport=lambda inner: Changed(inner, change), **settings)
+
+    return mock.patch.object(averages, "DistributedDataParallel", made)
+
+
+def one_bit_more(request, reply):
+    """The largest byte of a code or a scale changes in its last bit."""
+    reply.view(-1).view(torch.uint8)[8] ^= 1
+    return reply
+
+
+def rounds_differently(rank):
+    return with_replies(one_bit_more) if rank == 1 else contextlib.nullcontext()
+
+
+def wrong_divisor(rank):
+    return with_replies(lambda request, reply: reply.mul_(2) if isinstance(request, AllReduce) else reply)
+
+
+def lost_residual(rank):
+    end = BucketMemory.end_step
+
+    def end_and_lose(memory, *given):
+        ended = end(memory, *given)
+        for leaf in memory.leaves.residuals:
+            leaf.clear()
+        return ended
+
+    return mock.patch.object(BucketMemory, "end_step", end_and_lose)
+
+
+def unequal_buckets(rank):
+    return mock.patch.object(averages, "BUCKET_MB", 0.1 if rank == 0 else 0.3)
+
+
+def dead_rank(rank):
+    def die(request, reply):
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return reply
+
+    return with_replies(die)
+
+
+def told(rank, world_size, fault, spec):
+    """The sentence about a compressor on ranks with a fault; nothing where all is right."""
+    with fault(rank):
+        try:
+            check_averages(spec, CPU)
+        except (RuntimeError, ValueError) as error:
+            return str(error)
+    return ""
+
+
+def test_right_ranks_have_the_errors_of_the_simulation(ranks):
+    assert ranks.run(right, 2) == [True, False]
+
+
+def right(rank, world_size):
+    for spec in ("int4", "hosts:ranks=2+int4", "topk:ratio=0.01,feedback=0.9"):
+        found = check_averages(spec, CPU)
+        assert found is None or found[0].mean == pytest.approx(found[1].mean)
+    check_resumed(CPU)
+    check_swapped(CPU)
+    return found is not None
+
+
+FAULTS = [
+    (rounds_differently, SPEC, "with int4, rank 1 rounds differently"),
+    (wrong_divisor, "none", "with none, averages are 2.00x as large as they should be: the divisor is wrong"),
+    (lost_residual, SPEC, "with int4, residuals are lost: the mean of 8 averages is "),
+    (
+        unequal_buckets,
+        SPEC,
+        "the ranks were set up differently: rank 0 has int4 at step 0 with a first bucket of",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fault", "spec", "words"), FAULTS, ids=[fault.__name__ for fault, _, _ in FAULTS])
+def test_a_planted_fault_is_named_on_all_ranks(ranks, fault, spec, words):
+    for sentence_of_rank in ranks.run(told, 2, fault, spec):
+        assert words in sentence_of_rank
+
+
+def checked_with_a_dead_rank(rank, world_size):
+    with dead_rank(rank):
+        check_averages(SPEC, CPU)
+
+
+def test_a_dead_rank_is_named(ranks):
+    alive, dead = ranks.run(checked_with_a_dead_rank, 2, expect_errors=True)
+    assert "rank 1 " in alive.message
+    assert "died" in dead.fate
+
+
+def ran(tmp_path, code, text):
+    """The exit code of a check of a user's own model on two ranks."""
+    (tmp_path / "mine.py").write_text(text)
+    settings = [
+        "--compressors=int4",
+        "--steps=2",
+        f"--model={tmp_path / 'mine.py'}:build",
+        f"--json={tmp_path / 'f.json'}",
+    ]
+    assert main(["check", "--nproc=2", *settings]) == code
+    return json.loads((tmp_path / "f.json").read_text())
+
+
+def test_a_check_shows_averages_and_steps_without_names_of_hosts_and_folders(tmp_path, capfd):
+    document = ran(tmp_path, 0, MINE)
+    shown = capfd.readouterr().out
+    specs = ["none", "bf16", "int8", "int4", "hosts:ranks=2+int8", "hosts:ranks=2+int4"]
+    assert [row["compressor"] for row in document["rows"]] == specs
+    assert [row["compressor"] for row in document["averages"]] == ["int4"]
+    assert all(f"| {spec} |" in shown for spec in specs)
+    assert "All is right" in shown
+    for secret in (socket.gethostname(), str(tmp_path), "127.0.0.1"):
+        assert secret not in shown + json.dumps(document)
+
+
+KILLED = "import os, signal\nif os.environ['LOCAL_RANK'] == '1':\n    os.kill(os.getpid(), signal.SIGKILL)"
+
+
+def test_a_rank_that_is_killed_ends_the_check_with_one_sentence(tmp_path, capfd):
+    document = ran(tmp_path, 1, f"{KILLED}\n{MINE}")
+    assert capfd.readouterr().err.strip() == "NOT RIGHT: rank 1: process 1 terminated with signal SIGKILL"
+    assert document["rows"] == []
+
+
+def test_a_failure_is_told_by_its_last_line():
+    failure = (
+        "rank 1:\nTraceback (most recent call last):\n  File x\na.WrongResult: with int4, rank 1 rounds differently"
+    )
+    assert sentence(failure) == "rank 1: with int4, rank 1 rounds differently"
+    assert sentence(f"rank 0: process 0 terminated with signal SIGKILL\n\n{failure}").startswith("rank 0: process 0")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("def build(): return 1", "returns a module, a batch and a function"), ("", "has no function build")],
+)
+def test_a_model_of_a_file_is_refused_with_what_it_should_return(tmp_path, text, words):
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(ValueError, match=words):
+        task(f"{tmp_path / 'mine.py'}:build", 224).build()
+
+
+def test_one_rank_is_refused(capsys):
+    assert main(["check", "--nproc=1"]) == 2
+    assert "two ranks or more" in capsys.readouterr().err

@@ -1,0 +1,40 @@
+"""The checks of several ranks on one card, tried over Gloo on CPUs: they pass, and say what does not."""
+
+import json
+import sys
+
+import pytest
+
+from .shared_card import __main__ as command
+from .shared_card.__main__ import Results, Run
+
+OF = {"commit": "a commit", "torch": "2", "gradwire": "1", "gpu": None}
+
+
+def ran(monkeypatch, tmp_path, part, *only):
+    """The exit code of a part, and its rows."""
+    arguments = ["shared_card", part, "--out", str(tmp_path), "--cpu", "--only", *only]
+    monkeypatch.setattr(sys, "argv", arguments)
+    code = command.main()
+    return code, json.loads((tmp_path / "shared.json").read_text())["rows"]
+
+
+@pytest.mark.timeout(300)
+def test_ranks_pass_the_checks_over_gloo_and_end_behind_one_that_is_killed(monkeypatch, tmp_path):
+    monkeypatch.setattr(command, "PARTS", {"some": (Run("raw", 2), Run("trainings", 2), Run("faults", 2))})
+    names = ["uneven_all_to_all", "hooked", "killed_rank"]
+    code, rows = ran(monkeypatch, tmp_path, "some", *names)
+    assert code == 0, rows
+    assert [(row["check"], row["ok"]) for row in rows] == [(name, True) for name in names]
+    assert rows[1]["told"] == {"hook int8": "bits"}
+    assert rows[2]["told"]["exit codes"] == [1, -9]
+
+
+def test_rows_of_the_same_commit_alone_are_kept(tmp_path):
+    path, run = tmp_path / "shared.json", Run("raw", 2)
+    results = Results(path, OF)
+    for name, ok in (("first", False), ("first", True), ("second", False)):
+        results.add(run, {"check": name, "ok": ok})
+    assert Results(path, OF).missing(run, ["first", "second", "third"]) == ["second", "third"]
+    assert Results(path, OF).missing(Run("raw", 4), ["first"]) == ["first"]
+    assert Results(path, {**OF, "commit": "another"}).rows == []
