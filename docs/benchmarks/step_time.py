@@ -14,7 +14,9 @@ communication. compiled+WHAT compiles the model by torch.compile. The model is a
 transformer of 19.2 M parameters; with --model tiny 600 layers of 272; with --model matrices 75 of 128 x 128.
 
 Where memory comes to lie is worth a few percent of a step, and stays as long as the models do. To tell smaller differences,
---rounds N builds all cases N times, every other time in reverse order; the interval is then over rounds.
+--rounds N builds all cases N times, every other time in reverse order. The speed is then the mean of the rounds' medians,
+with their 95 % interval by Student's t. Of one round, it is the median of the turns with its 95 % interval; fewer than six
+turns have their range.
 """
 
 import argparse
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 
 VOCABULARY, WIDTH, LAYERS, BATCH, TOKENS = 256, 512, 6, 4, 32
 WARMUP_STEPS = 4  # DDP rebuilds its buckets, torch's PowerSGD starts
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # 95 %, by degrees of freedom from 1
 
 
 def powersgd_state() -> powerSGD_hook.PowerSGDState:
@@ -194,19 +197,32 @@ class Case:
             for mine, others in zip(self.rounds, baseline.rounds, strict=True)
         ]
         medians = [statistics.median(each) for each in speeds]
-        samples = sorted(medians if len(medians) > 1 else speeds[0])
-        outside = max(0, math.floor(len(samples) / 2 - 0.98 * math.sqrt(len(samples))))
+        speed, low, high = mean_of(medians) if len(medians) > 1 else median_of(speeds[0])
         return {
             "case": self.name,
             "median_s": statistics.median(measured),
             "min_s": min(measured),
             "max_s": max(measured),
             "processor_s": statistics.median(s for seconds in self.processor_seconds for s in seconds[WARMUP_STEPS:]),
-            "speed": statistics.median(samples),
-            "speed_low": samples[outside],
-            "speed_high": samples[-1 - outside],
+            "speed": speed,
+            "speed_low": low,
+            "speed_high": high,
             "rounds": medians,
         }
+
+
+def mean_of(rounds: list[float]) -> tuple[float, float, float]:
+    """The mean of the rounds, with the ends of its 95 % interval by Student's t."""
+    mean, quantile = statistics.fmean(rounds), STUDENT[min(len(rounds) - 1, len(STUDENT)) - 1]
+    half = quantile * statistics.stdev(rounds) / math.sqrt(len(rounds))
+    return mean, mean - half, mean + half
+
+
+def median_of(turns: list[float]) -> tuple[float, float, float]:
+    """The median of the turns, with the ends of its 95 % interval (binomial distribution); of few turns, their range."""
+    ordered = sorted(turns)
+    outside = max(0, math.floor(len(ordered) / 2 - 0.98 * math.sqrt(len(ordered))))
+    return statistics.median(ordered), ordered[outside], ordered[-1 - outside]
 
 
 def play_round(cases: list[Case], steps: int, generator: torch.Generator) -> None:
@@ -224,7 +240,7 @@ def play_round(cases: list[Case], steps: int, generator: torch.Generator) -> Non
 
 
 def table(rows: list[dict], world_size: int) -> "Table":
-    """The cases, each against the first: the median of rounds, or of the only round's turns, and its 95 % interval."""
+    """The cases, each against the first, with the 95 % interval."""
     from rich.table import Table  # here, since gpu_step.py does without
 
     shown = Table(title=f"seconds a step, {world_size} ranks; speed against {rows[0]['case']} of the same turn")

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -30,6 +31,7 @@ from ..results.loggers import check_loggers, log
 from ..results.optional import optional_files
 from ..results.recommendation import filled, losses, recommendation
 from ..results.report import write_report
+from ..results.seeds import over_seeds, seeds_table
 from ..results.table import table
 from ..workloads.checkpoint import Checkpoint
 from ..workloads.data import Dataset, load_dataset
@@ -44,7 +46,7 @@ from .config import CompareConfig
 logger = logging.getLogger(__name__)
 RESULTS = "results.json"
 TABLE_WIDTH = 132  # columns, so that no cell breaks
-Trainer: TypeAlias = Callable[[str, str | None, Report], Training]  # of a compressor and a link
+Trainer: TypeAlias = Callable[[str, str | None, CompareConfig, Report], Training]  # of a compressor, a link and a seed
 OF_NO_RESULT = ("out", "logger", "compressors", "checkpoints")  # options that change no training
 PROGRESS = (  # a bar for each compressor, with the seconds of its training so far
     TextColumn("{task.description}"),
@@ -135,7 +137,7 @@ def _simulated(config: CompareConfig, dataset: Dataset) -> int:
         torch.set_num_threads(config.threads)
     out = _begun(config, ONE_PROCESS, config.nproc)
 
-    def trainer(spec: str, link: str | None, report: Report) -> Training:
+    def trainer(spec: str, link: str | None, config: CompareConfig, report: Report) -> Training:
         yield from ()  # no turns: its seconds are those of the processor
         if config.local_every:
             return train_simulated_sites(spec, config, dataset, config.nproc, report)
@@ -174,7 +176,7 @@ def run_rank(
     device = device_here(backend)
     with joined(backend, timedelta(seconds=config.timeout), rendezvous) as group:
 
-        def trainer(spec: str, link: str | None, report: Report) -> Training:
+        def trainer(spec: str, link: str | None, config: CompareConfig, report: Report) -> Training:
             pace = over_link(link)
             return train(spec, config, dataset, group, device, report, pace, turns=config.in_turns)
 
@@ -182,22 +184,29 @@ def run_rank(
 
 
 def _run_all(config: CompareConfig, results: Results, trainer: Trainer, out: Path | None) -> None:
-    """Train with all compressors on one link after the other; `out` has the results of those that have ended."""
+    """Train with all compressors on one link and seed after the other; `out` has the results of those that have ended."""
     if out is not None:
         results.write(out / RESULTS)
-    at_once = len(config.compressors) if config.in_turns else 1
-    for link in config.links:
+    seeded = [dataclasses.replace(config, seed=config.seed + more) for more in range(config.seeds)]
+    for link, each in product(config.links, seeded):
         with Progress(*PROGRESS, disable=out is None) as bar:
-            reports = [_reporter(bar, _name(spec, link, config), config) for spec in config.compressors]
-            pairs = zip(config.compressors, reports, strict=True)
-            trainings = [trainer(spec, link, report) for spec, report in pairs]
-            for first in range(0, len(trainings), at_once):
-                runs = [_placed(run, link, config) for run in in_turns(trainings[first : first + at_once])]
+            for runs in _runs(each, link, trainer, bar):
                 results = dataclasses.replace(results, runs=(*results.runs, *runs))
+                results = dataclasses.replace(results, over_seeds=over_seeds(results))
                 if out is not None:
                     results.write(out / RESULTS)
                     for run in runs:
-                        log(config.logger, _name(run.compressor, link, config), run, dataclasses.asdict(config), out)
+                        log(config.logger, _name(run.compressor, link, each), run, dataclasses.asdict(each), out)
+
+
+def _runs(config: CompareConfig, link: str | None, trainer: Trainer, bar: Progress) -> Iterator[list[RunResult]]:
+    """Yield the runs of one link and seed as they end: all at once where they take turns."""
+    at_once = len(config.compressors) if config.in_turns else 1
+    reports = [_reporter(bar, _name(spec, link, config), config) for spec in config.compressors]
+    pairs = zip(config.compressors, reports, strict=True)
+    trainings = [trainer(spec, link, config, report) for spec, report in pairs]
+    for first in range(0, len(trainings), at_once):
+        yield [_placed(run, link, config) for run in in_turns(trainings[first : first + at_once])]
 
 
 def _reporter(bar: Progress, name: str, config: CompareConfig) -> Report:
@@ -213,13 +222,15 @@ def _reporter(bar: Progress, name: str, config: CompareConfig) -> Report:
 
 
 def _placed(run: RunResult, link: str | None, config: CompareConfig) -> RunResult:
-    """Return the run with its network, where there are several."""
+    """Return the run with its seed, and its network where there are several."""
+    run = dataclasses.replace(run, seed=config.seed)
     return dataclasses.replace(run, network=_label(link) or NO_LINK) if len(config.links) > 1 else run
 
 
 def _name(spec: str, link: str | None, config: CompareConfig) -> str:
-    """Return the name of a run, with its link if there are several."""
-    return f"{spec}, {shown_rate(link) if link else NO_LINK}" if len(config.links) > 1 else spec
+    """Return the name of a run, with its link and its seed if there are several."""
+    name = f"{spec}, {shown_rate(link) if link else NO_LINK}" if len(config.links) > 1 else spec
+    return f"{name}, seed {config.seed}" if config.seeds > 1 else name
 
 
 def _empty_results(config: CompareConfig, dataset: Dataset, backend: str, launcher: str, world_size: int) -> Results:
@@ -243,15 +254,18 @@ def _empty_results(config: CompareConfig, dataset: Dataset, backend: str, launch
 
 
 def write_output(results: Results, out: Path) -> None:
-    """Print a table and a verdict for each network, then draw pictures, write the report, and say where everything is.
+    """Print a table and a verdict for each network and seed, then draw pictures, write the report, and say where all is.
 
     Where matplotlib or jinja2 is not installed, a line says so in place of what it is for.
     """
     console = Console(width=max(Console().width, TABLE_WIDTH))
-    for each in results.by_network():
-        console.print(table(each))
-        lines = filter(None, (losses(each), filled(each), recommendation(each)))
-        console.print(*lines, "", soft_wrap=True, sep="\n")
+    for network in results.by_network():
+        for each in network.by_seed():
+            console.print(table(each))
+            lines = filter(None, (losses(each), filled(each), recommendation(each)))
+            console.print(*lines, "", soft_wrap=True, sep="\n")
+        if (seeds := seeds_table(network)) is not None:
+            console.print(seeds, "")
     say = partial(console.print, sep="", highlight=False, markup=False, soft_wrap=True)
     say("results    ", out / RESULTS)
     pictures, where = optional_files(partial(_drawn, results, out))
@@ -263,4 +277,4 @@ def write_output(results: Results, out: Path) -> None:
 def _drawn(results: Results, out: Path) -> Sequence[Path]:
     from ..results.picture import draw  # here, since matplotlib is optional
 
-    return draw(results, out)
+    return draw(results.by_seed()[0], out)

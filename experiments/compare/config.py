@@ -24,6 +24,8 @@ class CompareConfig(TrainingConfig):
     checkpoints: str | None = None
     """folder for a checkpoint of the running training, every 100 steps; the same command continues from it. For
     simulated ranks"""
+    seeds: int = 1
+    """number of seeds, from `seed` on. Several give means of the validation loss with 95 % intervals"""
     compressors: list[str] = field(default_factory=lambda: ["none", *ANSWERED])
     """compressors to compare, separated by commas, such as none,int4,topk:ratio=0.01"""
     turns: bool = True
@@ -39,6 +41,8 @@ class CompareConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.seeds < 1:
+            raise ValueError(f"seeds is at least 1, got {self.seeds}")
         emulated = next(filter(None, self.links), None)
         backend_here(self.backend, emulated, self.netlab.hosts)
         if self.simulated and (emulated or self.netlab.hosts):

@@ -71,6 +71,7 @@ class RunResult:
     planned_bytes: int | None = None
     planned_state_bytes: int | None = None
     tuned: str | None = None
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class Results:
     command: str = ""
     gradwire: str = field(default_factory=lambda: __version__)
     torch: str = torch.__version__
+    over_seeds: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def ranks(self) -> str:
@@ -97,6 +99,11 @@ class Results:
         """A comparison for each network that runs had, in the order run; this one where all had the same."""
         networks = dict.fromkeys(run.network for run in self.runs)
         return [self._on(network) for network in networks] if len(networks) > 1 else [self]
+
+    def by_seed(self) -> list[Results]:
+        """A comparison for each seed."""
+        seeds = dict.fromkeys(run.seed for run in self.runs)
+        return [dataclasses.replace(self, runs=tuple(r for r in self.runs if r.seed == seed)) for seed in seeds]
 
     def _on(self, network: str | None) -> Results:
         runs = tuple(run for run in self.runs if run.network == network)
@@ -131,8 +138,8 @@ class Results:
         document = json.loads(path.read_text(encoding="utf-8"))
         if document.pop("kind") != KIND:
             raise ValueError(f"{path} is no file of gradwire compare")
-        runs = tuple(_run(each) for each in document.pop("runs"))
-        return cls(**document, runs=runs)
+        runs, over_seeds = (tuple(document.pop(name)) for name in ("runs", "over_seeds"))
+        return cls(**document, runs=tuple(map(_run, runs)), over_seeds=over_seeds)
 
 
 def ranks_on(count: int, backend: str, device: str | None, network: str | None) -> str:

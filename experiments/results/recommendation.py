@@ -8,12 +8,13 @@ from typing import TypeAlias
 
 from ...hooks.advice.decision_table import uncertainty
 from .comparison import NO_LINK, SIMULATED, Results, RunResult
-from .statistics import smoothed
-from .time_to_loss import FEWEST_REPEATS, SAME_LOSS, UNCOMPRESSED, TimeToLoss, digits, reference, times_to_loss
+from .statistics import NEAR, smoothed
+from .time_to_loss import FEWEST_REPEATS, UNCOMPRESSED, TimeToLoss, digits, reference, times_to_loss
 from .words import filled_in
 
 WORTHWHILE = 1.1  # a speed-up below this is not worth a lossy compressor
 NO_DIFFERENCE = "No difference measured."
+UNDECIDED = f"One seed cannot decide differences of less than {NEAR:.0%}; --seeds 3 can."
 SHARED_MEMORY = (
     "These CPU ranks share one host's memory. Run `gradwire compare` with torchrun on your hosts or GPUs: GPUs without "
     "NVLink often gain most."
@@ -24,7 +25,7 @@ Timed: TypeAlias = tuple[RunResult, TimeToLoss]  # a run that reaches the loss, 
 def losses(results: Results) -> str:
     """Return the size of the runs, and how much their losses tell."""
     steps = max((run.steps for run in results.runs), default=0)
-    return f"Losses: {results.model['parameters']:,} parameters, {steps:,} steps, one seed. {uncertainty()}"
+    return f"Losses: {results.model['parameters']:,} parameters, {steps:,} steps, one seed. {UNDECIDED} {uncertainty()}"
 
 
 def filled(results: Results) -> str:
@@ -82,7 +83,7 @@ def _decided(results: Results, timed: list[Timed], wanted: RunResult) -> str:
     if not others:
         return (
             f"Do not compress further here: no other compressor reaches the training loss of {wanted.compressor} and keeps "
-            f"the validation loss (within {SAME_LOSS:.0%}). {_where(results)}"
+            f"the validation loss (at most {NEAR:.0%} above). {_where(results)}"
         )
     best, sooner = others[0]
     if not sooner.differs_from(usual):
@@ -98,7 +99,7 @@ def _decided(results: Results, timed: list[Timed], wanted: RunResult) -> str:
     between = " (no difference measured between them)" if len(alike) > 1 else ""
     return (
         f"Use {' or '.join(alike)}{between}. {best.compressor} takes {early} s to the loss, and {_name(baseline)} {late} s: "
-        f"a speed-up of {gain:.2f}x. Validation loss stays within {SAME_LOSS:.0%}. {_where(results)}"
+        f"a speed-up of {gain:.2f}x. Its validation loss is {_excess(best, results):+.1%}. {_where(results)}"
     )
 
 
@@ -108,9 +109,14 @@ def _name(run: RunResult) -> str:
 
 
 def _keeps_loss(run: RunResult, results: Results) -> bool:
-    """Return True if the validation loss is within `SAME_LOSS` of the best one that gives nothing up."""
+    """Return True if the validation loss is at most `NEAR` above the best one that gives nothing up."""
+    return _excess(run, results) <= NEAR
+
+
+def _excess(run: RunResult, results: Results) -> float:
+    """Return how far the validation loss is above the best one that gives nothing up, as a part of it."""
     plain = [each.eval.loss for each in results.runs if each.compressor in UNCOMPRESSED]
-    return run.eval.loss <= min(filter(math.isfinite, plain), default=math.nan) * (1 + SAME_LOSS)
+    return run.eval.loss / min(filter(math.isfinite, plain), default=math.nan) - 1
 
 
 def _where(results: Results) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from . import table
 from .comparison import Results
 from .recommendation import filled, losses, recommendation
+from .seeds import over_seeds, seeds_line
 from .time_to_loss import meaning
 
 TEMPLATE = "report.html.j2"
@@ -33,7 +34,7 @@ def write_report(results: Results, pictures: Sequence[Path], path: Path) -> list
         lstrip_blocks=True,
     )
     title = f"gradwire compare: {results.model['name']} on {results.data['name']}"
-    *others, last = results.by_network()  # the pictures show all networks, and come with the last
+    *others, last = results.by_network()  # the pictures show all networks of the first seed, and come with the last
     sections = [*(_section(each, ()) for each in others), _section(last, pictures)]
     path.write_text(environment.get_template(TEMPLATE).render(title=title, sections=sections), encoding="utf-8")
     return [path]
@@ -42,6 +43,8 @@ def write_report(results: Results, pictures: Sequence[Path], path: Path) -> list
 def _section(results: Results, pictures: Sequence[Path]) -> dict[str, Any]:
     """Return what the template shows of one network."""
     data, network = results.data, results.environment.get("network")
+    seeds = [seeds_line(row) for row in over_seeds(results)]
+    results = results.by_seed()[0]
     source = (
         f"{data['source']}: {data['train_samples']} samples to train on, {data['held_out_samples']} for validation."
     )
@@ -52,7 +55,7 @@ def _section(results: Results, pictures: Sequence[Path]) -> dict[str, Any]:
         "headings": ("compressor", *table.HEADINGS, *table.DETAILS),
         "rows": [(row.compressor, *row.figures, *row.details) for row in table.rows(results)],
         "verdict": recommendation(results) if results.runs else "",
-        "remarks": " ".join(filter(None, (meaning(results), losses(results), filled(results), REMARKS))),
+        "remarks": " ".join(filter(None, (meaning(results), losses(results), filled(results), REMARKS, *seeds))),
         "pictures": {picture.stem: b64encode(picture.read_bytes()).decode() for picture in pictures},
         "details": {
             **({"Command": results.command} if results.command else {}),

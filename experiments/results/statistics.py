@@ -1,12 +1,17 @@
-"""Percentiles of times, and losses as moving averages."""
+"""Percentiles of times, losses as moving averages, and intervals of means."""
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 
 import torch
 
 SMOOTHING = 0.9  # weight of the past in a loss that is shown
+NEAR = 0.01  # a loss that much above a target, relative, has reached it: other seeds make no less of a difference
+NEVER = "never"  # when a loss is reached that is not reached
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # 95 %, by degrees of freedom from 1
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
@@ -40,3 +45,29 @@ def smoothed(values: Sequence[float]) -> list[float]:
         total, weight = SMOOTHING * total + value, SMOOTHING * weight + 1
         averages.append(total / weight)
     return averages
+
+
+def interval(values: Sequence[float]) -> float:
+    """Half the width of the 95 % interval of the mean of a few values, by Student's t; infinite for a single value.
+
+    >>> round(interval([1.0, 2.0, 3.0]), 2)
+    2.48
+    """
+    freedom = len(values) - 1
+    if freedom < 1:
+        return math.inf
+    quantile = STUDENT[min(freedom, len(STUDENT)) - 1]  # a little too wide for more values than the table has
+    return quantile * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def per_cent(mean: float, half_width: float | None) -> str:
+    """A difference in per cent with its interval; no difference where the interval has zero in it.
+
+    >>> per_cent(2.81, 0.5), per_cent(0.3, 1.0), per_cent(-0.52, None)
+    ('+2.8 ± 0.5 %', 'no difference seen (±1.0 %)', '-0.5 %')
+    """
+    if half_width is None:
+        return f"{mean:+.1f} %"
+    if abs(mean) <= half_width:
+        return f"no difference seen (±{half_width:.1f} %)"
+    return f"{mean:+.1f} ± {half_width:.1f} %"

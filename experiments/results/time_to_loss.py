@@ -8,10 +8,9 @@ from itertools import pairwise
 from statistics import mean, quantiles
 
 from .comparison import Results, RunResult
-from .statistics import smoothed, steps_to
+from .statistics import NEAR, smoothed, steps_to
 
 UNCOMPRESSED = ("bf16", "fp16", "none", "torch")  # what a user gets without giving anything up, the usual ones first
-SAME_LOSS = 0.03  # relative difference in loss that counts as none
 REPEATS = 5  # of a run that has enough turns
 FEWEST_REPEATS = 3  # that a verdict takes
 
@@ -50,12 +49,12 @@ def reference(results: Results) -> RunResult | None:
 def times_to_loss(results: Results) -> list[TimeToLoss | None]:
     """Return for each run the time until its smoothed loss is that of the reference at its end; None if it never is.
 
-    A loss of `SAME_LOSS` above it is near enough.
+    A loss of `NEAR` above it is near enough.
     """
     wanted = reference(results)
     if wanted is None:
         return [None for _ in results.runs]
-    target = smoothed(wanted.loss)[-1] * (1 + SAME_LOSS)
+    target = smoothed(wanted.loss)[-1] * (1 + NEAR)
     steps = [steps_to(target, run.loss) for run in results.runs]
     return [None if each is None else time_of(run, each) for run, each in zip(results.runs, steps, strict=True)]
 
@@ -95,6 +94,6 @@ def meaning(results: Results) -> str:
     wanted = reference(results)
     if wanted is None:
         return ""
-    told = f"Time to loss: seconds of training until the smoothed loss is within {SAME_LOSS:.0%} of the last loss of "
+    told = f"Time to loss: seconds of training until the smoothed loss is within {NEAR:.0%} of the last loss of "
     repeats = max((len(time.repeats) for time in times_to_loss(results) if time), default=1)
     return f"{told}{wanted.compressor}" + (f" (median and quartiles of {repeats} repeats)." if repeats > 1 else ".")

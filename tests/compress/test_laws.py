@@ -1,11 +1,13 @@
 """The two laws, for every registered compressor, wrapper, dtype, number of ranks and odd size, in the simulator."""
 
+from dataclasses import dataclass
 from itertools import product
 
 import pytest
 import torch
 
 from gradwire.compress import (
+    Compressor,
     ErrorFeedback,
     Float32Arithmetic,
     Layout,
@@ -140,9 +142,13 @@ OBJECTS = {
     ),
     "nested error feedback": ErrorFeedback(compressor("topk:ratio=0.1")),
 }
-# Relative to gradients of unit size: rounding of sums, and of 16-bit payloads where a wrapper sends them.
+# Relative to gradients of unit size: rounding of sums.
 TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-13, torch.bfloat16: 2e-6}
-LOSSY_PAYLOAD = {"fp16": 4e-3, "bf16": 4e-2}
+BITS = {
+    "fp16": 11,
+    "bf16": 8,
+}  # of a significand, the leading one included: a rounding changes a number by 2**-BITS of it
+MANY = 500  # elements, over which roundings cancel: what they change along the gradient is less than a quarter of one
 # What rounding a rank's residual and a server's loses in a step, of the largest number in them: half a 127th, a 256th. A
 # server's in other units is rounded on the way there and back, too.
 NARROW_RESIDUAL = {"residual_bits=8": 2 / 254, "residual_bits=16": 2 / 512, "residual_bits=16,space=adam": 4 / 512}
@@ -153,13 +159,31 @@ def layout(shapes, dtype, world_size):
     return Layout(names, shapes, dtype, torch.device("cpu"), Ranks(world_size))
 
 
-def tolerance(spec, dtype):
+def rounding(spec, dtype):
+    """How far one rounding to 16 bits is from a number, relative to it; 0 where nothing that is lost has 16 bits."""
     if spec in ("none", "hosts", "fp16", "bf16", "bf16:sum=float32") and dtype == torch.bfloat16:
-        return LOSSY_PAYLOAD["bf16"]
-    for name, loss in LOSSY_PAYLOAD.items():
+        return 2.0 ** -BITS["bf16"]
+    for name, bits in BITS.items():
         if str(spec).startswith((f"{name}+", f"{name}:")) or spec == name or f"warmup={name}" in str(spec):
-            return loss
-    return max([TOLERANCE[dtype], *(loss for option, loss in NARROW_RESIDUAL.items() if option in str(spec))])
+            return 2.0**-bits
+    return 0.0
+
+
+def tolerance(spec, dtype, world_size):
+    """Of an element: every rank's number is rounded, and so is each of their sums."""
+    if rounding(spec, dtype):
+        return (world_size + 1) * rounding(spec, dtype)
+    return max(TOLERANCE[dtype], narrow(spec))
+
+
+def assert_nothing_vanishes(missing, given, spec, dtype):
+    """The part of a gradient that is missing, in float64. Roundings have any direction, and vanishing has the gradient's."""
+    part = (missing @ given / (given @ given)).abs()
+    assert given.numel() < MANY or part <= max(rounding(spec, dtype) / 4, narrow(spec) / 4, TOLERANCE[dtype])
+
+
+def narrow(spec):
+    return max((loss for option, loss in NARROW_RESIDUAL.items() if option in str(spec)), default=0.0)
 
 
 def mean_held_back(simulation, within):
@@ -202,7 +226,9 @@ def assert_conserves(spec, within, steps):
             continue
         given = sum(gradient.double() for gradient in gradients) / within.ranks.world_size + before
         kept = outputs[0].double() + mean_held_back(simulation, within)
-        assert (given - kept).abs().max() <= tolerance(spec, within.dtype) * max(1.0, given.abs().max())
+        bound = tolerance(spec, within.dtype, within.ranks.world_size)
+        assert (given - kept).abs().max() <= bound * max(1.0, given.abs().max())
+        assert_nothing_vanishes(given - kept, given, spec, within.dtype)
 
 
 OF_RESIDUALS = [name for name, each in registered.items() if "residual_bits" in each.shared and name[:8] != "shouting"]
@@ -228,7 +254,10 @@ def test_telescoping_the_mean_output_converges_as_one_over_t(spec):
 
 
 def assert_telescopes(spec, within, steps):
-    """As 1/T: T times the error is bounded. It may grow by a fifth at most while T grows by half, besides rounding."""
+    """As 1/T: T times the error is bounded. It may grow by a fifth at most while T grows by half, besides rounding.
+
+    What came out and what is held back add up to all that was given.
+    """
     simulation = Simulation(build(spec), within)
     generator = torch.Generator().manual_seed(0)
     gradients = [
@@ -240,8 +269,45 @@ def assert_telescopes(spec, within, steps):
         total += simulation.step([gradient.clone() for gradient in gradients])[0].double()
         owed.append(((total - step * target).norm() / target.norm()).item())
     cut = steps * 2 // 3
-    assert max(owed[cut:]) <= 1.2 * max(owed[:cut]) + steps * tolerance(spec, within.dtype)
+    assert max(owed[cut:]) <= 1.2 * max(owed[:cut]) + steps * tolerance(spec, within.dtype, within.ranks.world_size)
     assert owed[-1] <= steps / 4
+    missing = target - (total + mean_held_back(simulation, within)) / steps
+    assert_nothing_vanishes(missing, target, spec, within.dtype)
+
+
+@dataclass(frozen=True)
+class Leaky:
+    """Two per cent of each average vanish."""
+
+    inner: Compressor
+
+    def init(self, layout):
+        return self.inner.init(layout)
+
+    def reduce(self, grad, state, residual=None):
+        average = yield from self.inner.reduce(grad, state, residual)
+        return average.mul_(0.98)
+
+
+LEAKING = (
+    "none",
+    "bf16",
+    "fp16",
+    "bf16:sum=float32",
+    "fp16+powersgd:rank=1",
+    "bf16+chunktopk:chunk=16,feedback=1",
+    "int4",
+)
+
+
+@pytest.mark.parametrize("spec", LEAKING)
+def test_the_laws_fail_where_two_per_cent_of_the_gradient_vanish(spec, monkeypatch):
+    monkeypatch.setitem(OBJECTS, spec, Leaky(compressor(spec)))
+    for dtype in (torch.float32, torch.bfloat16):
+        with pytest.raises(AssertionError):
+            assert_conserves(spec, layout(SHAPES["layers"], dtype, 4), steps=1)
+        with pytest.raises(AssertionError):
+            assert_telescopes(spec, layout(CONSTANT, dtype, 2), STEPS)
 
 
 @pytest.mark.parametrize("spec", [*SPECS, *OWN_LAW, *OBJECTS])

@@ -24,7 +24,7 @@ from gradwire.compress.state import tree as states
 from gradwire.compress.state.tree import Leaves
 
 from ..given import RANKS, Scaled, gradients, layout, mean
-from ..test_laws import LOSSY_PAYLOAD, ROUNDING, mean_held_back
+from ..test_laws import BITS, ROUNDING, mean_held_back
 
 LOSSY = [name for name in compressors() if registered[name].lossy and not name.startswith("shouting")]
 SHAPES = ((64, 32), (7,), (13, 3, 3, 3), (1,), (5, 1))
@@ -61,8 +61,9 @@ class Oracle:
 @pytest.mark.parametrize("name", [*LOSSY, "fp16+powersgd"])
 def test_conservation_what_goes_in_comes_out_is_held_back_or_is_forgotten_by_the_stated_part(name, options, dtype):
     rounds = "+" in name or ("momentum" in options and dtype == torch.bfloat16)  # u near the middle of two numbers
-    bound = LOSSY_PAYLOAD["bf16"] if "warmup" in options else LOSSY_PAYLOAD["fp16"] if rounds else 1e-5
+    unit = 2.0 ** -BITS["bf16"] if "warmup" in options else 2.0 ** -BITS["fp16"] if rounds else 0.0
     for world_size in (1, 3):
+        bound = max((world_size + 1) * unit, 1e-5)  # each rank's number is rounded, and each of their sums
         within = layout(*SHAPES, dtype=dtype, world_size=world_size)
         spec = f"{name}:{options}" + (",error_feedback=true" if name in ROUNDING else "")
         kept = registered[name.rpartition("+")[2]].feedback or 1

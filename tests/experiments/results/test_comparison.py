@@ -63,7 +63,7 @@ def test_a_comparison_without_a_run_can_be_written_and_read(tmp_path):
 
 def test_the_file_has_the_documented_keys(tmp_path):
     document = written(results_of(run_of()), tmp_path)
-    assert document.keys() == KEYS | {"environment", "kind"}
+    assert document.keys() == KEYS | {"environment", "kind", "over_seeds"}
     assert list(document)[:4] == ["kind", "gradwire", "torch", "command"]
     assert document["gradwire"] == __version__
     assert {"name", "parameters"} <= document["model"].keys()
@@ -77,6 +77,7 @@ def test_the_file_has_the_documented_keys(tmp_path):
         "turn_steps",
         "planned_bytes",
         "planned_state_bytes",
+        "seed",
     }
     assert run["eval"].keys() == {"loss", "accuracy"}
     assert run["step_seconds"].keys() == {"p50", "p75", "p90", "p95"}
