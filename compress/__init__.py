@@ -2,20 +2,13 @@
 
 from ..kernels import Residual
 from .algorithms.acp_powersgd import ACPPowerSGD
-from .algorithms.adacomp import AdaComp
 from .algorithms.adapters import Gathered, PerTensor, TwoShot
-from .algorithms.chunktopk import ChunkTopK
 from .algorithms.dense import Dense
 from .algorithms.dgc import DGC
-from .algorithms.dropping import Dropping
 from .algorithms.half import BFloat16, Cast, Float16
-from .algorithms.natural import Natural
 from .algorithms.onebit import OneBit
 from .algorithms.powersgd import BatchedPowerSGD, PowerSGD
-from .algorithms.qsgd import QSGD
-from .algorithms.quantized import FP8, Int2, Int4, Int8, Ternary
-from .algorithms.randomk import RandomK
-from .algorithms.terngrad import TernGrad
+from .algorithms.quantized import Int2, Int4, Int8
 from .algorithms.topk import TopK
 from .builder.build import Spec, WarmUp, compressor, compressors, specification, warm_up
 from .builder.optimizer_defaults import Optimizers, optimizers_of, tuned, without_momentum
@@ -49,10 +42,7 @@ from .simulate import Simulation, Traffic, dry_run, most_rounds, simulate
 
 __all__ = [
     "DGC",
-    "FP8",
-    "QSGD",
     "ACPPowerSGD",
-    "AdaComp",
     "AdamSpace",
     "Adaptive",
     "AllGather",
@@ -62,12 +52,10 @@ __all__ = [
     "BatchedPowerSGD",
     "Broadcast",
     "Cast",
-    "ChunkTopK",
     "Codec",
     "Compressor",
     "DecayedFeedback",
     "Dense",
-    "Dropping",
     "ErrorFeedback",
     "Float16",
     "Float32Arithmetic",
@@ -79,14 +67,12 @@ __all__ = [
     "Int4",
     "Int8",
     "Layout",
-    "Natural",
     "OneBit",
     "Optimizers",
     "Partition",
     "PerTensor",
     "PowerSGD",
     "Program",
-    "RandomK",
     "Ranks",
     "ReduceScatter",
     "Residual",
@@ -94,8 +80,6 @@ __all__ = [
     "Simulation",
     "Spec",
     "Switch",
-    "TernGrad",
-    "Ternary",
     "TopK",
     "Traffic",
     "Traits",

@@ -1,27 +1,30 @@
-"""docs/compressors.md: every compressor with every option, each default that of the registry, and bytes and state."""
+"""docs/compressors.md and baselines.md: every compressor with every option, its default, and bytes and state."""
 
 import re
 
 import pytest
 
-from gradwire.compress.protocol.registry import OF_ALL, OF_FEEDBACK, registered
+from gradwire.compress.protocol.registry import BASELINES, OF_ALL, OF_FEEDBACK, find, registered
 
 from .test_docs import PAGES
 
-PAGE = PAGES["docs/compressors.md"]
-OWN = {name: each for name, each in registered.items() if each.factory.__module__.startswith("gradwire.")}
+PAGE, BASELINES_PAGE = PAGES["docs/compressors.md"], PAGES["docs/baselines.md"]
+OURS = {name: each for name, each in registered.items() if each.factory.__module__.startswith("gradwire.")}
+LISTED = {name: each for name, each in OURS.items() if name not in BASELINES}
+OWN = LISTED | {name: find(name) for name in BASELINES}
 ROW = re.compile(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
 
 
-def sections():
-    """{heading: text} of the page."""
-    parts = re.split(r"^## (.+)$", PAGE, flags=re.MULTILINE)
+def sections(page=PAGE):
+    """{heading: text} of a page."""
+    parts = re.split(r"^## (.+)$", page, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def section_of(name):
     """The only section with a compressor in its heading."""
-    (text,) = [text for heading, text in sections().items() if name in heading.split(", ")]
+    page = BASELINES_PAGE if name in BASELINES else PAGE
+    (text,) = [text for heading, text in sections(page).items() if name in heading.split(", ")]
     return text
 
 
@@ -55,6 +58,7 @@ def test_a_section_has_every_option_of_a_compressor_with_its_default(name):
     options = OWN[name].options
     common = rows(sections()["Options of all lossy compressors"], name) if OWN[name].lossy else {}
     common |= rows(sections()["Options of all compressors"], name) if name != "none" else {}
+    common |= rows(sections(BASELINES_PAGE)["Options"], name) if name in BASELINES else {}
     told = {**common, **rows(section_of(name), name)}
     assert told.keys() == options.keys()
     assert [option for option, (_, default) in options.items() if not same(told[option], default)] == []
@@ -73,4 +77,4 @@ def test_the_common_tables_have_the_options_of_the_registry_only():
 def test_the_first_table_links_to_every_compressor():
     first = PAGE[: PAGE.index("\n## ")]
     linked = {name for names in re.findall(r"\[([^]]+)\]\(#", first) for name in re.findall(r"`([\w-]+)`", names)}
-    assert linked == OWN.keys()
+    assert linked == LISTED.keys()

@@ -23,7 +23,17 @@ METHODS = (
     "broadcast",
 )  # of process groups, and of nothing else
 FLOORS = {  # the rooms of a layer, folders and files, from the ground up; those of one floor do not import each other
-    "compress": ["protocol", "state", "algorithms", "feedback", "simulate", "builder", "composed", "shards"],
+    "compress": [
+        "protocol",
+        "state",
+        "algorithms",
+        "feedback",
+        "simulate",
+        "builder",
+        "composed",
+        "shards",
+        "baselines",
+    ],
     "ddp_core": [
         "measure",
         "transport",

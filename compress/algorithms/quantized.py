@@ -18,10 +18,6 @@ from .payload import padded
 from .shared_random import check_rotation, signs_of
 
 SCALE_BYTES = 4
-DRAWS = Traits(
-    takes_16_bits=True, keeps_zeros=True, blocks=True, draws=True
-)  # of codecs that round at random in any case
-EXPONENTS = {"e4m3": 4, "e5m2": 5}  # their bits
 
 
 @dataclass(frozen=True)
@@ -118,13 +114,13 @@ class Quantized(BlockCodes):
         return signs_of(self.block, values, residual) if self.rotate else None
 
 
-def _traits(codec: Quantized) -> Traits:
+def traits_of_codes(codec: Quantized) -> Traits:
     """Return the traits that options decide on: rotated blocks, and codes without zero, decode zeros as other numbers."""
     keeps_zeros = codec.exponent != HALVES and not codec.rotate
     return Traits(takes_16_bits=True, keeps_zeros=keeps_zeros, blocks=True, draws=codec.rounding == "stochastic")
 
 
-@register("int8", adapter=TwoShot, feedback=0, traits=_traits)
+@register("int8", adapter=TwoShot, feedback=0, traits=traits_of_codes)
 @dataclass(frozen=True)
 class Int8(Quantized):
     """Eight bits an element and a scale a block, averaged in float32 by an all-to-all and an all-gather.
@@ -137,31 +133,7 @@ class Int8(Quantized):
     bits: ClassVar[int] = 8
 
 
-@register("fp8", adapter=TwoShot, traits=_traits)
-@dataclass(frozen=True)
-class FP8(Quantized):
-    """Floats of 8 bits and a scale a block, averaged in float32 by an all-to-all and an all-gather.
-
-    `format`: e4m3, with 3 bits of mantissa, whose block may span 2^18, or e5m2, with 2 bits and 2^32 (Micikevicius et al.
-    2022). A scale is a 448th or a 57344th of the largest magnitude of its block. Other options: see `Quantized`.
-    """
-
-    format: Literal["e4m3", "e5m2"] = "e4m3"
-    method: ClassVar[str] = "fp8"
-    bits: ClassVar[int] = 8
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.format not in EXPONENTS:
-            raise ValueError(f"fp8:format is {' or '.join(EXPONENTS)}, got {self.format!r}")
-
-    @property
-    def exponent(self) -> int:  # type: ignore[override]
-        """Bits of the exponent."""
-        return EXPONENTS[self.format]
-
-
-@register("int4", adapter=TwoShot, traits=_traits)
+@register("int4", adapter=TwoShot, traits=traits_of_codes)
 @dataclass(frozen=True)
 class Int4(Quantized):
     """Four bits an element and a scale a block, averaged in float32 by an all-to-all and an all-gather.
@@ -174,7 +146,7 @@ class Int4(Quantized):
     bits: ClassVar[int] = 4
 
 
-@register("int2", adapter=TwoShot, traits=_traits)
+@register("int2", adapter=TwoShot, traits=traits_of_codes)
 @dataclass(frozen=True)
 class Int2(Quantized):
     """Two bits an element and a scale a block, of rotated blocks, averaged in float32 by an all-to-all and an all-gather.
@@ -188,16 +160,3 @@ class Int2(Quantized):
     method: ClassVar[str] = "int2"
     bits: ClassVar[int] = 2
     exponent: ClassVar[int] = HALVES
-
-
-@register("ternary", adapter=TwoShot, traits=_traits)
-@dataclass(frozen=True)
-class Ternary(Quantized):
-    """Two bits an element, -1, 0 or 1 times the scale of its block, averaged in float32 by an all-to-all and an all-gather.
-
-    A scale is the largest magnitude over 2.25, which loses least where gradients have heavy tails, or with random rounding
-    and no error feedback all of it, as in TernGrad (Wen et al. 2017). Options: see `Quantized`.
-    """
-
-    method: ClassVar[str] = "ternary"
-    bits: ClassVar[int] = 2

@@ -22,7 +22,7 @@ from ..feedback.guard import Guarded
 from ..feedback.switch import Switch
 from ..feedback.worker_momentum import WorkerMomentum
 from ..protocol.compressor import Compressor, inside
-from ..protocol.registry import OF_ALL, Registration, register, registered
+from ..protocol.registry import BASELINES, OF_ALL, Registration, find, register, registered
 from ..state.leaf import WIDTHS
 from .options import did_you_mean, option_value
 
@@ -37,7 +37,7 @@ Spec: TypeAlias = str | Mapping[str, Any] | Compressor
 
 
 def compressors() -> dict[str, dict[str, Any]]:
-    """Return all registered compressors.
+    """Return all registered compressors, but for the baselines, which are imported when they are named.
 
     Returns:
         {name: {"summary": one line, "wraps": bool, "options": {option: default}}}
@@ -54,6 +54,7 @@ def compressors() -> dict[str, dict[str, Any]]:
             "options": {option: default for option, (_, default) in method.options.items()},
         }
         for name, method in sorted(registered.items())
+        if name not in BASELINES
     }
 
 
@@ -85,8 +86,11 @@ def compressor(spec: Spec) -> Compressor:
 
 def with_error_feedback(spec: Spec) -> Spec:
     """A specification for what the error feedback of another surrounds: all methods hold back all that they lack."""
+    if not isinstance(spec, str | Mapping):
+        return spec
+    compressor(spec)  # imports what it names
     whole = {name: {"feedback": 1.0} for name, method in registered.items() if method.lossy and method.feedback < 1}
-    return filled(spec, whole) if isinstance(spec, str | Mapping) else spec
+    return filled(spec, whole)
 
 
 def fingerprint(built: Compressor) -> str:
@@ -291,7 +295,7 @@ def _serving(built: Any, following: Any) -> Any:
 def _find(name: Any, mapping: Mapping[str, Any]) -> Registration:
     if not isinstance(name, str):
         raise ValueError(f"a compressor given as a mapping needs the key 'name', got {dict(mapping)!r}")
-    if name not in registered:
+    if find(name) is None:
         for entry in entry_points(group=ENTRY_POINT_GROUP, name=name):
             _load(entry)
     if name not in registered:

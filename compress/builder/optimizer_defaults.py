@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from ..algorithms.dgc import DGC
 from ..feedback.worker_momentum import WorkerMomentum
 from ..protocol.compressor import Compressor, inside
-from ..protocol.registry import OF_FEEDBACK, registered
+from ..protocol.registry import OF_FEEDBACK, find
 from .build import Spec, check_depth, compressor, parsed, specification
 
 logger = logging.getLogger(__name__)
@@ -199,7 +199,7 @@ def _filled(given: Mapping[str, Any], defaults: Mapping[str, Mapping[str, Any]])
 
     Who gives an option of error feedback wants it: then no default turns it off.
     """
-    filled, method = dict(given), registered.get(given.get("name", ""))
+    filled, method = dict(given), find(given.get("name", ""))
     inner = given.get("inner")
     if isinstance(inner, str | Mapping):
         filled["inner"] = _filled(parsed(inner) if isinstance(inner, str) else inner, defaults)

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Literal, TypeVar, get_type_hints
 
 from .compressor import Compressor, Declared, Traits, with_traits
@@ -65,6 +66,15 @@ class Registration:
 
 
 registered: dict[str, Registration] = {}
+# Modules beside the others, each imported when it is named: compressors of papers, for comparisons.
+BASELINES = ("adacomp", "chunktopk", "dropping", "fp8", "natural", "qsgd", "randomk", "ternary", "terngrad")
+
+
+def find(name: str) -> Registration | None:
+    """Return the method of a name, if it is registered; a baseline is imported first."""
+    if name in BASELINES and name not in registered:
+        import_module(f"...baselines.{name}", __name__)
+    return registered.get(name)
 
 
 def register(

@@ -35,7 +35,7 @@ def codec_of(built: Any, spec: Spec) -> tuple[Codec | None, float, int]:
     if core == Dense():
         return None, 0.0, WIDTHS[0]
     raise ValueError(
-        "shards take none, bf16, int8, int4, int2, ternary or onebit, with block, rounding "
+        "shards take none, bf16, int8, int4, int2 or onebit, with block, rounding "
         f"and feedback; {spec!r} needs gradients that no rank has whole. With DDP it works, and between replicas of hybrid "
         "sharding"
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ...compress import compressors
 from ...compress.builder.build import parsed
+from ...compress.protocol.registry import find
 
 NAMES = {
     "acp-powersgd": "ACP-PowerSGD",
@@ -71,7 +71,8 @@ def _parts(options: dict[str, Any]) -> Iterator[str]:
         first, *others = _parts(dict(inner))
         yield from (first, NAMES.get(name, name), *others)
         return
-    known: Mapping[str, Any] = compressors().get(name, {}).get("options", {})
+    method = find(name)
+    known = {} if method is None else {option: default for option, (_, default) in method.options.items()}
     size = {key: options.pop(key, known.get(key)) for key in ("rank", "ratio")}
     text = NAMES.get(name, name)
     text += f" rank {size['rank']}" if size["rank"] is not None else ""

@@ -18,7 +18,7 @@ from gradwire.compress import (
     compressor,
     compressors,
 )
-from gradwire.compress.protocol.registry import registered
+from gradwire.compress.protocol.registry import BASELINES, find
 from gradwire.compress.state import tree as states
 from gradwire.compress.state.tree import Leaves
 
@@ -37,7 +37,8 @@ def whole(name):
     return f"{name}:feedback=1" if name in DAMPED else name
 
 
-PLAIN = [whole(name) for name in compressors() if not name.startswith("shouting") and name not in OWN_LAW]
+NAMES = [name for name in (*compressors(), *BASELINES) if not name.startswith("shouting")]
+PLAIN = [whole(name) for name in NAMES if name not in OWN_LAW]
 SPECS = [
     *PLAIN,
     "bf16:sum=float32",
@@ -231,7 +232,7 @@ def assert_conserves(spec, within, steps):
         assert_nothing_vanishes(given - kept, given, spec, within.dtype)
 
 
-OF_RESIDUALS = [name for name, each in registered.items() if "residual_bits" in each.shared and name[:8] != "shouting"]
+OF_RESIDUALS = [name for name in NAMES if "residual_bits" in find(name).shared]
 
 
 @pytest.mark.parametrize("bits", [8, 16])

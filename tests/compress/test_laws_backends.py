@@ -3,10 +3,8 @@
 import pytest
 import torch
 
-from gradwire.compress import compressors
-
 from ..conftest import BACKENDS
-from .test_laws import OWN_LAW, ROUNDING, assert_conserves, assert_telescopes, layout
+from .test_laws import NAMES, OWN_LAW, ROUNDING, assert_conserves, assert_telescopes, layout
 
 pytestmark = pytest.mark.every_variant
 # Compressors with as much sent a step as lets few steps tell; the others as they are registered.
@@ -22,7 +20,7 @@ COARSE = {
     "powersgd": "powersgd:rank=2",
     "batched-powersgd": "batched-powersgd:rank=2",
 }
-SPECS = [COARSE.get(name, name) for name in compressors() if not name.startswith("shouting") and name not in OWN_LAW]
+SPECS = [COARSE.get(name, name) for name in NAMES if name not in OWN_LAW]
 TELESCOPING = [spec for spec in SPECS if "adacomp" not in spec]  # which calls no kernel, and takes more steps to tell
 CALLS = (
     "bf16",

@@ -179,14 +179,14 @@ MUTANTS = [
     ),
     Mutant(
         "a capped compressor averages over one rank",
-        "compress/algorithms/capped.py",
+        "compress/baselines/capped.py",
         "wide.div_(len(rows))",
         "pass",
         "tests/compress/algorithms/test_capped.py",
     ),
     Mutant(
         "QSGD with error feedback does not contract",
-        "compress/algorithms/qsgd.py",
+        "compress/baselines/qsgd.py",
         "share = 1.0 if residual is None else 1 / (1 + self.variance(padded.shape[2]))",
         "share = 1.0",
         "tests/compress/test_unbiased.py -k contraction",

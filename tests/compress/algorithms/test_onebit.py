@@ -31,7 +31,8 @@ def test_signs_are_those_of_rotated_blocks_and_are_rotated_back(feedback, numel)
     said = matrix.T @ signs(matrix @ given.numpy(), 16)
     residual = torch.zeros(numel, dtype=torch.float64) if feedback else None
     held = None if residual is None else Residual(residual, residual)
-    sent = simulate([Gathered(OneBit(block=16)).reduce(given.clone(), None, held)])[0]
+    gathered = Gathered(OneBit(block=16))
+    sent = simulate([gathered.reduce(given.clone(), gathered.init(within), held)])[0]
     assert numpy.allclose(sent.numpy(), said, atol=1e-5)
     if residual is not None:
         assert numpy.allclose(residual.numpy(), given.numpy() - said, atol=1e-5)

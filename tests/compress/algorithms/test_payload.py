@@ -7,6 +7,8 @@ from gradwire.compress import OneBit, TopK
 from gradwire.compress.algorithms.adapters import Gathered
 from gradwire.compress.algorithms.payload import padded
 
+from ..given import layout
+
 
 @pytest.mark.parametrize("size", [1, 15, 16, 17, 127, 128, 4095, 4096, 4097, 1_000_001])
 def test_rows_are_a_little_longer_than_what_they_hold(size):
@@ -25,6 +27,7 @@ def test_each_rank_s_row_begins_at_a_multiple_of_16_bytes(codec, numel):
 )
 def test_what_pads_a_row_is_zero(codec, held):
     torch.empty(1 << 12, dtype=torch.uint8).fill_(255)  # for memory that is not what it was
-    request = next(Gathered(codec).reduce(torch.linspace(-1, 1, 100), None))
+    gathered = Gathered(codec)
+    request = next(gathered.reduce(torch.linspace(-1, 1, 100), gathered.init(layout((100,)))))
     assert request.tensor.shape == (1, 32)
     assert not request.tensor[:, held:].any()

@@ -4,7 +4,9 @@ import numpy
 import pytest
 import torch
 
-from gradwire.compress import FP8, Gathered, Int2, Int4, Int8, Residual, Simulation, Ternary, compressor, simulate
+from gradwire.compress import Gathered, Int2, Int4, Int8, Residual, Simulation, compressor, simulate
+from gradwire.compress.baselines.fp8 import FP8
+from gradwire.compress.baselines.ternary import Ternary
 from gradwire.compress.state import tree as state
 from gradwire.kernels.quantization import uniform
 
@@ -97,7 +99,7 @@ def test_rotated_blocks_are_quantized_and_rotated_back(spec, feedback, numel):
     said = rotation.T @ quantized(padded, 16, *SPECS[spec])[:numel]
     residual = torch.zeros(numel, dtype=torch.float64) if feedback else None
     program = simulation.compressor.reduce(
-        given.clone(), None, None if residual is None else Residual(residual, residual)
+        given.clone(), simulation.states[0], None if residual is None else Residual(residual, residual)
     )
     sent = simulate([program])[0]
     assert numpy.allclose(sent.numpy(), said, atol=1e-5)

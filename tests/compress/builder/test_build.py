@@ -11,7 +11,6 @@ from gradwire.compress import (
     AdamSpace,
     BatchedPowerSGD,
     BFloat16,
-    ChunkTopK,
     DecayedFeedback,
     Dense,
     ErrorFeedback,
@@ -22,7 +21,6 @@ from gradwire.compress import (
     Int4,
     OneBit,
     PowerSGD,
-    RandomK,
     Switch,
     TopK,
     TwoShot,
@@ -30,6 +28,8 @@ from gradwire.compress import (
     compressor,
     specification,
 )
+from gradwire.compress.baselines.chunktopk import ChunkTopK
+from gradwire.compress.baselines.randomk import RandomK
 from gradwire.compress.builder.build import with_error_feedback
 from gradwire.compress.builder.optimizer_defaults import tuned
 
@@ -104,10 +104,7 @@ MAPPINGS = [
     ({"name": "powersgd", "start_iter": 9, "warmup": BFloat16()}, "powersgd:start_iter=9,warmup=bf16"),
     ({"name": "int4", "start_iter": 9, "warmup": "int8"}, "int4:start_iter=9,warmup=int8"),
 ]
-ALL = (
-    "acp-powersgd, adacomp, adaptive, batched-powersgd, bf16, chunktopk, dgc, dropping, fp16, fp8, hosts, int2, int4, int8, "
-    "natural, none, onebit, powersgd, qsgd, randomk, ternary, terngrad, topk"
-)
+ALL = "acp-powersgd, adaptive, batched-powersgd, bf16, dgc, fp16, hosts, int2, int4, int8, none, onebit, powersgd, topk"
 TOPK_OPTIONS = (
     "ratio, k, value_dtype, scope, error_feedback, feedback, momentum, space, guard, residual_bits, start_iter, warmup"
 )

@@ -12,12 +12,12 @@ from gradwire.compress import (
     PowerSGD,
     Simulation,
     compressor,
-    compressors,
     specification,
     tuned,
     without_momentum,
 )
 from gradwire.compress.builder.optimizer_defaults import FEEDBACK, kinds, own_momentum
+from gradwire.compress.protocol.registry import find
 
 from ..given import gradients, layout, mean
 
@@ -236,7 +236,7 @@ class TestTuned:
 def test_every_row_of_the_table_is_of_a_method_and_of_options_that_build_it():
     for rows in FEEDBACK.values():
         for name, options in rows.items():
-            assert set(options) <= set(compressors()[name]["options"])
+            assert set(options) <= set(find(name).options)
             assert compressor({"name": name, **options}) != compressor(name)
 
 

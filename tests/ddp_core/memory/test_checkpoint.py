@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from gradwire.compress import Ranks, compressor, compressors
-from gradwire.compress.protocol.registry import OF_ALL, OF_FEEDBACK, registered
+from gradwire.compress import Ranks, compressor
+from gradwire.compress.protocol.registry import BASELINES, OF_ALL, OF_FEEDBACK, find, registered
 from gradwire.ddp_core.memory.checkpoint import FORMAT, check_form, check_whole, checked
 
 RAISE = (
@@ -55,16 +55,17 @@ FEEDBACK |= {"residual_bits": 32}
 def test_the_table_belongs_to_this_format_and_knows_every_method():
     ours = {name for name, method in registered.items() if method.factory.__module__.startswith("gradwire.")}
     assert FORMAT == 5, RAISE
-    assert ours == set(DEFAULTS)
+    assert ours | set(BASELINES) == set(DEFAULTS)
     assert {option: default for option, (_, default) in OF_FEEDBACK.items()} == FEEDBACK, RAISE
     assert {option: default for option, (_, default) in OF_ALL.items()} == {"start_iter": 0, "warmup": "none"}, RAISE
 
 
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_the_defaults_of_a_method_are_those_that_saved_states_have(name):
-    options, shared = compressors()[name]["options"], registered[name].shared
-    assert {option: default for option, default in options.items() if option not in shared} == DEFAULTS[name], RAISE
-    if registered[name].lossy:
+    method = find(name)
+    options = {option: default for option, (_, default) in method.options.items()}
+    assert {option: each for option, each in options.items() if option not in method.shared} == DEFAULTS[name], RAISE
+    if method.lossy:
         assert options["error_feedback"] is (KEPT.get(name, 1.0) > 0), RAISE
         assert options["feedback"] == KEPT.get(name, 1.0), RAISE
 

@@ -13,9 +13,10 @@ from ... import kernels
 from ...kernels import Places, Residual
 from ...kernels.operands import in_blocks
 from ...kernels.quantization import FORMATS, pack, uniform
+from ..algorithms.adapters import TwoShot
+from ..algorithms.quantized import BlockCodes
 from ..protocol.registry import register
-from .adapters import TwoShot
-from .quantized import DRAWS, BlockCodes
+from .draws import DRAWS
 
 
 @register("qsgd", adapter=TwoShot, feedback=0, traits=DRAWS)

@@ -12,9 +12,9 @@ from torch import Tensor
 from ... import kernels
 from ...kernels import Residual
 from ...kernels.quantization import uniform
+from ..algorithms.adapters import gathered
 from ..protocol.compressor import Traits
 from ..protocol.registry import register
-from .adapters import gathered
 from .capped import COUNT_BYTES, Capped, chosen_places, first_place
 
 FEWEST_SAMPLED = 1024  # elements

@@ -5,9 +5,12 @@ import dataclasses
 import pytest
 import torch
 
-from gradwire.compress import QSGD, Gathered, Natural, Simulation, TernGrad, compressor
+from gradwire.compress import Gathered, Simulation, compressor
+from gradwire.compress.baselines.natural import Natural
+from gradwire.compress.baselines.qsgd import QSGD
+from gradwire.compress.baselines.terngrad import TernGrad
 
-from .given import gradients, layout, mean
+from ..given import gradients, layout, mean
 
 SIZE, DRAWS = 1000, 100
 EIGHTH = 1 / 8

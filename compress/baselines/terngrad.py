@@ -11,10 +11,11 @@ from torch import Tensor
 from ... import kernels
 from ...kernels import Places, Residual
 from ...kernels.operands import in_blocks, out_of_blocks
+from ..algorithms.adapters import TwoShot
+from ..algorithms.quantized import BlockCodes
 from ..protocol.layout import working_dtype
 from ..protocol.registry import register
-from .adapters import TwoShot
-from .quantized import DRAWS, BlockCodes
+from .draws import DRAWS
 
 
 @register("terngrad", adapter=TwoShot, feedback=0, traits=DRAWS)

@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .adapters import Scope, check_scope
-from .payload import padded, rounded_once
+from ..algorithms.adapters import Scope, check_scope
+from ..algorithms.payload import padded, rounded_once
 
 COUNT_BYTES = 8
 

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from ... import kernels
 from ...kernels import Places, Residual
+from ..algorithms.adapters import TwoShot
+from ..algorithms.quantized import BlockCodes
 from ..protocol.registry import register
-from .adapters import TwoShot
-from .quantized import DRAWS, BlockCodes
+from .draws import DRAWS
 
 
 @register("natural", adapter=TwoShot, feedback=0, traits=DRAWS)

@@ -6,7 +6,8 @@ import numpy
 import pytest
 import torch
 
-from gradwire.compress import RandomK, Simulation, compressor, dry_run
+from gradwire.compress import Simulation, compressor, dry_run
+from gradwire.compress.baselines.randomk import RandomK
 from gradwire.compress.state import tree as states
 
 from ..given import assert_goes_on_after_a_load, gradients, layout, placed

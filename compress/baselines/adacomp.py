@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...kernels import Residual
+from ..algorithms.adapters import gathered
 from ..protocol.compressor import Traits
 from ..protocol.layout import working_dtype
 from ..protocol.registry import register
-from .adapters import gathered
 from .capped import COUNT_BYTES, Capped, chosen_places, first_place
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from gradwire.compress import Simulation, compressor, dry_run
-from gradwire.compress.algorithms.capped import chosen_places
+from gradwire.compress.baselines.capped import chosen_places
 from gradwire.compress.state import tree as state
 
 from ..given import gradients, layout, mean

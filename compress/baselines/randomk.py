@@ -9,13 +9,13 @@ from torch import Tensor
 
 from ... import kernels
 from ...kernels import Residual
+from ..algorithms.shared_random import seeded_generator
 from ..protocol.compressor import Traits
 from ..protocol.layout import Layout
 from ..protocol.registry import register
 from ..protocol.requests import Program
 from ..state.tensors import Counter
 from .blocks import average_blocks, chosen_of
-from .shared_random import seeded_generator
 
 
 @dataclass
