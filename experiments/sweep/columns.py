@@ -54,11 +54,13 @@ def time_to_loss(row: Row, other: Row, *, within: float = NEAR, seconds: str = "
 
 
 def as_after(row: Row, other: Row) -> int | None:
-    """Return after how many of its steps the other row had the smoothed loss that this row ends with; all, if never."""
+    """Return after how many of its steps the other row stays at the smoothed loss that this row ends with; all, if never."""
     mine, theirs = row.get("loss"), other.get("loss")
     if not mine or not theirs or None in mine or None in theirs:
         return None
-    return steps_to(smoothed(mine)[-1], theirs) or len(theirs)
+    target, curve = smoothed(mine)[-1], smoothed(theirs)
+    above = [step for step, loss in enumerate(curve, start=1) if loss > target]
+    return min(len(curve), above[-1] + 1) if above else 1
 
 
 def seconds_of_steps(row: Row, other: Row) -> list[float] | None:

@@ -107,10 +107,17 @@ def test_the_loss_at_the_end_is_told_in_steps_of_another_row():
         {"compressor": "bf16", "loss": [4.0, 3.0, 2.0, 1.0]},
         {"compressor": "ahead", "loss": [4.0, 3.0, 2.0, 0.5]},
         {"compressor": "behind", "loss": [4.0, 3.0, 2.0]},
+        {"compressor": "far behind", "loss": [5.0, 4.5]},
         {"compressor": "broken", "loss": [4.0, None]},
     ]
     found = derived(rows, {"as_after": {"against": {"compressor": "bf16"}}}, ["compressor"])
-    assert [row["as_after"] for row in found] == [4, 4, 3, None]
+    assert [row["as_after"] for row in found] == [4, 4, 3, 1, None]
+
+
+def test_a_loss_that_another_row_has_for_a_moment_is_not_yet_its_own():
+    rows = [{"compressor": "bf16", "loss": [4.0, 1.0, 6.0, 1.0, 1.0]}, {"compressor": "int4", "loss": [2.6] * 5}]
+    found = derived(rows, {"as_after": {"against": {"compressor": "bf16"}}}, ["compressor"])
+    assert found[1]["as_after"] == 5
 
 
 def test_a_simulated_training_takes_the_steps_of_a_shorter_run_and_then_the_mean_of_its_second_half():
