@@ -9,10 +9,11 @@ from typing import Any
 
 from ..network.link import parse_rate
 from ..results.rows import Row
-from ..results.statistics import smoothed, steps_to
+from ..results.statistics import NEAR, NEVER, interval, smoothed, steps_to
 
 RUNS = "runs"  # the column with the number of rows of a mean
-SPREAD = ".spread"  # behind the name of a column: how far the numbers of a mean spread
+SPREAD = ".spread"  # behind the name of a column: the standard deviation of a mean's numbers
+INTERVAL = ".interval"  # and half the width of its 95 % interval
 SOURCE = "data.source"  # the column of the data; rows of other data, such as packages of another day, are not compared
 
 
@@ -27,22 +28,52 @@ def ratio(row: Row, other: Row, *, of: str, over: str | None = None, percent: bo
     return 100 * (found - 1) if percent and found is not None else found
 
 
-def time_to_loss(
-    row: Row, other: Row, *, at: float = 1.0, within: float = 0.0, seconds: str = "train_seconds"
-) -> float | None:
-    """Seconds of training until the smoothed loss is at most what the other row ends with; None where it never is.
+def looked_up(row: Row, other: Row, *, of: str) -> Any:
+    """Return the column of the other row."""
+    return other.get(of)
 
-    `at`: or has after that share of its steps, so that who learns a little less from a step has some left to get there.
-    `within`: the target lies that much above it, relative.
+
+def last(row: Row, other: Row, *, of: str) -> Any:
+    """Return the last value of a list."""
+    values = row.get(of)
+    return values[-1] if values else None
+
+
+def time_to_loss(row: Row, other: Row, *, within: float = NEAR, seconds: str = "train_seconds") -> float | str | None:
+    """Seconds of training until the smoothed loss is at most what the other row ends with, or `NEVER`.
+
+    `within`: the target lies that much above it, relative. None where a row lacks its loss or seconds.
     """
-    if not 0 < at <= 1:
-        raise ValueError(f"at is a share of the steps, above 0 and up to 1; got {at}")
     curves: list[Any] = [other.get("loss"), row.get("loss"), row.get(seconds)]
-    if any(curve is None or None in curve for curve in curves):
+    if any(curve is None for curve in curves) or None in curves[0]:
         return None
     last, losses, times = curves
-    steps = steps_to(smoothed(last)[max(1, round(at * len(last))) - 1] * (1 + within), losses)
-    return None if steps is None else times[steps - 1]
+    finite = losses[: losses.index(None)] if None in losses else losses
+    steps = steps_to(smoothed(last)[-1] * (1 + within), finite)
+    return NEVER if steps is None else times[steps - 1]
+
+
+def as_after(row: Row, other: Row) -> int | None:
+    """Return after how many of its steps the other row stays at the smoothed loss that this row ends with; all, if never."""
+    mine, theirs = row.get("loss"), other.get("loss")
+    if not mine or not theirs or None in mine or None in theirs:
+        return None
+    target, curve = smoothed(mine)[-1], smoothed(theirs)
+    above = [step for step, loss in enumerate(curve, start=1) if loss > target]
+    return min(len(curve), above[-1] + 1) if above else 1
+
+
+def seconds_of_steps(row: Row, other: Row) -> list[float] | None:
+    """When each step of a simulated training would end if it took as long as that of the other row: a list.
+
+    Steps that the other row lacks take the mean of its second half.
+    """
+    steps, ends = row.get("steps"), other.get("train_seconds")
+    if steps is None or not ends or len(ends) < 2:
+        return None
+    half = len(ends) // 2
+    each = (ends[-1] - ends[half - 1]) / (len(ends) - half)
+    return [*ends[:steps], *(ends[-1] + each * more for more in range(1, steps - len(ends) + 1))]
 
 
 def seconds_over_link(row: Row, other: Row, *, rate: str) -> list[float] | None:
@@ -62,8 +93,14 @@ def seconds_over_link(row: Row, other: Row, *, rate: str) -> list[float] | None:
     return [step * seconds + sent / bandwidth for step, sent in enumerate(sent_by, start=1)]
 
 
+def without_suffix(name: str) -> str:
+    """Return the column that a mean's column is about."""
+    return name.removesuffix(SPREAD).removesuffix(INTERVAL)
+
+
 KINDS: dict[str, Callable[..., Any]] = {
-    each.__name__: each for each in (speedup, ratio, time_to_loss, seconds_over_link)
+    each.__name__: each
+    for each in (speedup, ratio, looked_up, last, time_to_loss, as_after, seconds_over_link, seconds_of_steps)
 }
 
 
@@ -113,18 +150,21 @@ def _same_data(row: Row, other: Row) -> bool:
     return None in (sources := (row.get(SOURCE), other.get(SOURCE))) or sources[0] == sources[1]
 
 
-def _divided(numerator: float | None, denominator: float | None) -> float | None:
-    return numerator / denominator if numerator is not None and denominator else None
+def _divided(numerator: float | str | None, denominator: float | str | None) -> float | None:
+    if NEVER in (numerator, denominator) or numerator is None or not denominator:
+        return None
+    return float(numerator) / float(denominator)
 
 
 def means(rows: Sequence[Row], over: Sequence[str], dimensions: Sequence[str], lists: Sequence[str]) -> list[Row]:
     """One row for all that are alike in `dimensions` but for `over`.
 
-    A number becomes its mean, with its sample standard deviation as NAME.spread where there are several; of the lists, those
-    named are averaged element by element and the others left out. What any row lacks, the mean lacks.
+    A number becomes its mean, with its sample standard deviation as NAME.spread and half the width of its 95 % interval as
+    NAME.interval where there are several; of the lists, those named are averaged element by element and the others left
+    out. What any row lacks, the mean lacks, and what one never reaches, the mean never does.
 
     >>> means([{"seed": 0, "loss": 1.0}, {"seed": 1, "loss": 3.0}], ["seed"], ["seed"], [])
-    [{'loss': 2.0, 'loss.spread': 1.4142135623730951, 'runs': 2}]
+    [{'loss': 2.0, 'loss.spread': 1.4142135623730951, 'loss.interval': 12.706, 'runs': 2}]
     """
     kept = [name for name in dimensions if name not in over]
     groups: dict[tuple[str, ...], list[Row]] = {}
@@ -142,6 +182,7 @@ def _mean(rows: Sequence[Row], over: Sequence[str], kept: Sequence[str], lists: 
         numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
         if len(numbers) == len(values) and name not in kept and len(set(numbers)) > 1:
             found |= {name: statistics.fmean(numbers), name + SPREAD: statistics.stdev(numbers)}
+            found[name + INTERVAL] = interval(numbers)
         else:
             found[name] = _agreed(values)
     return {**found, RUNS: len(rows)}
@@ -149,6 +190,8 @@ def _mean(rows: Sequence[Row], over: Sequence[str], kept: Sequence[str], lists: 
 
 def _agreed(values: Sequence[Any]) -> Any:
     """Return the value that all rows have, a mean of lists, or None."""
+    if NEVER in values:
+        return NEVER
     if all(value == values[0] for value in values):
         return values[0]
     if all(isinstance(value, list) for value in values) and all(len(value) == len(values[0]) for value in values):

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..results.rows import Row
-from .columns import SPREAD, check_derivations
+from ..results.statistics import NEVER
+from .columns import check_derivations, without_suffix
 from .rows import READERS, USE, USED_BY
 
 SHORTENED = ("base", "grid")
@@ -61,9 +62,14 @@ class Figure:
 
     def shown(self, rows: Sequence[Row]) -> list[Row]:
         """Return the rows that it is about and that have the columns to draw."""
-        wanted = {name: value if isinstance(value, list) else [value] for name, value in self.where.items()}
-        about = [row for row in rows if all(row.get(name) in values for name, values in wanted.items())]
-        return [row for row in about if all(row.get(name) is not None for name in (self.x, *self.y))]
+        about = matching(rows, self.where)
+        return [row for row in about if all(row.get(name) not in (None, NEVER) for name in (self.x, *self.y))]
+
+
+def matching(rows: Sequence[Row], where: Mapping[str, Any]) -> list[Row]:
+    """Return the rows with these values, or one of a list of them."""
+    wanted = {name: value if isinstance(value, list) else [value] for name, value in where.items()}
+    return [row for row in rows if all(row.get(name) in values for name, values in wanted.items())]
 
 
 def figures_of(described: Sequence[Mapping[str, Any]]) -> list[Figure]:
@@ -97,13 +103,16 @@ class SweepConfig:
     only: dict[str, Any] = field(default_factory=dict)
     """part of the grid to run and show: {option: [values]}"""
     mean_over: list[str] = field(default_factory=list)
-    """columns, such as seed, to average over; NAME.spread shows the standard deviation"""
+    """columns, such as seed, to average over; NAME.spread shows the standard deviation, NAME.interval half the width of
+    the mean's 95 % interval"""
     shortened: dict[str, Any] = field(default_factory=dict)
     """replacements by --short: {base: {...}}, key by key, and {grid: {...}}, as a whole"""
     derive: dict[str, Any] = field(default_factory=dict)
     """columns computed from others: {speedup: {of: COLUMN, against: {compressor: none}}}"""
     columns: list[str] = field(default_factory=list)
     """columns of the table; if not given, those of the grid and the figures"""
+    where: dict[str, Any] = field(default_factory=dict)
+    """rows of the table, as in a figure; derived columns may use the others"""
     figures: list[dict[str, Any]] = field(default_factory=list)
     """pictures to draw: name, kind (line, bar, points), x, y, series and more"""
     notes: str = ""
@@ -172,5 +181,5 @@ class SweepConfig:
             for name in (*(entry[key] for key in ("of", "over", "seconds") if key in entry), *entry.get("against", ()))
         ]
         drawn = [name for figure in self.drawn for name in figure.named]
-        named = dict.fromkeys((*derived, *self.columns, *drawn))
-        return [name for name in named if name.removesuffix(SPREAD) not in self.derive]
+        named = dict.fromkeys((*derived, *self.columns, *self.where, *drawn))
+        return [name for name in named if without_suffix(name) not in {*self.derive, *self.varied}]

@@ -16,14 +16,16 @@ from rich.table import Table
 from ... import __version__
 from ..bench.rows import FACTORS
 from ..results.rows import Row, shown
-from .columns import derived, means
-from .config import SweepConfig
+from ..results.statistics import per_cent
+from .columns import INTERVAL, derived, means
+from .config import SweepConfig, matching
 from .points import Finished, Point
 from .rows import column_of
 
 STUDY = "study.json"
 PAGE = "README.md"
 IDENTITY = ("model", "world_size", *FACTORS)  # besides the grid: what a row is compared at
+PROCESSOR = "processor"
 DAY = len("2026-01-31")  # of a point's date
 
 
@@ -51,9 +53,14 @@ class Outcome:
         return means(found, self.config.mean_over, dimensions, drawn) if self.config.mean_over else found
 
     @cached_property
+    def listed(self) -> list[Row]:
+        """The rows of the table."""
+        return matching(self.rows, self.config.where)
+
+    @cached_property
     def columns(self) -> list[str]:
-        """The columns of the table: those asked for that any row has and that are no lists."""
-        rows = self.rows
+        """The columns of the table: those asked for that any of its rows has and that are no lists."""
+        rows = self.listed
         wanted = dict.fromkeys(column_of(name, rows[0]) for name in self.config.shown) if rows else {}
         return [name for name in wanted if any(_plain(row.get(name)) for row in rows)]
 
@@ -71,7 +78,7 @@ class Outcome:
             "gradwire": ", ".join(dict.fromkeys(point.gradwire or __version__ for point in self.finished)),
             "torch": ", ".join(dict.fromkeys(point.torch or torch.__version__ for point in self.finished)),
             "date": dates[-1] if dates[0][:DAY] == dates[-1][:DAY] else f"{dates[0]} to {dates[-1]}",
-            "environment": dict(ordered[-1].environment) if ordered else {},
+            "environment": {**ordered[-1].environment, **_processors(ordered)} if ordered else {},
         }
 
     def heading(self, rows: Sequence[Row], title: str = "") -> str:
@@ -117,7 +124,7 @@ class Outcome:
         lines += [f"Labels: {'; '.join(self.labels)}.", ""] * bool(self.labels)
         if columns:
             lines += [_line(columns), _line(["---"] * len(columns))]
-            lines += [_line([shown(row.get(name)) for name in columns]) for row in self.rows]
+            lines += [_line([self._cell(row, name) for name in columns]) for row in self.listed]
         for name, caption in self.pictures.items():
             lines += ["", f"![{caption or name}]({name})", "", caption]
         lines += ["", *[f"- failed: {label}: {why.splitlines()[0]}" for label, why in self.failures.items()]]
@@ -130,19 +137,32 @@ class Outcome:
 
     def table(self) -> Table:
         """The rows for a terminal."""
-        table, rows = Table(title=self.config.title, title_justify="left"), self.rows
+        table, rows = Table(title=self.config.title, title_justify="left"), self.listed
         for name in self.columns:
             words = any(isinstance(row.get(name), str) for row in rows)
             heading = name.replace(".", "\n").replace("_", " ")
             table.add_column(heading, justify="left" if words else "right", no_wrap=words)
         for row in rows:
-            table.add_row(*[shown(row.get(name)) for name in self.columns])
+            table.add_row(*[self._cell(row, name) for name in self.columns])
         return table
+
+    def _cell(self, row: Row, name: str) -> str:
+        """Return a value as text; a difference in per cent with its interval."""
+        value = row.get(name)
+        if value and self.config.derive.get(name, {}).get("percent"):
+            return per_cent(value, row.get(name + INTERVAL))
+        return shown(value)
 
 
 def labels_of(rows: Sequence[Row]) -> list[str]:
     """Return the emulated parts of any row."""
     return list(dict.fromkeys(label for row in rows for label in row.get("labels") or ()))
+
+
+def _processors(points: Sequence[Finished]) -> dict[str, str]:
+    """Return all processors that points ran on, as one entry of an environment."""
+    found = dict.fromkeys(str(point.environment[PROCESSOR]) for point in points if PROCESSOR in point.environment)
+    return {PROCESSOR: ", ".join(found)} if found else {}
 
 
 def _warning(short: bool) -> str:

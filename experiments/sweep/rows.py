@@ -7,7 +7,7 @@ from typing import Any
 
 from ..network.lab.utilization import Utilization
 from ..results.rows import Row, flat
-from .columns import RUNS, SOURCE, SPREAD
+from .columns import RUNS, SOURCE, without_suffix
 
 USE = "netlab.utilization"  # a file of the point's, read into its rows
 USED_BY = "bench"  # the command whose points may have it
@@ -67,7 +67,7 @@ def check_columns(named: Sequence[str], command: str, rows: Sequence[Row]) -> No
     """
     there = dict.fromkeys(column for row in rows for column in row)
     known = {*there, *SOMETIMES.get(command, ()), RUNS}
-    if unknown := [name for name in named if column_of(name, rows[0]).removesuffix(SPREAD) not in known]:
+    if unknown := [name for name in named if without_suffix(column_of(name, rows[0])) not in known]:
         raise ValueError(
             f"the points have finished without columns that the study names: {', '.join(unknown)}; there are: "
             f"{', '.join(there)}. Mend the study and run it again: finished points are kept"

@@ -80,16 +80,67 @@ def test_time_to_loss_is_when_the_smoothed_loss_gets_to_the_reference_s_last():
         {"compressor": "untimed", "loss": [3.0, 0.5, 0.5]},
     ]
     found = derived(rows, {"time": {"kind": "time_to_loss", "against": {"compressor": "bf16"}}}, ["compressor"])
-    assert [row["time"] for row in found] == [1.0, 0.2, None, None, None]
+    assert [row["time"] for row in found] == [1.0, 0.2, "never", "never", None]
 
 
-def test_time_to_loss_can_be_to_what_the_reference_has_earlier():
+def test_one_per_cent_above_the_reference_s_last_loss_is_near_enough():
     rows = [
-        {"compressor": "bf16", "loss": [4.0, 3.0, 2.0, 1.0], "train_seconds": [1.0, 2.0, 3.0, 4.0]},
-        {"compressor": "int4", "loss": [4.5, 3.2, 2.2, 1.2], "train_seconds": [0.1, 0.2, 0.3, 0.4]},
+        {"compressor": name, "loss": [loss] * 2, "train_seconds": [1.0, 2.0]}
+        for name, loss in (("bf16", 2.0), ("near", 2.019), ("far", 2.021))
     ]
-    described = {"kind": "time_to_loss", "against": {"compressor": "bf16"}, "at": 0.5}
-    assert [row["time"] for row in derived(rows, {"time": described}, ["compressor"])] == [2.0, 0.3]
+    found = derived(rows, {"time": {"kind": "time_to_loss", "against": {"compressor": "bf16"}}}, ["compressor"])
+    assert [row["time"] for row in found] == [1.0, 1.0, "never"]
+
+
+def test_a_speed_up_of_what_is_never_reached_is_none_and_a_mean_with_it_is_never():
+    rows = [
+        {"compressor": name, "seed": seed, "time": time}
+        for name, seed, time in (("bf16", 0, 4.0), ("bf16", 1, 5.0), ("int4", 0, 2.0), ("int4", 1, "never"))
+    ]
+    described = {"speedup": {"of": "time", "against": {"compressor": "bf16"}}}
+    found = means(derived(rows, described, ["compressor", "seed"]), ["seed"], ["compressor", "seed"], [])
+    assert [(row["time"], row["speedup"]) for row in found] == [(4.5, 1.0), ("never", None)]
+
+
+def test_the_loss_at_the_end_is_told_in_steps_of_another_row():
+    rows = [
+        {"compressor": "bf16", "loss": [4.0, 3.0, 2.0, 1.0]},
+        {"compressor": "ahead", "loss": [4.0, 3.0, 2.0, 0.5]},
+        {"compressor": "behind", "loss": [4.0, 3.0, 2.0]},
+        {"compressor": "far behind", "loss": [5.0, 4.5]},
+        {"compressor": "broken", "loss": [4.0, None]},
+    ]
+    found = derived(rows, {"as_after": {"against": {"compressor": "bf16"}}}, ["compressor"])
+    assert [row["as_after"] for row in found] == [4, 4, 3, 1, None]
+
+
+def test_a_loss_that_another_row_has_for_a_moment_is_not_yet_its_own():
+    rows = [{"compressor": "bf16", "loss": [4.0, 1.0, 6.0, 1.0, 1.0]}, {"compressor": "int4", "loss": [2.6] * 5}]
+    found = derived(rows, {"as_after": {"against": {"compressor": "bf16"}}}, ["compressor"])
+    assert found[1]["as_after"] == 5
+
+
+def test_a_simulated_training_takes_the_steps_of_a_shorter_run_and_then_the_mean_of_its_second_half():
+    rows = [{"compressor": "int8", "seed": seed, "steps": 6, "rate": None, "speed": 0.1} for seed in (0, 1)] + [
+        {"compressor": "int8", "steps": 4, "rate": "slow", "train_seconds": [9.0, 10.0, 12.0, 15.0], "speed": 2.0}
+    ]
+    against = {"rate": "slow", "seed": None}
+    described = {
+        "ends": {"kind": "seconds_of_steps", "against": against},
+        "lab": {"kind": "looked_up", "of": "speed", "against": against},
+        "seconds": {"kind": "last", "of": "ends"},
+    }
+    found = derived(rows, described, ["compressor", "seed", "rate"])
+    assert [row["ends"] for row in found[:2]] == [[9.0, 10.0, 12.0, 15.0, 17.5, 20.0]] * 2
+    assert found[2]["ends"] == [9.0, 10.0, 12.0, 15.0]
+    assert [row["lab"] for row in found] == [2.0] * 3
+    assert [row["seconds"] for row in found] == [20.0, 20.0, 15.0]
+
+
+def test_an_option_of_the_grid_that_the_first_points_lack_may_be_named():
+    grid = [{"seed": [0, 1]}, {"netlab.rate": ["1gbit"]}]
+    config = SweepConfig(command="compare", grid=grid, columns=["loss"], where={"netlab.rate": None})
+    check_columns(config.named, "compare", [{"loss": 1.0, "seed": 0}])
 
 
 def test_an_excess_in_per_cent_is_against_the_row_at_the_same_place():
@@ -134,6 +185,7 @@ def test_numbers_become_their_mean_and_standard_deviation():
         "spec": "int8",
         "loss": pytest.approx(sum(losses) / 3),
         "loss.spread": pytest.approx(statistics.stdev(losses)),
+        "loss.interval": pytest.approx(4.303 * statistics.stdev(losses) / 3**0.5, rel=1e-3),
         "runs": 3,
     }
 

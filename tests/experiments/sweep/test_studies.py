@@ -144,3 +144,13 @@ def drawable(name, rows):
 def fits(where, row):
     """Whether a row has the wanted values, of which a list means any of it."""
     return all(row.get(name) in (value if isinstance(value, list) else [value]) for name, value in where.items())
+
+
+def test_the_page_of_results_names_the_processors_of_each_study():
+    text = (RESULTS / "README.md").read_text().partition("## Processors")[2]
+    told = {name: line.partition(":")[0] for line in text.split("\n- ")[1:] for name in re.findall("`(.*?)`", line)}
+    ran = {}
+    for file in RESULTS.glob("*/points.jsonl"):
+        names = {json.loads(line)["environment"]["processor"] for line in file.read_text().splitlines()}
+        ran[file.parent.name] = ", ".join(sorted(re.sub(r"\(R\)| Processor", "", name) for name in names))
+    assert told == ran
