@@ -35,7 +35,8 @@ class Engines:
             raise TypeError(
                 f"transport is a function of a transport, such as gradwire.ddp_core.Paced; got {decorate!r}"
             )
-        self.timeout, self.agreement = time_limit(timeout), Agreement()
+        self.timeout = time_limit(timeout)
+        self.agreement = Agreement(self.timeout)
         self._groups, self._decorate = list(groups), decorate
         self._made: dict[tuple[torch.device, int], Engine] = {}
         self._found: int | None = None  # ranks of a host

@@ -12,6 +12,7 @@ from ...compress.state.tree import Entries
 from ...ddp_core import Handle, Observed
 from ...ddp_core.averaging.averager import CompressedAverager
 from ...ddp_core.averaging.shard_averager import ShardAverager
+from ...ddp_core.averaging.shown_averages import OnAverage
 from ...ddp_core.memory.model_memory import Snapshot
 from ...ddp_core.memory.shard_memory import Key, ShardSnapshot
 from ...ddp_core.memory.shard_memory import saved as weights_in_use
@@ -94,6 +95,16 @@ class ShardHandle(Observed):
             super()._discard()
         if self.replicas is not None:
             self.replicas.discard_step()
+
+    def _show(self, function: OnAverage | None) -> None:
+        if self.replicas is not None:
+            self.replicas.averager.on_average = function  # who averages last
+        elif self.averager.across_replicas:
+            raise ValueError(
+                "torch averages over replicas after gradwire here: pass replicas='none' to attach() as well"
+            )
+        else:
+            super()._show(function)
 
     def _what(self) -> str:
         return f"gather {self.averager.weights}, reduce {self.averager.memory.reduction}"
