@@ -2,8 +2,8 @@
 
     python docs/benchmarks/write_claims.py
 
-It also writes docs/results/claims.csv, where each claim has its value, interval, seeds, size, steps, computer, command, commit
-and file, and a runs.csv with every finished run beside the files of runs that no sweep has written.
+It also writes docs/results/claims.csv, where each claim has its value, interval, seeds, size, steps, computer, command,
+commit and file, and a runs.csv with every finished run beside the files of runs that no sweep has written.
 """
 
 import csv
@@ -17,7 +17,8 @@ from claims.pages import all_claims, all_pages
 from claims.render import written
 
 TABLE = ROOT / "docs" / "results" / "claims.csv"
-HEAD = "claim,kind,shown,value,interval,seeds,parameters,steps,computer,command,commit,file".split(",")
+SOURCE = ["parameters", "steps", "computer", "command", "commit", "file"]
+HEAD = ["claim", "kind", "shown", "value", "interval", "seeds", *SOURCE]
 
 
 def row_of(claim: Claim) -> list[str]:

@@ -86,7 +86,11 @@ def loss(values: Sequence[float]) -> str:
     if len(values) < 3:
         return " and ".join(map(_signed, values)) + " %"
     width = half_width(values)
-    return f"no difference seen (±{width:.1f} %)" if abs(mean(values)) < width else f"{_signed(mean(values))} ± {width:.1f} %"
+    return (
+        f"no difference seen (±{width:.1f} %)"
+        if abs(mean(values)) < width
+        else f"{_signed(mean(values))} ± {width:.1f} %"
+    )
 
 
 def per_cent(values: Sequence[float]) -> str:

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from claims.claim import MEASURED, Claim, Source, loss, only, per_cent, raw, times
-
 from gradwire.hooks.advice.decision_table import ADAMW, CANDIDATES, MUON, OPTIMIZERS, SGD
 
 H200, RANKS = "one H200", "4 simulated ranks on two CPU cores"
@@ -22,6 +22,7 @@ AS_ATTACH = {  # names under which today's compressor ran, by optimizer
 }
 TASKS = {"gpt-adamw": ADAMW, "resnet-sgd": SGD, "lstm-sgd": SGD, "gpt-muon": MUON, "gpt-muon-400": MUON}
 STEPS = {"gpt-adamw": 120, "resnet-sgd": 80, "lstm-sgd": 150, "gpt-muon": 120, "gpt-muon-400": 400}
+WARMED = "powersgd:rank=8,payload=int8,start_iter=30,warmup=int8"
 WARM = ",start_iter=100"  # uncompressed steps of the trainings on a GPU
 
 
@@ -76,11 +77,14 @@ def on_a_gpu(file: str, optimizer: str, steps: int) -> Trainings:
 
 
 def of_study() -> Trainings:
-    """Return the trainings of study `time-to-accuracy-gpt`: its baseline is bf16. A network's rate changes no loss."""
+    """Return the trainings of study `time-to-accuracy-gpt`. A network's rate changes no loss: simulated ranks, if there are."""
     rows = [row for point in raw(STUDY) for row in point["rows"]]
+    rows = [row for row in rows if row.get("simulated")] or rows
+    losses = gathered(rows, "eval.loss")
+    baseline = "none" if losses.get("none", {}).keys() >= losses["bf16"].keys() else "bf16"
     command = "gradwire sweep --config time-to-accuracy-gpt"
-    source = Source(STUDY, command, "four emulated hosts on two CPU cores", "19 M", str(rows[0]["steps"]))
-    return Trainings(ADAMW, 19.2, source, gathered(rows, "eval.loss"), "bf16")
+    about = "four simulated ranks" if rows[0].get("simulated") else "four emulated hosts on two CPU cores"
+    return Trainings(ADAMW, 19.2, Source(STUDY, command, about, "19 M", str(rows[0]["steps"])), losses, baseline)
 
 
 def of_table(task: str) -> Trainings:
@@ -135,7 +139,7 @@ def after(run: dict[str, Any], base: dict[str, Any], step: str) -> float:
 def step_of(loss_reached: float, base: dict[str, Any]) -> float:
     """Return the step at which a run had a loss, between two evaluations by a straight line."""
     steps = sorted((int(step), value) for step, value in base["losses"].items())
-    for (first, above), (second, below) in zip(steps, steps[1:], strict=False):
+    for (first, above), (second, below) in pairwise(steps):
         if above >= loss_reached >= below:
             return first + (second - first) * (above - loss_reached) / (above - below)
     raise ValueError(f"the run never had a loss of {loss_reached}")
@@ -158,6 +162,7 @@ def low_rank() -> Iterator[Claim]:
 
 def on_gpus() -> Iterator[Claim]:
     """Yield losses of trainings on a GPU that pages name."""
+    yield _claim("PowerSGD after a warm-up", of_study(), WARMED)
     full, first = on_a_gpu(GPT2, "adamw", 700), on_a_gpu(GPT2, "adamw", 400)
     yield _claim("int4 128 M", full, "int4:error_feedback=false,start_iter=100")
     yield _claim("int4 feedback 128 M", full, "int4:error_feedback=true,start_iter=100")

@@ -41,7 +41,9 @@ def above(run: Mapping[str, Any], all_runs: list[Mapping[str, Any]]) -> str:
 def rows(folder: str) -> Iterator[list[str]]:
     """Yield the head and a row per finished run of a folder's files."""
     of_files = {file: finished(file) for file in files(folder)}
-    columns = list(dict.fromkeys(key for found in of_files.values() for run in found for key in run if key not in SKIPPED))
+    columns = list(
+        dict.fromkeys(key for found in of_files.values() for run in found for key in run if key not in SKIPPED)
+    )
     columns = [key for key in columns if any(_scalar(run.get(key)) for found in of_files.values() for run in found)]
     yield ["file", *columns, "per cent above none"]
     for file, found in of_files.items():

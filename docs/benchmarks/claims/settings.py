@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from functools import cache
 
 import torch
-from claims.claim import PREDICTED, PUBLISHED, SETTING, Claim, Source, number, times
 from torch import nn
 
 import gradwire
+from claims.claim import PREDICTED, PUBLISHED, SETTING, Claim, Source, number, times
 from gradwire.hooks.advice import Rule
 from gradwire.hooks.fsdp.plan import plan_sharded
 from gradwire.hooks.local_sgd.rendezvous import SEARCH
@@ -84,22 +84,16 @@ def of_defaults() -> Iterator[Claim]:
     yield Claim("search", SETTING, rendezvous, lambda: [SEARCH], number("seconds"))
     rule = Source("hooks/advice/recommendation.py", "gradwire advise", "the code")
     yield Claim("worthwhile", SETTING, rule, lambda: [100 * (1 - 1 / Rule().worthwhile)], number("%"))
-    yield Claim("confidence", SETTING, Source("docs/benchmarks/claims/claim.py", "", "the code"), lambda: [95], number("%"))
+    yield Claim(
+        "confidence", SETTING, Source("docs/benchmarks/claims/claim.py", "", "the code"), lambda: [95], number("%")
+    )
     yield Claim("tolerance", SETTING, rule, lambda: [100 * Rule().tolerance], number("%"))
-
-
-def of_box(spec: str) -> float:
-    """Return the seconds of a step of the report with a compressor: exposed communication in proportion to the bytes."""
-    fewer_bytes = gradwire.plan(gpt(), spec, world_size=8).compression_ratio
-    return EGOVERSE["alone"] + (EGOVERSE["none"] - EGOVERSE["alone"]) / fewer_bytes
 
 
 def of_reports() -> Iterator[Claim]:
     """Yield figures of other people's pages, and what follows from them."""
     for name, seconds in EGOVERSE.items():
         yield Claim(f"EgoVerse {name}", PUBLISHED, EGOVERSE_SOURCE, lambda it=seconds: [it], number("s", 1))
-    for spec in ("bf16", "int8", "int4"):
-        yield Claim(f"box {spec}", PREDICTED, EGOVERSE_SOURCE, lambda it=spec: [of_box(it)], number("s", 1))
     for name, value in (("all-reduce", 557), ("backward", 336), ("exposed", 557 - 336)):
         yield Claim(f"LoongForge {name}", PUBLISHED, LOONGFORGE_SOURCE, lambda it=value: [it], number("ms"))
     for name, per_cent in (("all", 10.87), ("exempt", 2.13), ("no feedback", 4.19)):

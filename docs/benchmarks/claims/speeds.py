@@ -4,10 +4,9 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 
 import torch
+
 from claims.claim import MEASURED, SETTING, Claim, Source, finely, loss, number, per_cent, raw, times
 from claims.losses import STUDY
-
-from gradwire.experiments.sweep.columns import time_to_loss
 
 WITHIN = 0.01  # the target: the training loss that bf16 ends with, and one per cent more
 FSDP, REPLICATE = "docs/benchmarks/fsdp-1gbit.json", "docs/benchmarks/replicate-1gbit.json"
@@ -17,33 +16,22 @@ FSDP_LOSS = "docs/benchmarks/fsdp2-losses.json"
 CORES = "four emulated hosts on two CPU cores"
 
 
-def to_target(spec: str, rate: str) -> list[float]:
-    """Return the speed-up over bf16 of the time to bf16's last loss and one per cent, of each seed; none if one never is."""
-    rows = [row for point in raw(STUDY) for row in point["rows"] if row["netlab.rate"] == rate]
-    found = {(row["compressor"], row.get("seed", 0)): row for row in rows}
-    ratios = []
-    for (name, seed), row in sorted(found.items()):
-        if name == spec:
-            base = found["bf16", seed]
-            mine, other = (time_to_loss(each, base, within=WITHIN) for each in (row, base))
-            if mine is None or other is None:
-                return []
-            ratios.append(other / mine)
-    return ratios
-
-
-def reached(values: tuple[float, ...]) -> str:
+def reached(values: Sequence[float]) -> str:
     """Return a speed-up, or "never"."""
     return times([sum(values) / len(values)]) if values else "never"
 
 
 def to_accuracy() -> Iterator[Claim]:
     """Yield the speed-ups over bf16 of time to one target, of the GPT on four emulated hosts."""
-    rows = [row for point in raw(STUDY) for row in point["rows"]]
-    source = Source(STUDY, "gradwire sweep --config time-to-accuracy-gpt", CORES, "19 M", str(rows[0]["steps"]))
-    for rate, spec in sorted({(row["netlab.rate"], row["compressor"]) for row in rows}):
-        compute = lambda spec=spec, rate=rate: to_target(spec, rate)  # noqa: E731
-        yield Claim(f"time {spec} {rate}", MEASURED, source, compute, reached)
+    study = raw(STUDY.replace("points.jsonl", "study.json"))
+    for row in study["rows"]:
+        seeds = f"{row['runs']} seeds" if "runs" in row else "1 seed"
+        command = "gradwire sweep --config time-to-accuracy-gpt"
+        source = Source(STUDY, command, f"{CORES}, {seeds}", "19 M", str(row["steps"]))
+        for rate in ("100mbit", "1gbit"):
+            found = row.get(f"speedup_{rate}")
+            compute = lambda found=found: [found] if isinstance(found, float | int) else []  # noqa: E731
+            yield Claim(f"time {row['compressor']} {rate}", MEASURED, source, compute, reached)
     yield Claim("within", SETTING, source, lambda: [100 * WITHIN], number("%"))
 
 
@@ -100,7 +88,9 @@ def on_one_gpu() -> Iterator[Claim]:
     for case in ("gradwire:int8@25", "gradwire:int4:error_feedback=false@25"):
         yield Claim(f"h200 {case}", MEASURED, source, lambda case=case: [100 * (later[case] - 1)], per_cent)
     hooks = {case["case"]: case["median_s"] for case in raw(HOOKS)["cases"]}
-    command = "gradwire netlab --hosts 4 --rate 100mbit -- python step_time.py torch:powersgd@4000 powersgd:rank=1@25 ..."
+    command = (
+        "gradwire netlab --hosts 4 --rate 100mbit -- python step_time.py torch:powersgd@4000 powersgd:rank=1@25 ..."
+    )
     source = Source(HOOKS, command, CORES, "19 M", "20")
     for case in ("powersgd:rank=1@25", "torch:powersgd@4000"):
         yield Claim(f"hook {case}", MEASURED, source, lambda case=case: [hooks[case]], number("s", 2))
