@@ -77,7 +77,7 @@ def on_a_gpu(file: str, optimizer: str, steps: int) -> Trainings:
 
 
 def of_study() -> Trainings:
-    """Return the trainings of study `time-to-accuracy-gpt`. A network's rate changes no loss: simulated ranks, if there are."""
+    """Return the trainings of study `time-to-accuracy-gpt`. Simulated ranks, if there are any."""
     rows = [row for point in raw(STUDY) for row in point["rows"]]
     rows = [row for row in rows if row.get("simulated")] or rows
     losses = gathered(rows, "eval.loss")
