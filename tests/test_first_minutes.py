@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from gradwire.experiments.cli import main
-from gradwire.hooks.advice.decision_table import ADAMW, CANDIDATES
 
 from .forked import Script
 from .test_docs import FENCE, PAGES, script
@@ -76,7 +75,7 @@ def test_the_readmes_script_compresses_from_the_first_step(tmp_path, forked):
     lines = [line for line in watched.splitlines() if line.startswith("step ")]
     assert len(lines) == 3
     ratios = [float(re.search(r"([\d.]+)x fewer bytes", line)[1]) for line in lines]
-    assert min(ratios) > 7
+    assert min(ratios) > 3.5
     assert "warm-up" not in watched
 
 
@@ -88,10 +87,10 @@ def test_the_readmes_script_is_short():
 
 def test_the_readmes_other_form_is_torchs_hook(tmp_path, forked):
     (form,) = re.findall(r"^```\n(ddp_model.register_comm_hook.*?)```$", PAGES["README.md"], re.MULTILINE | re.DOTALL)
-    text = small(script("README.md")).replace('handle = gradwire.attach(ddp_model, "int4", optimizer=optimizer)', form)
+    text = small(script("README.md")).replace('handle = gradwire.attach(ddp_model, "int8", optimizer=optimizer)', form)
     (tmp_path / "train.py").write_text(text, "utf-8")
     _, watched = forked("torchrun --nproc-per-node 2 train.py")
-    assert len(re.findall(r"7\.\d+x fewer bytes", watched)) == 3
+    assert len(re.findall(r"3\.\d+x fewer bytes", watched)) == 3
 
 
 def prose(page):
@@ -234,13 +233,6 @@ def test_the_status_is_in_the_readmes_first_screen():
     assert "never ran on several GPUs" in first
 
 
-def test_the_figure_of_local_sgd_stands_beside_the_call_that_gave_it():
-    section = PAGES["docs/choosing.md"].split("## Sites joined over the internet")[1].split("\n## ")[0]
-    assert 'every=32, compressor="int4")' in section
-    assert "9 s" in section
-    assert "9 seconds" not in PAGES["README.md"]
-
-
 def test_the_readmes_first_chart_shows_its_readers_networks_and_says_that_they_are_emulated():
     first = PAGES["README.md"].split("\n## ")[0]
     ((words, picture),) = re.findall(r"!\[([^]]*)\]\(([^)]*)\)", first)
@@ -252,8 +244,3 @@ def test_the_readmes_first_chart_shows_its_readers_networks_and_says_that_they_a
     assert rates == ["1gbit", "10gbit", "25gbit"]
     assert "emulated" in figure["title"]
     assert f"]({picture.removeprefix('docs/')})" in PAGES["docs/index.md"]
-    losses = {each.spec: each.losses[ADAMW] for each in CANDIDATES}
-    told = f"4 bits raise the validation loss of small GPTs by {losses['int4']:.1%}".replace("%", " %")
-    assert told in " ".join(first.split())
-    assert "`bf16` keeps the loss" in first
-    assert losses["bf16"] <= 0 < losses["int4"]

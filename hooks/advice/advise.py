@@ -280,12 +280,13 @@ def _largest(measured: Measured, offered: Sequence[Candidate], bucket_mb: float 
 def _forecast(
     measured: Measured, offered: Sequence[Candidate], ranks: Ranks, kind: str, rule: Rule, bucket_mb: float | None
 ) -> Forecast:
+    numbers = sum(each.numel() for each in measured.parameters.values())
     choices = [
         Choice(
             each,
             order,
             predicted(measured, each.spec, order, ranks, bucket_mb),
-            each.losses.get(kind),
+            each.expected_loss(kind, numbers),
             memory(measured, each.spec, order, ranks, bucket_mb),
         )
         for each in offered

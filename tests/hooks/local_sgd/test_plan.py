@@ -129,7 +129,7 @@ def test_a_round_over_slow_lines_takes_no_less_than_planned():
 
 
 def test_the_published_figures_of_covenant_72b_and_the_rates_that_fit_them():
-    """As docs/local-steps-explained.md has them: 72.7 B parameters, 14 bits for each of 1 in 64, 110 and 500 Mbit/s."""
+    """As docs/benchmarks/sites.md has them: 72.7 B parameters, 14 bits for each of 1 in 64, 110 and 500 Mbit/s."""
     payload, up, down = 72.7e9 / 64 * 14 / 8, 110e6 / 8, 500e6 / 8
     assert round(payload / 1e9, 2) == 1.99
     assert round(payload / up) == 145

@@ -1,0 +1,119 @@
+"""A claim: a figure of a page, where it comes from, and how it is computed."""
+
+import json
+import math
+import subprocess
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+ROOT = Path(__file__).parents[3]
+MEASURED, PREDICTED, PUBLISHED, SETTING = KINDS = ("measured", "predicted", "published", "setting")
+STUDENT = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}  # two-sided 95 % of Student's t by the number of values
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file of raw points (or of code, for settings), and what was run."""
+
+    file: str
+    command: str
+    machine: str
+    model: str = ""
+    steps: str = ""
+
+    @property
+    def commit(self) -> str:
+        """The commit that last changed the file; empty outside a clone."""
+        line = ["git", "-C", str(ROOT), "log", "-1", "--format=%h", "--", self.file]
+        return subprocess.run(line, capture_output=True, text=True, check=False).stdout.strip()
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A figure. `compute` returns a value per seed, or one; `form` makes the text of the pages from them."""
+
+    name: str
+    kind: str
+    source: Source
+    compute: Callable[[], Sequence[float]]
+    form: Callable[[Sequence[float]], str]
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"kind is one of {KINDS}, got {self.kind!r}")
+
+    @cached_property
+    def values(self) -> tuple[float, ...]:
+        """The computed values, one per seed."""
+        return tuple(self.compute())
+
+    @property
+    def text(self) -> str:
+        """The figure as pages print it."""
+        return self.form(self.values)
+
+
+@cache
+def raw(file: str) -> Any:
+    """Return the contents of a file of points: JSON, or a list of JSON lines."""
+    text = (ROOT / file).read_text("utf-8")
+    return [json.loads(line) for line in text.splitlines()] if file.endswith(".jsonl") else json.loads(text)
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Return half of the 95 % interval of the mean, by Student's t; NaN for one value."""
+    return STUDENT[len(values)] * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+
+
+def only(values: Iterable[float]) -> tuple[float]:
+    """Return the only value."""
+    (value,) = values
+    return (value,)
+
+
+def _signed(value: float, digits: int = 1) -> str:
+    """Return a number with its sign; zero has none."""
+    text = f"{value:+.{digits}f}"
+    return text[1:] if float(text) == 0 else text
+
+
+def loss(values: Sequence[float]) -> str:
+    """Return per cent above the baseline: with three seeds or more a mean and its 95 % interval, else each seed's."""
+    if len(values) < 3:
+        return " and ".join(map(_signed, values)) + " %"
+    width = half_width(values)
+    return (
+        f"no difference seen (±{width:.1f} %)"
+        if abs(mean(values)) < width
+        else f"{_signed(mean(values))} ± {width:.1f} %"
+    )
+
+
+def per_cent(values: Sequence[float]) -> str:
+    """Return per cent without a sign."""
+    return " and ".join(f"{abs(value):.1f}" for value in values) + " %"
+
+
+def whole_per_cent(values: Sequence[float]) -> str:
+    """Return whole per cent without a sign."""
+    return f"{mean(values):.0f} %"
+
+
+def times(values: Sequence[float]) -> str:
+    """Return a speed-up or a factor: two digits, and a range where there are several values."""
+    texts = [f"{value:.1f}x" if value < 9.95 else f"{value:.0f}x" for value in (min(values), max(values))]
+    return texts[0] if texts[0] == texts[1] else " to ".join(texts)
+
+
+def finely(values: Sequence[float]) -> str:
+    """Return a factor near one."""
+    return f"{mean(values):.3f}x"
+
+
+def number(unit: str, digits: int = 0) -> Callable[[Sequence[float]], str]:
+    """Return a form: a number with a unit."""
+    return lambda values: f"{mean(values):,.{digits}f} {unit}".strip()

@@ -1,0 +1,188 @@
+"""Claims of validation losses: how far each compressor ends above no compression, at the largest size where it ran."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from claims.claim import MEASURED, Claim, Source, loss, only, per_cent, raw, times
+from gradwire.hooks.advice.decision_table import ADAMW, CANDIDATES, MUON, OPTIMIZERS, SGD
+
+H200, RANKS = "one H200", "4 simulated ranks on two CPU cores"
+QUALITY = "python docs/benchmarks/gpu_quality.py"
+GPT2, SMALL, FEWER = (f"docs/benchmarks/h200/quality-{name}.jsonl" for name in ("gpt2", "small", "fewer-bytes"))
+STUDY = "docs/results/time-to-accuracy-gpt/points.jsonl"
+TABLE, WARM_UP = "docs/results/loss/losses.json", "docs/results/loss/warm-up.json"
+AS_ATTACH = {  # names under which today's compressor ran, by optimizer
+    ("int4", ADAMW): ["int4:error_feedback=false"],
+    ("int4", MUON): ["int4:error_feedback=true"],
+    ("int2", ADAMW): ["int2:error_feedback=false"],
+    ("int8", ADAMW): ["int8:error_feedback=false"],
+    ("int8", MUON): ["int8:error_feedback=false"],
+}
+TASKS = {"gpt-adamw": ADAMW, "resnet-sgd": SGD, "lstm-sgd": SGD, "gpt-muon": MUON, "gpt-muon-400": MUON}
+STEPS = {"gpt-adamw": 120, "resnet-sgd": 80, "lstm-sgd": 150, "gpt-muon": 120, "gpt-muon-400": 400}
+WARMED = "powersgd:rank=8,payload=int8,start_iter=30,warmup=int8"
+WARM = ",start_iter=100"  # uncompressed steps of the trainings on a GPU
+
+
+@dataclass(frozen=True)
+class Trainings:
+    """Finished trainings of one kind, which differ in their compressor and seed alone.
+
+    `losses`: {compressor: {seed: validation loss}}. `size` in millions of parameters.
+    """
+
+    optimizer: str
+    size: float
+    source: Source
+    losses: dict[str, dict[Any, float]]
+    baseline: str = "none"
+
+    def excess(self, spec: str) -> list[float]:
+        """Return per cent above the baseline, for each seed that both have."""
+        found, base = self.losses[spec], self.losses[self.baseline]
+        return [100 * (found[seed] / base[seed] - 1) for seed in sorted(found) if seed in base]
+
+    def name_of(self, spec: str) -> str | None:
+        """Return the name under which a compressor ran as `attach` sets it for this optimizer; None if it did not."""
+        for name in (spec, *AS_ATTACH.get((spec, self.optimizer), [])):
+            warm = name + (WARM if ":" in name else WARM.replace(",", ":", 1))
+            for each in (name, warm):
+                if self.excess(each) if each in self.losses else ():
+                    return each
+        return None
+
+
+def gathered(rows: list[dict[str, Any]], loss_of: str = "loss") -> dict[str, dict[Any, float]]:
+    """Return {compressor: {seed: loss}} of rows."""
+    losses: dict[str, dict[Any, float]] = {}
+    for row in rows:
+        if row.get(loss_of) is not None:
+            losses.setdefault(row["compressor"], {})[row.get("seed", 0)] = row[loss_of]
+    return losses
+
+
+def on_a_gpu(file: str, optimizer: str, steps: int) -> Trainings:
+    """Return the trainings of a file of gpu_quality.py, without local SGD."""
+    rows = [
+        row
+        for row in raw(file)
+        if (row["optimizer"], row["steps"]) == (optimizer, steps) and not row.get("local_every")
+    ]
+    if file == GPT2 and steps == 400:  # two calls with one seed: each has its own baseline
+        rows = [{**row, "seed": row["call"]} for row in rows]
+    source = Source(file, QUALITY, H200, f"{rows[0]['parameters'] / 1e6:.0f} M", f"{steps:,}")
+    return Trainings({"adamw": ADAMW, "muon": MUON}[optimizer], rows[0]["parameters"] / 1e6, source, gathered(rows))
+
+
+def of_study() -> Trainings:
+    """Return the trainings of study `time-to-accuracy-gpt`. Simulated ranks, if there are any."""
+    rows = [row for point in raw(STUDY) for row in point["rows"]]
+    rows = [row for row in rows if row.get("simulated")] or rows
+    losses = gathered(rows, "eval.loss")
+    baseline = "none" if losses.get("none", {}).keys() >= losses["bf16"].keys() else "bf16"
+    command = "gradwire sweep --config time-to-accuracy-gpt"
+    about = "four simulated ranks" if rows[0].get("simulated") else "four emulated hosts on two CPU cores"
+    return Trainings(ADAMW, 19.2, Source(STUDY, command, about, "19 M", str(rows[0]["steps"])), losses, baseline)
+
+
+def of_table(task: str) -> Trainings:
+    """Return the trainings of a task of losses.json, or of warm-up.json if that has it."""
+    file = WARM_UP if task in {row["task"] for row in raw(WARM_UP)["runs"]} else TABLE
+    source = Source(file, f"python docs/benchmarks/compressor_loss.py {file}", RANKS, "0.1 M", str(STEPS[task]))
+    return Trainings(TASKS[task], 0.1, source, gathered([row for row in raw(file)["runs"] if row["task"] == task]))
+
+
+def all_trainings() -> list[Trainings]:
+    """Return all trainings that compare compressors as `attach` sets them, the largest models first."""
+    return [
+        on_a_gpu(GPT2, "adamw", 700),
+        on_a_gpu(GPT2, "adamw", 400),
+        of_study(),
+        on_a_gpu(SMALL, "adamw", 2000),
+        on_a_gpu(SMALL, "muon", 1400),
+        *map(of_table, TASKS),
+    ]
+
+
+def largest(spec: str, optimizer: str) -> tuple[Trainings, str]:
+    """Return the largest trainings of a compressor with an optimizer, and its name there; of equal ones the worst."""
+    found = [
+        (trainings, name)
+        for trainings in all_trainings()
+        if trainings.optimizer == optimizer and trainings.baseline != spec and (name := trainings.name_of(spec))
+    ]
+    first = found[0][0]
+    equal = [each for each in found if (each[0].size, each[0].source.steps) == (first.size, first.source.steps)]
+    equal = equal if first.size > 1 else [each for each in found if each[0].size == first.size]
+    return max(equal, key=lambda each: sum(each[0].excess(each[1])) / len(each[0].excess(each[1])))
+
+
+def of_candidates() -> Iterator[Claim]:
+    """Yield the loss of each candidate of `advise` at the largest size where it ran, by optimizer."""
+    for candidate in CANDIDATES[1:]:
+        for optimizer in OPTIMIZERS:
+            trainings, name = largest(candidate.spec, optimizer)
+            yield _claim(f"{candidate.spec} {optimizer}", trainings, name)
+
+
+def _claim(name: str, trainings: Trainings, spec: str, form: Callable[..., str] = loss) -> Claim:
+    return Claim(f"loss {name}", MEASURED, trainings.source, lambda: trainings.excess(spec), form)
+
+
+def after(run: dict[str, Any], base: dict[str, Any], step: str) -> float:
+    """Return per cent of a run's validation loss above another's after a step."""
+    return 100 * (run["losses"][step] / base["losses"][step] - 1)
+
+
+def step_of(loss_reached: float, base: dict[str, Any]) -> float:
+    """Return the step at which a run had a loss, between two evaluations by a straight line."""
+    steps = sorted((int(step), value) for step, value in base["losses"].items())
+    for (first, above), (second, below) in pairwise(steps):
+        if above >= loss_reached >= below:
+            return first + (second - first) * (above - loss_reached) / (above - below)
+    raise ValueError(f"the run never had a loss of {loss_reached}")
+
+
+def low_rank() -> Iterator[Claim]:
+    """Yield what PowerSGD did at 128 M parameters."""
+    runs = {(run["compressor"], run["call"]): run for run in raw(GPT2) if "call" in run}
+    run, base = runs["powersgd:rank=32,payload=int4", 2], runs["none", 2]
+    source = Source(GPT2, QUALITY, H200, "128 M", "400")
+    ended = lambda: [after(run, base, "400")]  # noqa: E731
+    yield Claim(f"loss {run['compressor']} {ADAMW}", MEASURED, source, ended, loss)
+    for step in ("100", "200", "300", "400"):
+        compute = lambda step=step: [after(run, base, step)]  # noqa: E731
+        yield Claim(f"rank 32 {step}", MEASURED, source, compute, loss)
+        yield Claim(f"rank 32 bare {step}", MEASURED, source, compute, lambda values: loss(values).removesuffix(" %"))
+    behind = lambda: [step_of(run["losses"]["400"], base)]  # noqa: E731
+    yield Claim("rank 32 step", MEASURED, source, behind, lambda values: f"{values[0]:.0f}")
+
+
+def on_gpus() -> Iterator[Claim]:
+    """Yield losses of trainings on a GPU that pages name."""
+    yield _claim("PowerSGD after a warm-up", of_study(), WARMED)
+    full, first = on_a_gpu(GPT2, "adamw", 700), on_a_gpu(GPT2, "adamw", 400)
+    yield _claim("int4 128 M", full, "int4:error_feedback=false,start_iter=100")
+    yield _claim("int4 feedback 128 M", full, "int4:error_feedback=true,start_iter=100")
+    yield _claim("int4 first step 128 M", first, "int4:error_feedback=true")
+    adamw, muon = on_a_gpu(SMALL, "adamw", 2000), on_a_gpu(SMALL, "muon", 1400)
+    yield _claim("int8 11 M", adamw, "int8:error_feedback=false,start_iter=100")
+    yield _claim("int8 Muon 11 M", muon, "int8:error_feedback=true,start_iter=100")
+    yield _claim("int4 Muon 11 M", muon, "int4:start_iter=100")
+    later = on_a_gpu(FEWER, "muon", 2000)
+    for spec in ("int4:start_iter=500,warmup=int8", "powersgd:rank=64,payload=int4,start_iter=500,warmup=int8"):
+        yield _claim(f"{spec} Muon 11 M", later, spec)
+        bytes_of = lambda spec=spec: only({row["ratio"] for row in raw(FEWER) if row["compressor"] == spec})  # noqa: E731
+        yield Claim(f"bytes {spec}", MEASURED, later.source, bytes_of, times)
+    noise = [run["loss"] for run in raw(GPT2) if "call" in run and run["compressor"] == "none"]
+    spread = lambda: [100 * (max(noise) / min(noise) - 1)]  # noqa: E731
+    yield Claim("noise 128 M", MEASURED, first.source, spread, per_cent)
+
+
+def claims() -> Iterator[Claim]:
+    """Yield all claims of losses."""
+    yield from of_candidates()
+    yield from low_rank()
+    yield from on_gpus()

@@ -1,0 +1,45 @@
+"""Claims of predicted steps, by the one function of `advise`, `plan` and the pages."""
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+from predicted_steps import Situation, situations
+
+from claims.claim import PREDICTED, SETTING, Claim, Source, number, times
+
+COMMAND = "python docs/benchmarks/predicted_steps.py"
+
+
+@cache
+def predicted() -> tuple[Situation, ...]:
+    """Return the situations, with predictions for each compressor."""
+    return tuple(situations())
+
+
+def name_of(each: Situation, compressor: str) -> str:
+    """Return the name of the claim of a compressor's speed-up over bf16."""
+    network = "box" if each.network is None else f"{each.network:g} Gbit/s"
+    return f"step {compressor} {each.hosts} x {each.gpus_per_host} {network}, {each.micro_batches} micro-batches"
+
+
+def between(values: Sequence[float]) -> str:
+    """Return seconds, least and most."""
+    texts = dict.fromkeys(f"{value:.1f}" for value in (min(values), max(values)))
+    return " to ".join(texts) + " s"
+
+
+WORTHWHILE = 1.1  # the least speed-up for which the tables name int8 over bf16, or int4 over int8
+
+
+def claims() -> Iterator[Claim]:
+    """Yield the speed-up of a step over bf16, least and most, of each compressor in each situation."""
+    source = Source("docs/benchmarks/claims/predicted.py", COMMAND, "the code")
+    yield Claim("worth trying", SETTING, source, lambda: [100 * (WORTHWHILE - 1)], number("%"))
+    for each in predicted():
+        source = Source("docs/benchmarks/predicted_steps.py", COMMAND, f"{each.gpu}, computed", each.model)
+        for name in each.steps:
+            compute = lambda each=each, name=name: each.speed_up(name)  # noqa: E731
+            yield Claim(name_of(each, name), PREDICTED, source, compute, times)
+            if each.network is None:
+                seconds = [prediction.step for prediction in each.steps[name]]
+                yield Claim(f"box {name}", PREDICTED, source, lambda seconds=seconds: seconds, between)

@@ -1,0 +1,104 @@
+"""Claims of time and bytes: measured on emulated hosts and on GPUs, published, and predicted."""
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+import torch
+
+from claims.claim import MEASURED, SETTING, Claim, Source, finely, loss, number, per_cent, raw, times
+from claims.losses import STUDY
+
+WITHIN = 0.01  # the target: the training loss that bf16 ends with, and one per cent more
+FSDP, REPLICATE = "docs/benchmarks/fsdp-1gbit.json", "docs/benchmarks/replicate-1gbit.json"
+H100, H200 = (f"docs/benchmarks/{name}/step-gpu.json" for name in ("h100", "h200"))
+HOOKS = "docs/benchmarks/native-100mbit.json"
+FSDP_LOSS = "docs/benchmarks/fsdp2-losses.json"
+CORES = "four emulated hosts on two CPU cores"
+
+
+def reached(values: Sequence[float]) -> str:
+    """Return a speed-up, or "never"."""
+    return times([sum(values) / len(values)]) if values else "never"
+
+
+def to_accuracy() -> Iterator[Claim]:
+    """Yield the speed-ups over bf16 of time to one target, of the GPT on four emulated hosts."""
+    study = raw(STUDY.replace("points.jsonl", "study.json"))
+    for row in study["rows"]:
+        seeds = f"{row['runs']} seeds" if "runs" in row else "1 seed"
+        command = "gradwire sweep --config time-to-accuracy-gpt"
+        source = Source(STUDY, command, f"{CORES}, {seeds}", "19 M", str(row["steps"]))
+        for rate in ("100mbit", "1gbit"):
+            found = row.get(f"speedup_{rate}")
+            compute = lambda found=found: [found] if isinstance(found, float | int) else []  # noqa: E731
+            yield Claim(f"time {row['compressor']} {rate}", MEASURED, source, compute, reached)
+    yield Claim("within", SETTING, source, lambda: [100 * WITHIN], number("%"))
+
+
+def of_fsdp() -> Iterator[Claim]:
+    """Yield step times of FSDP2 over gradwire's own without compression, and losses."""
+    cases = {case["case"].removeprefix("fsdp:").removesuffix("@0"): case for case in raw(FSDP)["cases"]}
+    command = "gradwire netlab --hosts 4 --rate 1gbit -- python step_time.py fsdp:torch@0 fsdp:none/none@0 ..."
+    source = Source(FSDP, command, CORES, "19 M", f"{raw(FSDP)['steps']}")
+    for pair in cases:
+        compute = lambda pair=pair: [cases["none/none"]["median_s"] / cases[pair]["median_s"]]  # noqa: E731
+        yield Claim(f"fsdp {pair}", MEASURED, source, compute, two_decimals)
+    yield Claim("fsdp over torch", MEASURED, source, lambda: [cases["none/none"]["speed"]], two_decimals)
+    losses = raw(FSDP_LOSS)["losses"]
+    command = "python docs/benchmarks/fsdp2_losses.py none/none bf16/bf16 int8/int4 int4/int4 int2/int4"
+    source = Source(FSDP_LOSS, command, "4 simulated ranks on two CPU cores", "0.1 M", "400")
+    for pair, found in losses.items():
+        compute = lambda found=found: [100 * (found[s] / losses["none/none"][s] - 1) for s in sorted(found)]  # noqa: E731
+        yield Claim(f"fsdp loss {pair}", MEASURED, source, compute, loss)
+
+
+def two_decimals(values: Sequence[float]) -> str:
+    """Return a factor of a single run."""
+    return f"{values[0]:.2f}x"
+
+
+def of_replicate() -> Iterator[Claim]:
+    """Yield how much longer steps are under replicate() than under DDP, in per cent."""
+    seconds = {case["case"]: case["median_s"] for case in raw(REPLICATE)["cases"]}
+    command = "gradwire netlab --hosts 4 --rate 1gbit -- python step_time.py int8@25 replicate:int8@0 ..."
+    source = Source(REPLICATE, command, CORES, "19 M", f"{raw(REPLICATE)['steps']}")
+    for name, ours, ddp in (("int8", "replicate:int8@0", "int8@25"), ("torch", "replicate:torch@0", "torch:none@25")):
+        compute = lambda ours=ours, ddp=ddp: [100 * (seconds[ours] / seconds[ddp] - 1)]  # noqa: E731
+        yield Claim(f"replicate {name}", MEASURED, source, compute, number("%"))
+
+
+@cache
+def parameters_of_gpu_step() -> float:
+    """Return the number of parameters, in millions, of the model that gpu_step.py times."""
+    import gpu_step
+
+    with torch.device("meta"):
+        return sum(each.numel() for each in gpu_step.Gpt().parameters()) / 1e6
+
+
+def on_one_gpu() -> Iterator[Claim]:
+    """Yield step times on one GPU over torch's DDP without compression, and of a hook over torch's on emulated hosts."""
+    cases = {case["case"]: case["times_the_first"] for case in raw(H100)["cases"]}
+    source = Source(H100, "make gpu PART=step OUT=docs/benchmarks/h100", "one H100", "162 M", "36")
+    for case in ("gradwire:bf16@25", "gradwire:powersgd:rank=4@25", "torch:bf16@25", "torch:powersgd@25"):
+        yield Claim(f"h100 {case}", MEASURED, source, lambda case=case: [cases[case]], finely)
+    yield Claim("h100 parameters", MEASURED, source, lambda: [parameters_of_gpu_step()], number("M"))
+    later = {case["case"]: case["times_the_first"] for case in raw(H200)["cases"]}
+    source = Source(H200, "make gpu PART=step OUT=docs/benchmarks/h200", "one H200", "162 M", "12")
+    for case in ("gradwire:int8@25", "gradwire:int4:error_feedback=false@25"):
+        yield Claim(f"h200 {case}", MEASURED, source, lambda case=case: [100 * (later[case] - 1)], per_cent)
+    hooks = {case["case"]: case["median_s"] for case in raw(HOOKS)["cases"]}
+    command = (
+        "gradwire netlab --hosts 4 --rate 100mbit -- python step_time.py torch:powersgd@4000 powersgd:rank=1@25 ..."
+    )
+    source = Source(HOOKS, command, CORES, "19 M", "20")
+    for case in ("powersgd:rank=1@25", "torch:powersgd@4000"):
+        yield Claim(f"hook {case}", MEASURED, source, lambda case=case: [hooks[case]], number("s", 2))
+
+
+def claims() -> Iterator[Claim]:
+    """Yield all claims of time and bytes."""
+    yield from to_accuracy()
+    yield from of_fsdp()
+    yield from of_replicate()
+    yield from on_one_gpu()

@@ -1,0 +1,152 @@
+"""The generated tables of the pages."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from predicted_steps import Situation
+
+from claims.claim import MEASURED, PREDICTED, Claim
+from claims.predicted import WORTHWHILE, name_of, predicted
+from claims.settings import MEMORY, sharded, state
+
+ONE_ANSWER = ("bf16", "int8", "int4")  # from first to last
+LOW_RANK, LARGE_LOW_RANK = "powersgd:rank=8,payload=int8", "powersgd:rank=32,payload=int4"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the tables of networks: what to try first, what next, and the claims of their speed-ups over bf16.
+
+    `briefly`: the network as README names it; None if README leaves the row out.
+    """
+
+    network: str
+    hosts: str
+    machine: str
+    first: str
+    first_claim: str
+    following: str
+    following_claim: str
+    kind: str
+    briefly: str | None = None
+
+
+def of_training(network: str, rate: str) -> Row:
+    """Return the row of a rate at which trainings were measured."""
+    names = [f"time {spec} {rate}" for spec in ("int8", "int4")]
+    return Row(network, "4 x 1", "GPT 19 M, two CPU cores", "int8", names[0], "int4", names[1], MEASURED, network)
+
+
+def of_prediction(each: Situation) -> Row:
+    """Return the row of a prediction: bf16 where int8 gains too little."""
+    prefix = "hosts+" if each.gpus_per_host > 1 and each.hosts > 1 else ""
+    specs = [f"{prefix}int8", f"{prefix}int4"]
+    first = specs[0] if each.speed_up(specs[0])[0] >= WORTHWHILE else "bf16"
+    gain = each.speed_up(specs[1])[0] / each.speed_up(first)[0]
+    following = specs[1] if gain >= WORTHWHILE else "-"
+    network = "GPUs in one box without NVLink" if each.network is None else f"{each.network:g} Gbit/s Ethernet"
+    hosts = f"{each.hosts} x {each.gpus_per_host}"
+    places = {"2 x 1": f"{network}, two hosts", "2 x 8": f"{network}, two hosts of 8 GPUs", "1 x 8": network}
+    claims = (name_of(each, spec) for spec in (first, following))
+    names = zip((first, following), claims, strict=True)
+    (first, one), (following, other) = names
+    return Row(network, hosts, f"{each.model}, {each.gpu}", first, one, following, other, PREDICTED, places.get(hosts))
+
+
+@cache
+def all_rows() -> tuple[Row, ...]:
+    """Return the rows, measured ones first."""
+    shown = (each for each in predicted() if each.micro_batches == 1 and each.network != 1)
+    ordered = sorted(shown, key=lambda each: (each.network or 1000, each.hosts, each.gpus_per_host))
+    measured = (of_training("100 Mbit/s Ethernet", "100mbit"), of_training("1 Gbit/s Ethernet", "1gbit"))
+    return (*measured, *map(of_prediction, ordered))
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of Markdown."""
+    lines = ["| " + " | ".join(cells) + " |" for cells in (heads, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(heads), *lines[1:]])
+
+
+def cells(row: Row, claims: Mapping[str, Claim]) -> tuple[str, ...]:
+    """Return what to try first and next, each with its speed-up, and the kind of the figures."""
+    found = [claims.get(name) for name in (row.first_claim, row.following_claim)]
+    first, following = (each.text if each else "not measured" for each in found)
+    if row.following == "-":
+        return (f"`{row.first}`", first, "-", "-", row.kind)
+    return (f"`{row.first}`", first, f"`{row.following}`", following, row.kind)
+
+
+def networks(claims: Mapping[str, Claim]) -> str:
+    """Return README's table of networks."""
+    heads = ("your network", "try first", "over `bf16`", "next step", "over `bf16`", "source")
+    return table(heads, ((each.briefly, *cells(each, claims)) for each in all_rows() if each.briefly))
+
+
+def machines(claims: Mapping[str, Claim]) -> str:
+    """Return the table of networks of docs/choosing.md, with model, GPU and hosts."""
+    heads = (
+        "your network",
+        "hosts x GPUs",
+        "model, GPU",
+        "try first",
+        "over `bf16`",
+        "next step",
+        "over `bf16`",
+        "source",
+    )
+    return table(heads, ((each.network, each.hosts, each.machine, *cells(each, claims)) for each in all_rows()))
+
+
+def evidence(claim: Claim) -> str:
+    """Return a loss with the size of its model, its steps and its seeds."""
+    seeds = f"{len(claim.values)} seed{'s' * (len(claim.values) > 1)}"
+    return f"{claim.text}; {claim.source.model}, {claim.source.steps} steps, {seeds}"
+
+
+def losses(claims: Mapping[str, Claim], optimizers: Sequence[str]) -> str:
+    """Return the table of losses: a column per optimizer."""
+    rows = []
+    for spec in (*ONE_ANSWER, LOW_RANK, LARGE_LOW_RANK):
+        found = (claims.get(f"loss {spec} {each}") for each in optimizers)
+        cells = (evidence(each) if each else "not run" for each in found)
+        rows.append((f"`{spec}`", claims[f"bytes {spec}"].text, *cells))
+    return table(("compressor", "fewer bytes", *optimizers), rows)
+
+
+def of_fsdp(claims: Mapping[str, Claim]) -> str:
+    """Return the table of docs/fsdp.md. A gather of weights is sent twice, one of differences once."""
+    rows = []
+    for gather, reduce in (("bf16",) * 2, ("int8",) * 2, ("int8", "int4"), ("int4",) * 2, ("int2", "int4")):
+        differences = gather in ("int4", "int2")
+        memory = 4 * differences + 4 * (reduce == "int4")
+        found = [claims.get(f"fsdp loss {gather}/{reduce}"), claims.get(f"fsdp {gather}/{reduce}")]
+        shown = (each.text if each else "not measured" for each in found)
+        rows.append(
+            (f"`{gather}`", f"`{reduce}`", f"{sharded(gather, reduce):.2g}", f"{memory} N" if memory else "0", *shown)
+        )
+    return table(("`gather`", "`reduce`", "bytes", "memory on each rank", "validation loss", "speed-up"), rows)
+
+
+def of_reports(claims: Mapping[str, Claim]) -> str:
+    """Return the table of reports of docs/gpus-without-nvlink.md."""
+    box = [claims[name].text for name in ("EgoVerse none", "EgoVerse bf16", "box int8", "box int4")]
+    hidden = [claims["LoongForge exposed"].text, "0 ms", "0 ms"]  # half of the all-reduce is shorter than backward
+    alone = claims["EgoVerse alone"].text
+    ego = f"1.2 B parameters on 8 A40 (EgoVerse, pull request 667, September 2026); one GPU alone takes {alone}"
+    loong = (
+        f"an all-reduce in 16 bits of {claims['LoongForge all-reduce'].text} behind a backward pass of "
+        f"{claims['LoongForge backward'].text} (LoongForge, pull request 223, September 2026)"
+    )
+    return table(("report", "without", "16 bits", "`int8`", "`int4`"), ((ego, *box), (loong, "-", *hidden)))
+
+
+def of_memory() -> str:
+    """Return the table of memory of docs/gpus-without-nvlink.md, for 1.2 B parameters."""
+    names = {"int4": "`int4` (0 with an Adam as `optimizer=`)", "int4:residual_bits=8": "`int4:residual_bits=8`"}
+    rows = [("`bf16`, `int8`", *["0"] * 4)]
+    for spec in MEMORY:
+        cells = (f"{1.2 * copies * state(spec, ranks):.1f} GB" for ranks in (8, 2) for copies in (1, 2))
+        rows.append((names[spec], *cells))
+    return table(("compressor", "8 ranks", "8 ranks, `undo=True`", "2 ranks", "2 ranks, `undo=True`"), rows)

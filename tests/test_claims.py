@@ -1,0 +1,177 @@
+"""Every figure of the users' pages is a claim: computed from raw points, printed as computed, and told with its source."""
+
+import csv
+import importlib
+import re
+import sys
+from statistics import median
+
+import pytest
+import yaml
+
+from gradwire.compress import compressor
+from gradwire.experiments.compare.config import CompareConfig
+from gradwire.hooks.advice.candidates import candidates
+from gradwire.hooks.advice.decision_table import ANSWERED, CANDIDATES, LARGER, OPTIMIZERS, SEED, uncertainty
+
+from .test_docs import ROOT
+
+SCRIPTS = ROOT / "docs" / "benchmarks"
+NAMES = ["README.md", *(f"docs/{name}.md" for name in (
+    "choosing", "should-i-compress", "promises", "fsdp", "gpus-without-nvlink", "alternatives", "local-steps",
+    "local-steps-explained", "local-steps-ranks",
+))]  # fmt: skip
+PER_CENT = 5  # above none: compressors worse than that are of no use to anybody
+
+
+@pytest.fixture(scope="module", autouse=True)
+def scripts():
+    """docs/benchmarks among the folders of modules."""
+    sys.path.insert(0, str(SCRIPTS))
+    yield
+    sys.path.remove(str(SCRIPTS))
+
+
+@pytest.fixture(scope="module")
+def claims(scripts):
+    return importlib.import_module("claims.pages").all_claims()
+
+
+@pytest.fixture(scope="module")
+def pages(claims):
+    return importlib.import_module("claims.pages").all_pages(claims)
+
+
+@pytest.fixture(scope="module")
+def render(scripts):
+    return importlib.import_module("claims.render")
+
+
+def test_the_pages_are_those_that_users_read(pages):
+    assert list(pages) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_has_its_claims_as_computed_and_no_other_figure(name, pages, claims, render):
+    found = list(render.problems((ROOT / name).read_text("utf-8"), pages[name], claims))
+    assert found == [], "python docs/benchmarks/write_claims.py writes the figures"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_figure_that_is_changed_by_hand_is_found(name, pages, claims, render):
+    text = render.joined((ROOT / name).read_text("utf-8"))
+    figures = list(render.FIGURE.finditer(text))
+    for match in figures:
+        digit = re.search(r"\d", match[0])
+        place = match.start() + digit.start()
+        changed = text[:place] + str((int(text[place]) + 1) % 10) + text[place + 1 :]
+        assert list(render.problems(changed, pages[name], claims)), match[0]
+    assert list(render.problems(f"{text} It is 3.7x faster.", pages[name], claims))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_changed_data_change_the_page_and_nothing_else(name, pages, claims, render):
+    text = (ROOT / name).read_text("utf-8")
+    stale = {key: key for key in claims}
+    for sentence in pages[name].sentences:
+        for key in render.PLACE.findall(sentence):
+            stale[key] = re.sub(r"\d", "8", claims[key].text)
+    older = text
+    for sentence in pages[name].sentences:
+        new, old = render.rendered(sentence, claims), render.PLACE.sub(lambda place: stale[place[1]], sentence)
+        pattern = r"\s+".join(map(re.escape, new.split()))
+        older = re.sub(pattern, lambda match, old=old: old, older)
+    assert render.joined(render.written(older, pages[name], claims)) == render.joined(text)
+
+
+def test_every_measured_claim_says_what_a_referee_asks(claims):
+    for claim in claims.values():
+        source = claim.source
+        assert claim.kind != "measured" or (source.file and source.command and source.machine and source.model), (
+            claim.name
+        )
+        assert claim.kind == "published" or (ROOT / source.file).exists(), claim.name
+
+
+def test_the_table_of_claims_is_that_of_today(claims):
+    script = importlib.import_module("write_claims")
+    written = list(csv.reader(script.TABLE.read_text("utf-8").splitlines()))
+    commit = script.HEAD.index("commit")
+    today = [script.HEAD, *map(script.row_of, claims.values())]
+    assert [[*row[:commit], *row[commit + 1 :]] for row in written] == [
+        [*row[:commit], *row[commit + 1 :]] for row in today
+    ]
+
+
+def test_every_finished_run_is_in_a_table_that_its_page_links():
+    runs = importlib.import_module("claims.runs")
+    script = importlib.import_module("write_claims")
+    for folder in runs.FOLDERS:
+        written = (ROOT / folder / "runs.csv").read_text("utf-8")
+        assert written == script.as_csv(runs.rows(folder))
+        assert written.count("\n") == 1 + sum(len(runs.finished(file)) for file in runs.files(folder))
+        of_results = (ROOT / "docs" / "results" / "README.md").read_text(
+            "utf-8"
+        )  # sweeps write the pages of their studies
+        linked = f"({folder.removeprefix('docs/results/')}/runs.csv)" in of_results
+        assert linked or "(runs.csv)" in (ROOT / folder / "README.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("points", sorted(ROOT.glob("docs/results/*/points.jsonl")), ids=lambda file: file.parent.name)
+def test_every_finished_row_of_a_study_is_in_its_table(points):
+    raw = importlib.import_module("claims.claim").raw
+    rows = [row for point in raw(points.relative_to(ROOT).as_posix()) for row in point["rows"]]
+    shown = raw(points.with_name("study.json").relative_to(ROOT).as_posix())["rows"]
+    elsewhere = points.parent.relative_to(ROOT).as_posix() in importlib.import_module("claims.runs").FOLDERS
+    assert elsewhere or sum(row.get("runs", 1) for row in shown) == len(rows)
+
+
+def test_expected_losses_of_advise_are_those_of_the_claims(claims):
+    for candidate in CANDIDATES[1:]:
+        for optimizer in OPTIMIZERS:
+            values = claims[f"loss {candidate.spec} {optimizer}"].values
+            assert candidate.losses[optimizer] == pytest.approx(sum(values) / len(values) / 100, abs=5.1e-4)
+
+
+def test_no_low_rank_is_expected_to_keep_the_loss_of_a_large_model(claims):
+    for candidate in CANDIDATES:
+        if candidate.spec.startswith("powersgd"):
+            assert candidate.expected_loss(OPTIMIZERS[0], 19_200_000) is not None
+            assert candidate.expected_loss(OPTIMIZERS[0], 128_000_000) is None
+    assert claims["rank 32 400"].text == "+27.3 %"
+
+
+def test_the_named_compressors_are_candidates_of_advise_and_compared_by_default():
+    assert set(ANSWERED) <= {each.spec for each in candidates(None)}
+    assert set(ANSWERED) <= set(CompareConfig().compressors)
+    assert set(ANSWERED) <= set(
+        yaml.safe_load((ROOT / "experiments/configs/compare.yaml").read_text("utf-8"))["compressors"]
+    )
+    assert all(compressor(each.spec) for each in CANDIDATES)
+
+
+def test_the_example_of_advise_has_the_losses_of_the_file():
+    page = (ROOT / "docs/advise.md").read_text("utf-8")
+    shown = re.findall(r"^(\S+) +(?:priority|backward) .* ([+-]\d+\.\d%)$", page, re.MULTILINE)
+    losses = {each.spec: f"{each.losses[OPTIMIZERS[1]]:+.1%}" for each in CANDIDATES}
+    assert shown
+    assert all(losses[spec] == loss for spec, loss in shown)
+
+
+def gpt(study):
+    """{compressor: its row} of the GPT on four ranks; warm-ups under one name."""
+    rows = importlib.import_module("claims.claim").raw(f"docs/results/{study}/study.json")["rows"]
+    return {
+        row["compressor"].replace("=60", "=20"): row for row in rows if (row["model"], row["world_size"]) == ("gpt", 4)
+    }
+
+
+def test_the_figures_of_uncertainty_are_those_of_the_studies():
+    short, long = gpt("quality"), gpt("quality-long")
+    spreads = [row.get("excess_loss.spread") for row in short.values() if row["excess_loss"] < PER_CENT]
+    assert round(median(filter(None, spreads)), 1) == SEED
+    changes = [long[name]["excess_loss"] - short[name]["excess_loss"] for name in long.keys() & short.keys()]
+    assert len(changes) > 5
+    assert round(max(map(abs, changes)), 1) == LARGER
+    assert f"{SEED} points" in uncertainty()
+    assert f"{LARGER} points" in uncertainty()
