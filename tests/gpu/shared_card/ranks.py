@@ -12,6 +12,8 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from gradwire.experiments.ranks.stopping import killed_with
+
 from ..parts import ROOT
 from .world import LIMIT, UNNOTICED
 
@@ -73,6 +75,7 @@ class Start:
                         [sys.executable, "-m", f"{__package__}.world", command[0], str(self.rows), *command[1:]],
                         cwd=ROOT, env=environment(rank, ranks, port, pace, library),
                         stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
+                        preexec_fn=killed_with(os.getpid()),
                     )
                 )  # fmt: skip
 
