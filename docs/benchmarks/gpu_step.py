@@ -2,7 +2,7 @@
 
     python gpu_step.py gpu torch:none@25 gradwire:none@25 torch:bf16@25 gradwire:bf16@25 --json result.json
 
-Cases are those of step_time.py. Bound by the `gpu`: a GPT of 124 M parameters under autocast, whose kernels take longer than
+Cases are those of step_time.py. Bound by the `gpu`: a GPT of 162 M parameters under autocast, whose kernels take longer than
 their launches. Bound by the `host`: 64 small layers, whose kernels wait for their launches; what a step takes longer than
 the first case's, by the number of buckets, is the host's time a bucket. Cases take turns of a few steps, after which the
 host waits for the device.

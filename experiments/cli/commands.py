@@ -72,6 +72,7 @@ COMMANDS: dict[str, Command] = {
         function=".plan:plan_command",
         examples=(
             "gradwire plan --model gpt --compressors none,int4,powersgd:rank=4 --workers 16",
+            "gradwire plan --parameters 124M --hosts 2 --gpus-per-host 8 --rate 10gbit --step-seconds 0.12",
             "gradwire plan --model gpt --sites 4 --up 110mbit --down 500mbit --step-seconds 0.1",
         ),
         common=("compressors", "model", "workers", "json"),
