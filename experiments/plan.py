@@ -254,7 +254,9 @@ def _traced(config: PlanConfig) -> tuple[nn.Module, list[Tensor]]:
 
 def _transformer(parameters: int) -> nn.Module:
     """The parameters of a transformer, as backward makes them ready."""
-    model = nn.ParameterDict({name.replace(".", "_"): nn.Parameter(each) for name, each in layered(parameters).items()})
+    model = nn.Module()
+    for name, each in layered(parameters).items():
+        model.register_parameter(name.replace(".", "_"), nn.Parameter(each))
     return model
 
 
