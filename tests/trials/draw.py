@@ -57,6 +57,7 @@ WITH_OPTIONS = (
 )
 PLAIN = frozenset({"none", "hosts:ranks=2+none", "hosts:ranks=4+onebit"})  # the mean, but for rounding
 CAPS = ({}, {"bucket_cap_mb": 0.0005}, {"bucket_cap_mb": 0.002}, {"bucket_cap_mb_list": [0.0002, 0.001]})
+SECOND_ROUND = ("powersgd", "onebit", "int4")  # of requests
 SETTLED = 2  # steps until a state brings the buckets along that its model goes on with
 REBUILT = 1  # the step in which buckets are made anew, for the order in which gradients got ready
 PLACES = ("construction", "forward", "backward", "late backward", "rebuild", "save", "swap", "first request", "request")
@@ -248,6 +249,11 @@ def argument(source, name, specs):
     return drawn_by.get(name, lambda: None)()
 
 
+def made_request(spec, number, turn):
+    """A (round, turn) that a training of six steps comes to: few compressors have a second round, some from step 3 on."""
+    return (number, min(turn, 2)) if number and any(name in spec for name in SECOND_ROUND) else (0, turn)
+
+
 def failing(source, seed):
     """A trial with one mishap; nothing else is out of the ordinary."""
     world_size, ours, spec = source.choice((2, 3, 3)), source.random() < 0.75, source.choice(SPECS)
@@ -264,6 +270,8 @@ def failing(source, seed):
         (source.choice((0, 0, 1)), source.randint(0, 5)),
     )
     shared = source.random() < 0.6
+    if mishap.place == "request":
+        mishap = replace(mishap, request=made_request(spec, *mishap.request))
     if mishap.place == "rebuild":
         mishap = replace(mishap, step=REBUILT)
     if alone:
