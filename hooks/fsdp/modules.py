@@ -17,6 +17,7 @@ from ...compress import Layout, Ranks
 from ...compress.shards.layout import ShardLayout
 from ...compress.shards.weights import WeightKind
 from ...ddp_core import plain
+from ...ddp_core.transport.parts_of_world import part_of_world
 from ...kernels import temporary
 
 SINCE = "2.9"  # the torch whose FSDP2 takes communication of others
@@ -113,6 +114,11 @@ class ShardedModule:
         """The number of this rank among those of the mesh, and how many these are."""
         ranks = self.group.mesh_info.mesh.mesh.flatten().tolist()
         return ranks.index(dist.get_rank()), len(ranks)
+
+    @property
+    def part(self) -> str:
+        """Which part of the world the ranks of the mesh are: see `part_of_world`."""
+        return part_of_world(self.group.mesh_info.mesh.mesh.flatten().tolist(), dist.get_world_size())
 
     @property
     def training(self) -> bool:
