@@ -208,8 +208,18 @@ class ShardedModule:
         return hasattr(self.group.mesh_info, "replicate_process_group") or self.group._all_reduce_hook is not None
 
     def reads_gradients(self, dtype: torch.dtype) -> bool:
-        """Return True if torch reads shards of gradients of a dtype on arrival: it adds them up, casts or moves them."""
-        return any(_reads(param, dtype) for param in self.group.fsdp_params)
+        """Return True if torch reads shards of gradients of a dtype on arrival: it divides, adds up, casts or moves them."""
+        return self._divides(dtype) or any(_reads(param, dtype) for param in self.group.fsdp_params)
+
+    def _divides(self, dtype: torch.dtype) -> bool:
+        """Return True if torch may divide sums of a dtype on arrival.
+
+        It has the collective divide in float32 and bfloat16 alone. In other types, and where sums are forced, it divides
+        before and after, or after alone, by factors whose product is the divisor.
+        """
+        within = dtype in (torch.float32, torch.bfloat16) and not self.group.force_sum_reduction_for_comms
+        ranks = 1 if self.alone else self.shard_group.size()
+        return not within and (ranks if self.divisor is None else self.divisor) != 1
 
     def take(self, gather: Any, reduction: Any, divisor: float) -> None:
         """Have others communicate. `divisor`: what torch divides gradients by, after all sums."""
