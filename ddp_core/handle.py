@@ -138,7 +138,8 @@ class Handle(Observed):
         Returns:
             {"gradwire": format, "compressor", "world_size", "rank", "step": synchronized backwards, "buckets":
             [[name]], "parameters": {name: {field: tensor}}, "orders": {name: axes in memory, if not row by row},
-            "tensors": their number, "spec": the compressor}. It is safe with `torch.load(weights_only=True)`.
+            "tensors": their number, "spec": the compressor, "part": of the world, such as "part 0 of 2", if not all of
+            it}. It is safe with `torch.load(weights_only=True)`.
         """
         self._catch_up()
         return self.sealed(self.averager.snapshot())
@@ -149,7 +150,7 @@ class Handle(Observed):
         state = snapshot.state_dict()
         if self._bound and not snapshot.begun:
             state["parameters"] = checkpoint.blank(snapshot.compressor, names, ranks)
-        return checkpoint.sealed(state, snapshot.compressor, names, ranks)
+        return checkpoint.sealed(state, snapshot.compressor, names, ranks, self.averager.engines.part)
 
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, resize: bool = False) -> None:
         """Continue from a saved state. Training is then bit-identical to not having stopped.
@@ -174,6 +175,7 @@ class Handle(Observed):
             raise ValueError("the state has those of all ranks: all ranks call scatter_state_dict(saved)")
         ranks = self.averager.engines.ranks
         state = checkpoint.checked(saved, self.compressor, ranks, self.frozen)
+        checkpoint.check_part(saved, self.averager.engines.part)
         if self._bound:
             state = checkpoint.aligned(state, self.compressor, self.averager.names, ranks)
             checkpoint.check_parameters(state, self.compressor, self.averager.names, ranks)
@@ -184,6 +186,7 @@ class Handle(Observed):
         """Return the state from which all ranks continue, given those of all. Raises ValueError if they do not fit."""
         if not self._bound:
             raise ValueError(UNBOUND)
+        states = checkpoint.of_part(states, self.averager.engines.part)
         return merged(states, self.compressor, self.averager.names, self.frozen)
 
     def _load(self, state: Mapping[str, Any]) -> None:

@@ -50,18 +50,18 @@ def header(compressor: Compressor, ranks: Ranks) -> dict[str, Any]:
 
 
 def sealed(
-    state: Mapping[str, Any], compressor: Compressor, names: Mapping[Tensor, str], ranks: Ranks
+    state: Mapping[str, Any], compressor: Compressor, names: Mapping[Tensor, str], ranks: Ranks, part: str = ""
 ) -> dict[str, Any]:
     """The state with what tells later whose it is, and whether it is whole and fits.
 
     `spec`: of the compressor, for messages. `orders`: memory orders of parameters that do not lie row by row. `tensors`: how
-    many there are.
+    many there are. `part`: of the world, if the ranks are not all of it.
     """
     orders = {name: list(state.get("orders", {}).get(name, axis_order(parameter))) for parameter, name in names.items()}
     unusual = {name: order for name, order in orders.items() if order != sorted(order)}
     held = sum(map(len, state["parameters"].values()))
     told = {"spec": specification(compressor), "orders": unusual, "tensors": held}
-    return {**header(compressor, ranks), **state, **told}
+    return {**header(compressor, ranks), **state, **told, **({"part": part} if part else {})}
 
 
 def blank(compressor: Compressor, names: Mapping[Tensor, str], ranks: Ranks) -> Entries:
@@ -103,6 +103,22 @@ def checked(saved: Any, compressor: Compressor, ranks: Ranks, frozen: Collection
         for name, fields in state["parameters"].items()
     }
     return without(state, frozen, warn=ranks.rank == 0)
+
+
+def check_part(saved: Mapping[str, Any], part: str) -> None:
+    """Raise ValueError where a state is of another part of the world, whose ranks have other parts of parameters."""
+    if (there := saved.get("part", "")) != part:
+        raise ValueError(
+            f"the state is of {there or 'ranks that were the whole world'}, this rank is in {part or 'no part of it'}: load "
+            "each rank's own, with as much tensor parallelism as it was saved with"
+        )
+
+
+def of_part(states: Any, part: str) -> Any:
+    """Return those of all ranks' states that are of a part of the world; what is no list of states as it is."""
+    if not isinstance(states, Sequence) or not all(isinstance(state, Mapping) for state in states):
+        return states
+    return [state for state in states if state.get("part", "") == part]
 
 
 def without(state: dict[str, Any], frozen: Collection[str], *, warn: bool) -> dict[str, Any]:
@@ -264,19 +280,26 @@ def renamed(saved: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any
 def all_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One value of the states of all ranks, in rank order, for a framework that saves on rank 0 alone.
 
-    They lie in a tuple, which torch.distributed.checkpoint takes as one value, whatever is inside.
+    They lie in a tuple, which torch.distributed.checkpoint takes as one value, whatever is inside. Each part of the world
+    has a key of its own there.
     """
-    return {"gradwire": FORMAT, RANKS: tuple(states)}
+    return {"gradwire": FORMAT, ", ".join(filter(None, (RANKS, states[0].get("part")))): tuple(states)}
 
 
 def is_gathered(saved: Any) -> bool:
     """Return True if a state is that of all ranks."""
-    return isinstance(saved, Mapping) and RANKS in saved
+    return _gathered_key(saved) is not None
+
+
+def _gathered_key(saved: Any) -> str | None:
+    keys = map(str, saved) if isinstance(saved, Mapping) else ()
+    return next((key for key in keys if key.partition(", ")[0] == RANKS), None)
 
 
 def states_of(saved: Any) -> Sequence[Mapping[str, Any]]:
     """The states of all ranks. Raises ValueError for what `all_states` did not make."""
-    states = saved[RANKS] if is_gathered(saved) else None
+    key = _gathered_key(saved)
+    states = None if key is None else saved[key]
     if not isinstance(states, list | tuple) or not states:
         raise ValueError(
             f"the first rank scatters the result of its gather_state_dict(); got {type(saved).__name__}"
