@@ -370,7 +370,7 @@ class DistributedDataParallel(TorchAttributes):
         self.compression.load_state_dict({**saved, **self._place()})
 
     @property
-    def _setup_now(self) -> tuple[Spec, timedelta, Decorator | None, Scaler | None, bool | None]:
+    def _setup_now(self) -> tuple[Spec, timedelta, Decorator | None, Scaler | None, bool]:
         """The arguments for a handle like this model's, after swaps too."""
         (given, timeout, transport, *_), now = self._setup, self.compression
         spec = given if compressor_of(given) == now.compressor else now.compressor

@@ -46,7 +46,7 @@ from .bucket_plan import (
 )
 from .engines import Engines
 from .same_kernels import agree_on_kernels, compile_kernels
-from .shown_averages import OnAverage, parts_of_bucket, parts_of_slice, shown
+from .shown_averages import OnAverage, Parts, parts_of_bucket, parts_of_slice, shown
 from .starting_values import StartingValues
 from .step_checks import DiscardedGradientCheck, DivergenceCheck, RepeatedAverageCheck, ReplicaCheck
 from .step_lock import StepLock
@@ -243,8 +243,8 @@ class CompressedAverager:
             engine.prepare(SPARSE_ROUNDS)
             reduce = functools.partial(memory.reduce_sparse, self.engines.group.size())
             program = BucketProgram(reduce, label, names, buffer.numel(), buffer.element_size(), nbytes=0)
-            parts = functools.partial(parts_of_bucket, names, ())
-            return BucketPlan(self._known, parameters, engine, scale, [names], [program], parts)
+            alone: Parts = functools.partial(parts_of_bucket, names, ())
+            return BucketPlan(self._known, parameters, engine, scale, [names], [program], alone)
         if index == 0 and memory.remembers:
             self._discarded.watch(parameters)
             self._repeated.watch(parameters)
@@ -257,7 +257,7 @@ class CompressedAverager:
         buckets = [*(each.names for each in programs), names]
         orders = list(map(axis_order, lying.values()))
         forms = [torch.empty_strided(each.shape, each.stride(), device="meta") for each in lying.values()]
-        parts: Any = functools.partial(parts_of_bucket, names, forms)
+        parts: Parts = functools.partial(parts_of_bucket, names, forms)
         if isinstance(bucket, BucketSlice):
             parts = functools.partial(parts_of_slice, bucket.layout(layout))
         may_turn = turnable(named, forms) if self.copies and isinstance(bucket, dist.GradBucket) else {}

@@ -25,6 +25,7 @@ from ..engine.lanes import FuturePending
 from ..memory.bucket_memory import BucketMemory
 from ..memory.model_memory import ModelMemory, Orders
 from ..transport.protocol import Pending
+from .shown_averages import Parts
 
 Reduce: TypeAlias = Callable[[Tensor, int, bool], Program[Tensor]]
 Places: TypeAlias = tuple[tuple[int, int], ...]  # first and last element of each piece of a flat buffer
@@ -67,7 +68,7 @@ class BucketPlan:
     scale: float | None
     buckets: Sequence[tuple[str, ...]]
     programs: Sequence[BucketProgram]
-    parts: Callable[[Tensor], Mapping[str, Tensor]]
+    parts: Parts
     orders: Sequence[Sequence[int]] = ()
     turnable: Mapping[str, Turnable] = field(default_factory=dict)
     op: Op | None = None

@@ -13,13 +13,14 @@ from ...compress import Layout, Program
 from ..buckets.grad_bucket import as_real, as_views
 
 OnAverage: TypeAlias = Callable[[Mapping[str, Tensor]], None]
+Parts: TypeAlias = Callable[[Tensor], Mapping[str, Tensor]]  # of an average, by parameter
 _one_at_a_time = threading.Lock()  # rounds of several buckets may end on several threads
 
 
 def shown(
     program: Program[Tensor],
     function: OnAverage,
-    parts: Callable[[Tensor], Mapping[str, Tensor]],
+    parts: Parts,
     names: Collection[str],
 ) -> Program[Tensor]:
     """Run a program, and show the function the parts of its average that have these names."""

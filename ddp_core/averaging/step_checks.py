@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import LBFGS as LBFGSOptimizer
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.hooks import RemovableHandle, unserializable_hook
+from torch.utils.hooks import RemovableHandle
 
 from ..memory.bucket_memory import BucketMemory
 from ..transport.protocol import Transport
@@ -176,7 +176,6 @@ class RepeatedAverageCheck:
             warnings.warn(AGAIN, stacklevel=4)
 
     @torch._disable_dynamo
-    @unserializable_hook
     def _gradient_comes(self, _: Tensor) -> None:
         """A gradient is there, and not added yet to those before."""
         parameter, steps = self._parameter() if self._parameter is not None else None, self._agreement.step

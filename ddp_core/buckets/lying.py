@@ -1,4 +1,4 @@
-"""How gradients lie in the buckets of torch's DDP, which does not tell."""
+"""The places of gradients' elements in the buckets of torch's DDP, after changes of memory format."""
 
 from __future__ import annotations
 

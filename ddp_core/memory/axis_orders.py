@@ -1,4 +1,4 @@
-"""What is remembered of a parameter follows it into another memory format, in which its elements lie elsewhere."""
+"""Moves of residuals and other state with their parameters into another memory format."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def bit_sum(tensor: Tensor) -> Tensor:
 
 def digest(sums: Sequence[Tensor]) -> str:
     """A digest of sums of `bit_sum`."""
-    return hashlib.sha256(str(torch.stack(sums).tolist()).encode()).hexdigest()[:12]
+    return hashlib.sha256(str(torch.stack(list(sums)).tolist()).encode()).hexdigest()[:12]
 
 
 def unlike(named: Mapping[str, Tensor], transport: Transport) -> str | None:
