@@ -16,7 +16,6 @@ from .composed.adaptive import Adaptive
 from .composed.hierarchical import Hierarchical
 from .feedback.adam_space import AdamSpace
 from .feedback.error_feedback import DecayedFeedback, ErrorFeedback, Float32Arithmetic
-from .feedback.guard import Guarded
 from .feedback.partition import Partition
 from .feedback.switch import Switch, warm_up_steps
 from .feedback.worker_momentum import WorkerMomentum
@@ -61,7 +60,6 @@ __all__ = [
     "Float32Arithmetic",
     "Gather",
     "Gathered",
-    "Guarded",
     "Hierarchical",
     "Int2",
     "Int4",

@@ -4,12 +4,13 @@ from .buckets.assignment import assigned, caps_in_bytes
 from .buckets.grad_bucket import layout_of, plain
 from .engine.engine import DEFAULT_TIMEOUT, Engine
 from .engine.lanes import FuturePending
-from .handle import Handle, Observed
+from .handle import Handle
 from .measure.stats import Stats
 from .measure.step import BucketStats
 from .measure.timeline import trace
 from .memory.loss_scale import Scaler
 from .module import DistributedDataParallel
+from .observed import Observed
 from .reducer.autograd import gradient_node, keep_from_compiler, watched
 from .reducer.error_messages import removed
 from .reducer.stray_gradients import Strays

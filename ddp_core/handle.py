@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,142 +15,16 @@ from ..compress import Compressor, Optimizers, Spec, compressor, specification, 
 from .averaging.averager import CompressedAverager
 from .buckets.grad_bucket import plain_names
 from .engine.engine import DEFAULT_TIMEOUT
-from .measure.stats import Stats, metrics
 from .memory import checkpoint
 from .memory.checkpoint import merged
-from .memory.loss_scale import LossScale, Scaler
+from .memory.loss_scale import Scaler
 from .memory.model_memory import Snapshot
+from .observed import Observed
 from .transport.lost_ranks import await_all
 from .transport.protocol import Decorator
-from .transport.rank_messages import gathered, scattered
-
-if TYPE_CHECKING:
-    from ..hooks.watching.watch import Watch
-    from .averaging.shard_averager import ShardAverager
+from .transport.rank_messages import gathered, scattered, unlike
 
 UNBOUND = "a state of another number of ranks needs the model's parameters: call handle.bind(model) first"
-
-
-class Observed:
-    """A handle, as far as it tells what its steps cost. `averager`: what it is the handle of."""
-
-    averager: CompressedAverager | ShardAverager
-    closed = False
-    _loss_scale: LossScale | None = None
-
-    def _what(self) -> str:
-        """Return a name of what is sent."""
-        raise NotImplementedError
-
-    def stats(self) -> Stats:
-        """Return rounds, bytes and seconds of the last synchronized step, by bucket, and in total."""
-        return self.averager.stats()
-
-    def metrics(self) -> dict[str, float]:
-        """Return measurements of the last synchronized step under flat names, for `wandb.log(handle.metrics())`.
-
-        Steps and bytes are totals since the beginning. The call never waits for a GPU.
-
-        Returns:
-            {name: number}. The page on monitoring describes each name.
-        """
-        return metrics(self.averager.measured())
-
-    def watch(self, every: int = 100, to: Any = "console", *, folder: str | Path | None = None) -> Watch:
-        """Report the cost of a step after every `every` steps, on rank 0, as means over the last 8 steps.
-
-        Results of the training do not change by a bit.
-
-        Args:
-            every: steps between two reports.
-            to: "console", a rich Console or a logging.Logger, for a line of text; a run of wandb or a SummaryWriter
-                of TensorBoard, for numbers; or a function of (metrics, step), which must not communicate.
-            folder: the folder in which rank 0 keeps a file per rank for `gradwire top`. All ranks pass it.
-
-        Returns:
-            The watch. Reports end when you close it, or the handle.
-
-        Raises:
-            ValueError: an argument is out of range.
-            TypeError: `to` is of another kind.
-        """
-        from ..hooks.watching.watch import watch  # what reports needs trackers, folders and a model of a step
-
-        return watch(self, every, to, folder)
-
-    def rescale(self, factor: float) -> None:
-        """Multiply the residuals after a change of the loss scale. With `scaler=` or `follow`, gradwire calls it for you.
-
-        Call it after `scaler.update()`: `if (new := scaler.get_scale()) != old: handle.rescale(new / old)`.
-
-        Args:
-            factor: the new loss scale over the old one.
-
-        Raises:
-            ValueError: the factor is not finite or not above 0.
-            RuntimeError: the handle follows a scaler, or a state was loaded and no backward has run since.
-        """
-        if self._loss_scale is not None:
-            raise RuntimeError("the handle follows a scaler by itself: leave rescale() out, or the scaler of attach()")
-        if not 0 < factor < math.inf:
-            raise ValueError(f"the factor is the new loss scale over the old one, above 0 and finite; got {factor}")
-        self._stepping.between_steps(lambda: self._rescale(factor))
-
-    @property
-    def _stepping(self) -> CompressedAverager | ShardAverager:
-        """The averager whose steps are those of training, between which changes are made."""
-        return self.averager
-
-    def _rescale(self, factor: float) -> None:
-        self.averager.memory.rescale(factor)
-
-    def follow(self, scaler: Scaler) -> None:
-        """Rescale the residuals whenever GradScaler changes its loss scale.
-
-        It reads the scale once per step, before a forward. On CUDA the host waits for it, as it does in `scaler.step()`.
-
-        Args:
-            scaler: a torch.amp.GradScaler.
-        """
-        self._loss_scale = LossScale(scaler, self._rescale)
-        self._stepping.before_step = self._loss_scale.follow
-
-    def _catch_up(self) -> None:
-        """Bring the residuals to the scale that a scaler has now: it is saved with that, and loaded ones have no other."""
-        if self._loss_scale is not None:
-            self._stepping.between_steps(self._loss_scale.catch_up)
-
-    def forward_begins(self) -> None:
-        """Read the scale of a scaler, if the handle follows one: at the first bucket a GPU would be behind."""
-        if self._loss_scale is not None and torch.is_grad_enabled():
-            self._loss_scale.read_ahead()
-
-    def discard_step(self) -> None:
-        """Forget the gradients of the last synchronized backward, so that error feedback does not carry them over.
-
-        All ranks call it, before the next backward, swap, rescaling or load. The step still counts.
-
-        Raises:
-            RuntimeError: there is no such step.
-        """
-        self._stepping.between_steps(self._discard)
-
-    def _discard(self) -> None:
-        self.averager.memory.discard_step()
-
-    def __repr__(self) -> str:
-        name, what = type(self).__name__, self._what()
-        try:
-            ranks = self.averager.engines.ranks
-        except RuntimeError:
-            return f"<{name}: {what}, no process group yet>"
-        measured = self.averager.measured()
-        numbers = metrics(measured)
-        parts = [what, f"rank {ranks.rank} of {ranks.world_size}"]
-        parts += [f"{numbers['steps']} steps, {numbers['steps_here']} of them here"]
-        parts += [f"{numbers['ratio']:.4g}x fewer bytes"] if "ratio" in numbers else []
-        parts += [] if measured.warm_up is None else [str(measured.warm_up)]
-        return f"<{name}: {', '.join(parts)}>"
 
 
 class Handle(Observed):
@@ -173,13 +45,14 @@ class Handle(Observed):
         partial: bool = False,
         transport: Decorator | None = None,
         scaler: Scaler | None = None,
-        undo: bool | None = None,
+        undo: bool = False,
     ) -> None:
         groups = [process_group] if isinstance(process_group, dist.ProcessGroup) else process_group or ()
         settings: dict[str, Any] = {"partial": partial, "decorate": transport, "undo": undo}
         self.averager = CompressedAverager(compressor(spec), groups, timeout, **settings)
-        self._bound = False
+        self._bound = self._model_named = False  # by `name` or `bind`; by `bind` alone
         self.frozen: frozenset[str] = frozenset()  # names of the model's parameters that do not train
+        self.hook_steps: Any = None  # what torch's communication hook knows of steps
         if scaler is not None:
             self.follow(scaler)
 
@@ -209,13 +82,20 @@ class Handle(Observed):
             renamed |= {old: old for parameter, old in before.items() if new.get(old) == parameter.shape}
         elif lost := sorted(set(saved["parameters"]) - set(renamed)):
             raise ValueError(f"the state has parameters that the model does not train: {', '.join(lost)}")
-        self.averager.names, self._bound = names, True
+        self.averager.names, self._bound, self._model_named = names, True, True
+        self.averager.strides = {parameter: parameter.stride() for parameter in names}
         state = checkpoint.renamed(saved, renamed)
         self.averager.between_steps(lambda: self.averager.load(state, follow=False))
 
     def name(self, parameters: Mapping[Tensor, str]) -> None:
         """Key the state by these names, too, of tensors that are no model's own parameters, such as shards."""
         self.averager.names, self._bound = {**self.averager.names, **parameters}, True
+
+    def forward_begins(self) -> None:
+        """Read the scale of a scaler, and note the parameters' values if ranks are to compare them: see `StartingValues`."""
+        super().forward_begins()
+        if self.averager.starting_values.due and self._model_named and torch.is_grad_enabled():
+            self.averager.starting_values.note(self.averager.names)
 
     @property
     def compressor(self) -> Compressor:
@@ -258,7 +138,8 @@ class Handle(Observed):
         Returns:
             {"gradwire": format, "compressor", "world_size", "rank", "step": synchronized backwards, "buckets":
             [[name]], "parameters": {name: {field: tensor}}, "orders": {name: axes in memory, if not row by row},
-            "tensors": their number, "spec": the compressor}. It is safe with `torch.load(weights_only=True)`.
+            "tensors": their number, "spec": the compressor, "part": of the world, such as "part 0 of 2", if not all of
+            it}. It is safe with `torch.load(weights_only=True)`.
         """
         self._catch_up()
         return self.sealed(self.averager.snapshot())
@@ -269,7 +150,7 @@ class Handle(Observed):
         state = snapshot.state_dict()
         if self._bound and not snapshot.begun:
             state["parameters"] = checkpoint.blank(snapshot.compressor, names, ranks)
-        return checkpoint.sealed(state, snapshot.compressor, names, ranks)
+        return checkpoint.sealed(state, snapshot.compressor, names, ranks, self.averager.engines.part)
 
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, resize: bool = False) -> None:
         """Continue from a saved state. Training is then bit-identical to not having stopped.
@@ -294,7 +175,9 @@ class Handle(Observed):
             raise ValueError("the state has those of all ranks: all ranks call scatter_state_dict(saved)")
         ranks = self.averager.engines.ranks
         state = checkpoint.checked(saved, self.compressor, ranks, self.frozen)
+        checkpoint.check_part(saved, self.averager.engines.part)
         if self._bound:
+            state = checkpoint.aligned(state, self.compressor, self.averager.names, ranks)
             checkpoint.check_parameters(state, self.compressor, self.averager.names, ranks)
         checkpoint.check_whole(state)
         return state
@@ -303,6 +186,7 @@ class Handle(Observed):
         """Return the state from which all ranks continue, given those of all. Raises ValueError if they do not fit."""
         if not self._bound:
             raise ValueError(UNBOUND)
+        states = checkpoint.of_part(states, self.averager.engines.part)
         return merged(states, self.compressor, self.averager.names, self.frozen)
 
     def _load(self, state: Mapping[str, Any]) -> None:
@@ -312,6 +196,21 @@ class Handle(Observed):
         self.averager.load(state)
         if self._loss_scale is not None:
             self._loss_scale.forget()
+
+    def check_parameters(self) -> None:
+        """Raise RuntimeError unless the parameters are the same on all ranks, bit for bit. All ranks call it between steps.
+
+        It sends a few bytes, and reads each parameter once. After some seconds a warning names the ranks that have not
+        called it.
+
+        Raises:
+            RuntimeError: parameters differ, or a rank did not call it within the handle's timeout.
+        """
+        self._await_all("check_parameters")
+        named = {name: parameter for parameter, name in self.averager.names.items()}
+        transport = self.averager.engines.transport(self._device)
+        if (differing := unlike(named, transport)) is not None:
+            raise RuntimeError(differing)
 
     def gather_state_dict(self) -> dict[str, Any]:
         """Return the states of all ranks on rank 0, for frameworks that save there alone. All ranks call it between steps.
@@ -352,7 +251,11 @@ class Handle(Observed):
         self._load(share["merged"]) if "merged" in share else self.load_state_dict(share)
 
     def _await_all(self, call: str) -> None:
-        await_all(self.averager.engines.group, call, self.averager.engines.timeout)
+        engines, did = self.averager.engines, f"have called {call}()"
+        remedy = (
+            f"all ranks must call {call}(), also where only the first one saves; take the call out of `if rank == 0:`"
+        )
+        await_all(engines.group, did, remedy, engines.timeout)
 
     def _shares(self, saved: Mapping[str, Any], ranks: int) -> Sequence[Mapping[str, Any] | str]:
         """Return what each rank is to load: its own state, the merged one, or the text of an error."""

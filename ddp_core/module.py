@@ -90,7 +90,7 @@ class DistributedDataParallel(TorchAttributes):
         transport: Decorator | None = None,
         optimizer: Optimizers | None = None,
         scaler: Scaler | None = None,
-        undo: bool | None = None,
+        undo: bool = False,
         **named_arguments: Any,
     ) -> None:
         nn.Module.__init__(self)
@@ -128,7 +128,7 @@ class DistributedDataParallel(TorchAttributes):
         self._messages = self.compression.averager.engines.transport(self.device)
         self._buffers_sync = BufferSync(self._messages, self._buffer_hook)
         if together:
-            verify(described(self._parameters_by_name(), compressor), self._messages)
+            verify(described(self._parameters_by_name(), compressor, self.arguments.rules()), self._messages)
         self.compression.bind(self.module)
         self._fill_buckets(together=together)
 
@@ -174,7 +174,7 @@ class DistributedDataParallel(TorchAttributes):
             refuse_inside(self.module, named.values())
         self._take_devices()
         if self.arguments.init_sync:
-            verify(described(self._parameters_by_name(), self._setup_now[0]), self._messages)
+            verify(described(self._parameters_by_name(), self._setup_now[0], self.arguments.rules()), self._messages)
         for handle in {self.compression, *(each for each in self._hook or () if isinstance(each, Handle))}:
             handle.bind(self.module, changed=True)
         self.reducer.hooks.detach()  # behind all that may refuse
@@ -370,7 +370,7 @@ class DistributedDataParallel(TorchAttributes):
         self.compression.load_state_dict({**saved, **self._place()})
 
     @property
-    def _setup_now(self) -> tuple[Spec, timedelta, Decorator | None, Scaler | None, bool | None]:
+    def _setup_now(self) -> tuple[Spec, timedelta, Decorator | None, Scaler | None, bool]:
         """The arguments for a handle like this model's, after swaps too."""
         (given, timeout, transport, *_), now = self._setup, self.compression
         spec = given if compressor_of(given) == now.compressor else now.compressor

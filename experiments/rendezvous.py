@@ -12,6 +12,13 @@ from pathlib import Path
 from ..hooks.local_sgd.secret import SECRET, Secret
 from ..hooks.local_sgd.server import keep as keep_rendezvous
 
+try:
+    import resource
+except ImportError:  # Windows, which has no such limit
+    resource = None  # type: ignore[assignment]
+
+FILES = 1 << 15  # that the rendezvous may open
+
 
 @dataclass(frozen=True)
 class RendezvousConfig:
@@ -37,6 +44,7 @@ class RendezvousConfig:
 
 def rendezvous(config: RendezvousConfig) -> int:
     """Keep the server; the command's exit code."""
+    allow_files(FILES)
     given = Secret.of(config.secret_file)
     made = "" if given.text or _is_loopback(config.host) else secrets.token_urlsafe(24)
     try:
@@ -51,6 +59,16 @@ def rendezvous(config: RendezvousConfig) -> int:
         return 0
     finally:
         server.close()
+
+
+def allow_files(count: int) -> None:
+    """Let this process open so many files, if the system does: each rank of each site holds a connection."""
+    if resource is None:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _is_loopback(host: str) -> bool:

@@ -19,7 +19,7 @@ from ..compress import Optimizers, Spec, compressor, specification
 from ..compress.builder.options import nearest_named
 from ..ddp_core import DEFAULT_TIMEOUT, Decorator, Handle, Scaler, refuse_inside
 from .handle_of import handle_with, remember
-from .torch_ddp import compress_bucket, handle_for
+from .torch_ddp import ForwardBegins, compress_bucket, handle_for
 
 NOT_REGISTERED = (
     "gradwire's hook got a bucket of a model that it was not registered on: call "
@@ -88,6 +88,7 @@ class CommHook:
         _handles[ddp] = handle = handle_for(self._spec, ddp, process_group=state, **options)
         if scaler is not None:
             handle.follow(scaler)
+        ddp.register_forward_pre_hook(ForwardBegins(handle))
         remember(handle, ddp)
 
     def handle_on(self, ddp: DistributedDataParallel) -> Handle | None:
@@ -110,7 +111,7 @@ def comm_hook(
     transport: Decorator | None = None,
     optimizer: Optimizers | None = None,
     scaler: Scaler | None = None,
-    undo: bool | None = None,
+    undo: bool = False,
 ) -> CommHook:
     """Return a hook for torch's own call: `ddp_model.register_comm_hook(None, gradwire.comm_hook("int4"))`.
 

@@ -27,8 +27,8 @@ class Plan:
         world_size: the number of ranks.
         payload_bytes_per_step: bytes that the rank hands to collectives.
         sent_bytes_per_step: bytes that leave the rank, in ring all-reduces and direct all-gathers and all-to-alls.
-        compression_ratio: bytes of an uncompressed float32 ring all-reduce over `sent_bytes_per_step`; of payloads if
-            there is one rank only.
+        compression_ratio: bytes of an uncompressed ring all-reduce of the gradients over `sent_bytes_per_step`; of
+            payloads if there is one rank only.
         state_bytes: memory that stays on the rank between steps, without the copy of `undo=True`.
         work_bytes: the most memory that a step takes in addition, on the CPU: payloads and replies of buckets on their
             way, and temporary tensors. torch's own DDP takes about 2 bytes per parameter more than its gradients.
@@ -61,6 +61,7 @@ def plan(
     world_size: int,
     bucket_mb: float | None = None,
     order: Sequence[Tensor] | None = None,
+    ranks_per_host: int = 1,
 ) -> Plan:
     """Compute the traffic of a model with a compressor on `world_size` ranks, by a dry run that allocates nothing.
 
@@ -71,6 +72,7 @@ def plan(
         bucket_mb: DDP's bucket size in MiB; None means its default, 1 for the first bucket and 25 for the rest.
         order: the parameters in the order in which their gradients get ready, which decides DDP's buckets; by default
             the reverse of their definition.
+        ranks_per_host: the number of ranks on each host, for `hosts+` compressors.
 
     Returns:
         The traffic and memory of one rank.
@@ -92,7 +94,8 @@ def plan(
         raise ValueError(f"{type(model).__name__} has no parameters that require gradients: there is nothing to plan")
     parameters = list(names)
     ready = parameters[::-1] if order is None else list(order)
-    layouts = bucket_layouts({names[parameter]: parameter for parameter in ready}, bucket_mb, Ranks(world_size))
+    ranks = Ranks(world_size, 0, ranks_per_host)
+    layouts = bucket_layouts({names[parameter]: parameter for parameter in ready}, bucket_mb, ranks)
     total = steady_traffic(built, layouts)
     elements = sum(p.numel() for p in parameters)
     name = spec if isinstance(spec, str) else repr(built)
@@ -102,7 +105,7 @@ def plan(
         world_size,
         total.payload_bytes,
         total.sent_bytes,
-        ratio(elements, total, world_size),
+        ratio(sum(layout.numel * layout.dtype.itemsize for layout in layouts), total, world_size),
         state_bytes(built, layouts),
         work_bytes(built, layouts),
     )
@@ -128,9 +131,9 @@ def work_bytes(built: Compressor, layouts: Sequence[Layout]) -> int:
     return most
 
 
-def ratio(elements: int, traffic: Traffic, world_size: int) -> float:
-    """Bytes sent with dense float32 ring all-reduces of `elements` numbers over bytes sent now."""
-    dense = Traffic(1, 4 * elements, 2 * (world_size - 1) / world_size * 4 * elements)
+def ratio(gradient_bytes: int, traffic: Traffic, world_size: int) -> float:
+    """Return the bytes sent by uncompressed ring all-reduces of the gradients, divided by the bytes sent now."""
+    dense = Traffic(1, gradient_bytes, 2 * (world_size - 1) / world_size * gradient_bytes)
     now, before = (
         (traffic.sent_bytes, dense.sent_bytes) if world_size > 1 else (traffic.payload_bytes, dense.payload_bytes)
     )

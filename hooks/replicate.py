@@ -52,7 +52,7 @@ def attach_replicated(
     process_group: dist.ProcessGroup | None,
     timeout: timedelta,
     transport: Decorator | None,
-    undo: bool | None,
+    undo: bool,
 ) -> ReplicateHandle:
     """Compress the gradients of a replicated model. Raises ValueError for a model that is refused."""
     modules = modules_of(model, whole=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial as partially
 from typing import TYPE_CHECKING, Any, overload
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -91,12 +91,12 @@ class TorchSteps:
             Variable._execution_engine.queue_callback(partially(setattr, step, "sent", True))
 
 
-_steps: WeakKeyDictionary[Handle, TorchSteps] = WeakKeyDictionary()
-
-
 def steps_of(handle: Handle) -> TorchSteps:
     """Return what the hook of a handle knows of steps."""
-    return _steps.setdefault(handle, TorchSteps())
+    if handle.hook_steps is None:
+        handle.hook_steps = TorchSteps()
+    steps: TorchSteps = handle.hook_steps
+    return steps
 
 
 @torch._disable_dynamo  # where a compiled function calls backward
@@ -105,7 +105,7 @@ def compress_bucket(state: Handle, bucket: dist.GradBucket) -> torch.futures.Fut
 
     It begins a step with the first bucket of each, unless somebody else has begun it. The future holds the bucket's buffer.
     """
-    steps, averager, index = _steps.get(state) or steps_of(state), state.averager, bucket.index()
+    steps, averager, index = state.hook_steps or steps_of(state), state.averager, bucket.index()
     if steps.before_bucket is not None and not steps.before_bucket(bucket):
         steps.before_bucket = None
     begins = averager.step.number == 0
@@ -173,7 +173,7 @@ def attach(
     transport: Decorator | None = None,
     optimizer: Optimizers | None = None,
     scaler: Scaler | None = None,
-    undo: bool | None = None,
+    undo: bool = False,
 ) -> Handle: ...
 
 
@@ -189,7 +189,7 @@ def attach(
     transport: Decorator | None = None,
     optimizer: Optimizers | None = None,
     scaler: Scaler | None = None,
-    undo: bool | None = None,
+    undo: bool = False,
 ) -> "ShardHandle": ...
 
 
@@ -206,7 +206,7 @@ def attach(
     transport: Decorator | None = None,
     optimizer: Optimizers | None = None,
     scaler: Scaler | None = None,
-    undo: bool | None = None,
+    undo: bool = False,
 ) -> "Handle | ShardHandle":
     """Compress the gradients of a model: `handle = attach(ddp_model, "int4", optimizer=optimizer)`.
 
@@ -227,8 +227,7 @@ def attach(
             open.
         scaler: a torch.amp.GradScaler. Residuals follow its loss scale: see `Handle.follow`.
         undo: keep a second copy of residuals, which doubles their memory. A step that GradScaler skips or that you
-            discard is then undone exactly; without the copy, such a step sets residuals to zero. True keeps it from
-            the start, None from the first such step on, False never.
+            discard is then undone exactly. Without the copy, the default, such a step sets residuals to zero.
 
     Returns:
         A `Handle`; for an FSDP2 model a `ShardHandle`.
@@ -252,12 +251,12 @@ def attach(
         handle = _attach_whole(model, spec, (gather, reduce, replicas), options, optimizer)
     if scaler is not None:
         handle.follow(scaler)
-    model.register_forward_pre_hook(ScaleAhead(handle))
+    model.register_forward_pre_hook(ForwardBegins(handle))
     return handle
 
 
-class ScaleAhead:
-    """A forward pre-hook that has a handle read the scale of the scaler that it follows. It keeps no handle alive."""
+class ForwardBegins:
+    """A forward pre-hook that informs a handle of forwards. It keeps no handle alive."""
 
     _handle: "ref[Handle | ShardHandle] | None" = None  # in copies
 
@@ -265,7 +264,7 @@ class ScaleAhead:
         self._handle = ref(handle)
 
     def __call__(self, *_: Any) -> None:
-        """Read it before a forward."""
+        """A forward begins."""
         if torch.compiler.is_compiling() or self._handle is None or (handle := self._handle()) is None:
             return
         handle.forward_begins()
@@ -346,7 +345,7 @@ def handle_for(
     timeout: timedelta = DEFAULT_TIMEOUT,
     transport: Decorator | None = None,
     optimizer: Optimizers | None = None,
-    undo: bool | None = None,
+    undo: bool = False,
 ) -> Handle:
     """Return the handle of a model, DDP or bare, for `compress_bucket`. The arguments are those of `attach`."""
     ddp = ddp_inside(model)
@@ -361,6 +360,7 @@ def handle_for(
     handle = Handle(tuned(spec, optimizer), process_group, timeout, **settings)
     handle.bind(ddp or model)
     NeverCalled.watch(handle, ddp or model)
+    handle.averager.copies = ddp is not None and not ddp.gradient_as_bucket_view
     if ddp is not None:
         guard = Guard(ddp, own=isinstance(ddp, OwnDDP))
         ddp.register_forward_pre_hook(guard)

@@ -17,6 +17,8 @@ if importlib.util.find_spec("triton") and not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it where kernels are defined
     atexit.register(os.dup2, os.open(os.devnull, os.O_WRONLY), 2)  # Triton's bindings report leaks behind the last line
 
+os.environ.pop("PYTHONWARNINGS", None)  # tests read the warnings of scripts that they start
+
 from gradwire import kernels
 
 from .forked import Python

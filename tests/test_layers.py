@@ -41,6 +41,7 @@ FLOORS = {  # the rooms of a layer, folders and files, from the ground up; those
         "buckets",
         "memory",
         "averaging",
+        "observed",
         "handle",
         "reducer",
         "overlap",
@@ -67,7 +68,7 @@ FLOORS = {  # the rooms of a layer, folders and files, from the ground up; those
     ],
 }
 LAZY = [  # what is imported only once it is asked for
-    ("ddp_core/handle.py", "gradwire.hooks.watching.watch"),
+    ("ddp_core/observed.py", "gradwire.hooks.watching.watch"),
     ("hooks/torch_ddp.py", "gradwire.hooks.fsdp"),
     ("hooks/torch_ddp.py", "gradwire.hooks.replicate"),
 ]

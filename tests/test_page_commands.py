@@ -53,7 +53,7 @@ ELSEWHERE = {  # a test, and beginnings or all of the commands that it runs, wit
         r"gradwire netlab --hosts 4 --rate 110mbit --down 500mbit --delay "
     ],
 }
-SHORTENED = ("advise", "bench", "collective", "compare", "kernels", "ready", "sweep")
+SHORTENED = ("advise", "bench", "check", "collective", "compare", "kernels", "ready", "sweep")
 NOT_RUN = {
     "it needs a cluster": [
         r"sbatch ",

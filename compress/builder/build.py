@@ -18,7 +18,6 @@ from ..algorithms.adapters import PerTensor, TwoShot
 from ..algorithms.dense import Dense
 from ..feedback.adam_space import AdamSpace
 from ..feedback.error_feedback import DecayedFeedback, ErrorFeedback, Float32Arithmetic
-from ..feedback.guard import Guarded
 from ..feedback.switch import Switch
 from ..feedback.worker_momentum import WorkerMomentum
 from ..protocol.compressor import Compressor, inside
@@ -32,7 +31,7 @@ OUTER_END = re.compile(r"(?<![0-9][eE])\+")  # a '+' that is not part of a numbe
 NESTED = ("inner", "warmup")  # options that are specifications
 DEEPEST = 16  # compressors inside each other
 # The wrappers of a lossy compressor, the outermost first.
-WRAPPERS = (WorkerMomentum, Guarded, DecayedFeedback, ErrorFeedback, Float32Arithmetic, AdamSpace)
+WRAPPERS = (WorkerMomentum, DecayedFeedback, ErrorFeedback, Float32Arithmetic, AdamSpace)
 Spec: TypeAlias = str | Mapping[str, Any] | Compressor
 
 
@@ -186,8 +185,6 @@ def _unwrapped(built: Any) -> tuple[Any, dict[str, Any]]:
                 options["momentum"] = value
             case AdamSpace():
                 options["space"] = "adam"
-            case Guarded():
-                options["guard"] = True
             case ErrorFeedback(residual_bits=value):
                 options.setdefault("feedback", 1)
                 options |= {"residual_bits": value} if value != WIDTHS[0] else {}
@@ -247,21 +244,15 @@ def _wrapped(
     feedback: float,
     momentum: float = 0.0,
     space: str = "gradient",
-    guard: bool = False,
     residual_bits: int = WIDTHS[0],
     **_: Any,
 ) -> Compressor:
     """A lossy method with what surrounds it."""
     if not 0 <= momentum < 1:
         raise ValueError(f"{method.name}:momentum is at least 0 (none) and below 1, got {momentum}")
-    if guard and not feedback:
-        raise ValueError(
-            f"{method.name}:guard=true needs error feedback, which is off: add error_feedback=true, or leave guard out"
-        )
     built = Float32Arithmetic(AdamSpace(built) if space == "adam" else built)
     built = ErrorFeedback(built, residual_bits) if feedback else built
     built = DecayedFeedback(built, feedback) if 0 < feedback < 1 else built
-    built = Guarded(built) if guard else built
     return WorkerMomentum(built, momentum) if momentum else built
 
 

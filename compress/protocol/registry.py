@@ -17,7 +17,6 @@ OF_FEEDBACK: dict[str, tuple[Any, Any]] = {  # options of every lossy method: (t
     "feedback": (float, 1.0),
     "momentum": (float, 0.0),
     "space": (Literal["gradient", "adam"], "gradient"),
-    "guard": (bool, False),
     "residual_bits": (int, 32),
 }
 OF_CODECS = {"takes_16_bits", "keeps_zeros", "blocks", "draws"}  # the traits that a codec may have

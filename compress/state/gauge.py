@@ -90,16 +90,9 @@ class Seen(NamedTuple):
 
 
 class Gauge:
-    """Takes a sample of a bucket at every `EVERY`th step of this rank; no step waits for a GPU because of it.
-
-    `due`: whether the next step is to be sampled, where somebody else counts steps. `guard`: what a guard does now; None
-    where there is none. `taken`: the sample of the step that ran last, on its device; not finite without gradients.
-    """
+    """Takes a sample of a bucket at every `EVERY`th step of this rank; no step waits for a GPU because of it."""
 
     def __init__(self) -> None:
-        self.due: bool | None = None
-        self.guard: str | None = None
-        self.taken: Tensor | None = None
         self._steps = 0
         self._given: tuple[Tensor, Tensor] | None = None
         self._arriving: Arriving | None = None
@@ -108,9 +101,8 @@ class Gauge:
 
     def begin(self, grad: Tensor, held: Residual) -> None:
         """Before a step: note what is given, if it is time to."""
-        self._given, self.taken = None, None
-        due = self._steps % EVERY == EVERY - 1 if self.due is None else self.due
-        if due and grad.numel():
+        self._given = None
+        if self._steps % EVERY == EVERY - 1 and grad.numel():
             given = sampled(grad).to(working_dtype(grad.dtype), copy=True)
             self._given = given, given + sampled(held.before)
         self._steps += 1
@@ -123,10 +115,10 @@ class Gauge:
         sent, unit = meant - kept, torch.dot(grad, grad)
         pairs = ((kept, kept), (meant, sent), (meant, meant), (sent, sent))
         log_gradient = unit.log() / 2 * (unit / unit)  # not finite where there is no gradient
-        self.taken = torch.stack([log_gradient, *(torch.dot(a, b) / unit for a, b in pairs)])
+        taken = torch.stack([log_gradient, *(torch.dot(a, b) / unit for a, b in pairs)])
         self._given = None
         self._look()
-        self._arriving = Arriving(self.taken)
+        self._arriving = Arriving(taken)
 
     def _look(self) -> None:
         """Take up the last sample, if it is finite: otherwise its step does not count."""

@@ -123,8 +123,11 @@ class Leaf:
         """Copies of the numbers, by parameter name."""
         return {}
 
-    def snapshot(self: Self, *, newest: bool = False) -> Self:
-        """The leaf before the step that is under way, or the `newest`, to be saved by and by: nobody will write to it."""
+    def snapshot(self: Self, *, newest: bool = False, undone: bool = False) -> Self:
+        """The leaf before the step that is under way, or the `newest`, to be saved by and by: nobody will write to it.
+
+        `undone`: the step is over and does not count, so that the leaf is what `undo` will make of it.
+        """
         return copy.copy(self)
 
     def load(self, field: str, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -228,10 +231,9 @@ class FlatLeaf(Leaf):
         """True if the step that is under way has written over the numbers from before it."""
         return self._changed and self._other is None
 
-    def make_room(self) -> None:
-        """Have steps be versioned from now on; the memory for that is allocated now. Between two steps."""
-        if not self.versioned:
-            self.versioned, self._other = True, torch.empty_like(self.flat)
+    @property
+    def _undo_loses(self) -> bool:
+        return self._changed and not self.versioned
 
     def drop_room(self) -> None:
         """Free the memory for the next step's numbers, between two steps; that step allocates it anew."""
@@ -243,17 +245,23 @@ class FlatLeaf(Leaf):
         self._other = self._other if self.versioned else None
         self._taken = tuple(tensor for tensor in self._taken if tensor is self.flat or tensor is self._other)
 
-    def undo(self) -> None:
-        """Take the step back; where it has written over the old numbers, to zeros."""
-        if self.overwritten:
+    def undo(self) -> bool:
+        """Take the step back. Return True if that is to zeros: without `versioned`, where it has changed the numbers.
+
+        The old ones may still be there, since a snapshot has them. But a save must not change what training does: other
+        ranks, which have not saved, have zeros.
+        """
+        if lost := self._undo_loses:
             self.flat = torch.zeros_like(self.flat)  # another tensor: a snapshot may have this one
         else:
             self.flat, self._other = self.before, self.flat if self._changed else self._other
         self.keep()
+        return lost
 
-    def snapshot(self: Numbers, *, newest: bool = False) -> Numbers:
+    def snapshot(self: Numbers, *, newest: bool = False, undone: bool = False) -> Numbers:
         with _taking:
-            numbers, lost = self.flat if newest else self.before, self.overwritten and not newest
+            numbers = self.flat if newest else self.before
+            lost = not newest and (self._undo_loses if undone else self.overwritten)
             self._taken = (*self._taken, numbers)
         if lost:
             numbers = torch.zeros_like(numbers)

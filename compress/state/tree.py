@@ -120,15 +120,25 @@ class Leaves:
         for leaf in self.flat:
             leaf.keep()
 
-    def undo(self) -> None:
-        """Go on from the numbers before the step that is under way."""
-        for leaf in self.flat:
-            leaf.undo()
+    def undo(self) -> bool:
+        """Go on from the numbers before the step that is under way. Return True if any were set to zero instead."""
+        lost = [leaf.undo() for leaf in self.flat]
+        return any(lost) and not self.blank
 
-    def snapshot(self, *, newest: bool = False) -> Leaves:
-        """The leaves as they were before the step that is under way, or the `newest`, to be saved by and by."""
+    def end_step(self, *, keep: bool) -> bool:
+        """Keep the step that is under way, or undo it. Return True if numbers from before it were set to zero."""
+        if keep:
+            self.keep()
+            return False
+        return self.undo()
+
+    def snapshot(self, *, newest: bool = False, undone: bool = False) -> Leaves:
+        """The leaves as they were before the step that is under way, or the `newest`, to be saved by and by.
+
+        `undone`: see `Leaf.snapshot`.
+        """
         snapshot = copy.copy(self)
-        snapshot._by_path = {path: leaf.snapshot(newest=newest) for path, leaf in self._by_path.items()}
+        snapshot._by_path = {path: leaf.snapshot(newest=newest, undone=undone) for path, leaf in self._by_path.items()}
         return snapshot
 
     def save(self) -> Entries:

@@ -24,8 +24,9 @@ from ...compress.simulate import operations_of
 from ...compress.state.gauge import EVERY
 from ...kernels import pool
 from ..buckets.assignment import Allocate
-from ..buckets.grad_bucket import as_real, layout_of
-from ..buckets.slices import Sendable
+from ..buckets.grad_bucket import GradBucket, as_real, axis_order, layout_of
+from ..buckets.lying import as_torch_reads, lying_in, turnable
+from ..buckets.slices import BucketSlice, Sendable
 from ..buckets.sparse import SPARSE_ROUNDS, SparseBucket
 from ..engine.engine import FORKED, Engine
 from ..engine.lanes import Task
@@ -33,7 +34,6 @@ from ..measure.stats import Measured, Stats, Totals
 from ..measure.step import BucketStats, Step
 from ..memory.model_memory import ModelMemory, Snapshot
 from ..transport.protocol import Decorator, Pending
-from ..transport.rank_messages import checksum
 from .bucket_plan import (
     AllPending,
     BucketPlan,
@@ -46,7 +46,9 @@ from .bucket_plan import (
 )
 from .engines import Engines
 from .same_kernels import agree_on_kernels, compile_kernels
-from .step_checks import DiscardedGradientCheck, DivergenceCheck, ReplicaCheck
+from .shown_averages import OnAverage, Parts, parts_of_bucket, parts_of_slice, shown
+from .starting_values import StartingValues
+from .step_checks import DiscardedGradientCheck, DivergenceCheck, RepeatedAverageCheck, ReplicaCheck
 from .step_lock import StepLock
 
 logger = logging.getLogger(__name__)
@@ -89,10 +91,12 @@ class CompressedAverager:
         *,
         partial: bool = False,
         decorate: Decorator | None = None,
-        undo: bool | None = None,
+        undo: bool = False,
     ) -> None:
         self.memory = ModelMemory(compressor, partial=partial, undo=undo)
         self.names: dict[Tensor, str] = {}
+        self.strides: dict[Tensor, tuple[int, ...]] = {}  # of parameters when they were bound
+        self.copies = False  # torch's DDP calls a hook, and copies gradients from and to its buckets
         self.engines = Engines(groups, timeout, decorate)
         self.sparse = False  # whether any bucket of our own DDP is; then all buckets go beside backward, in one order
         self._plans = WeakValueDictionary[int, BucketPlan]()  # by the index of a bucket, which has it in our own DDP
@@ -101,11 +105,13 @@ class CompressedAverager:
         self._known = object()  # made anew when what is known of buckets is forgotten
         self.step = Step()  # the last one; its number is 0 until one has begun, and after a swap or a load
         self._discarded, self._diverges, self._replicas = DiscardedGradientCheck(), DivergenceCheck(), ReplicaCheck()
+        self._repeated = RepeatedAverageCheck(self.engines.agreement)
         self.totals, self._process = Totals(), os.getpid()
         self._loaded_order: list[str] = []
         self.before_step: Callable[[], None] | None = None  # what the handle does before a step begins
+        self.on_average: OnAverage | None = None  # a function of the user's, which sees averages and may change them
         self.drain: Callable[[], None] = lambda: None  # waits for averages that are handed out after backward's end
-        self._compares = True  # the values of parameters: at the first step, and after a load
+        self.starting_values = StartingValues()
         self.step_lock = StepLock()
         self._warned: Compressor | None = None  # the compressor whose warm-up was logged
 
@@ -145,6 +151,7 @@ class CompressedAverager:
                 self.step_lock.make_changes()
             if self.before_step is not None:  # after a load, which forgets the loss scale
                 self.before_step()
+            self._repeated.check()
             if self._discarded.parameters:
                 self._discarded.check(lambda: memory.counts)
             if memory.step % EVERY == 0:
@@ -192,6 +199,8 @@ class CompressedAverager:
             plan, buffer = self._hooked.get(bucket.index()), bucket.buffer()
             if plan is None or list(map(id, plan.parameters)) != list(map(id, bucket.parameters())):
                 plan = self._bind(bucket, bucket.parameters())
+            elif self.steps_begun == 2 and plan.orders and self._lies_anew(plan, bucket):
+                plan = self._bind(bucket, plan.parameters)
         else:
             assert not isinstance(bucket, dist.GradBucket)
             plan, buffer = bucket.plan, bucket.flat
@@ -200,11 +209,18 @@ class CompressedAverager:
             if plan.op and buffer is not plan.buffer:  # some parameters are not sent in this step
                 names = tuple(map(self._name, bucket.parameters()))
                 sent = all_reduced(buffer, plan.op, plan.programs[0].label, names, bound=True)
-                plan = dataclasses.replace(plan, programs=[sent])
+                parts = functools.partial(parts_of_bucket, names, bucket.parameters())
+                plan = dataclasses.replace(plan, programs=[sent], parts=parts)
         step, pendings = self.step, list[Pending]()
         number, watched = self.memory.step - 1, not plan.op and self.memory.watched
         for each in plan.programs:
             program = each.reduce(buffer, number, watched)
+            if self.on_average is not None:
+                program = shown(program, self.on_average, plan.parts, each.names)
+            if plan.turnable:
+                found = (plan.turnable[name].turned(buffer) for name in each.names if name in plan.turnable)
+                if turned := [both for both in found if both is not None]:
+                    program = as_torch_reads(program, turned)
             task = Task(program, each.label, needs_future, now=step.now, nbytes=each.nbytes)
             step.programs.append(BucketStats(each.names, each.elements, task.record, each.gauge, each.element_bytes))
             pendings.append(plan.engine.submit(task, on_wait=plan.on_wait))
@@ -227,17 +243,25 @@ class CompressedAverager:
             engine.prepare(SPARSE_ROUNDS)
             reduce = functools.partial(memory.reduce_sparse, self.engines.group.size())
             program = BucketProgram(reduce, label, names, buffer.numel(), buffer.element_size(), nbytes=0)
-            return BucketPlan(self._known, parameters, engine, scale, [names], [program])
+            alone: Parts = functools.partial(parts_of_bucket, names, ())
+            return BucketPlan(self._known, parameters, engine, scale, [names], [program], alone)
         if index == 0 and memory.remembers:
             self._discarded.watch(parameters)
-        flat = as_real(buffer)
-        layout = self._met(named, flat, engine)
+            self._repeated.watch(parameters)
+        flat, lying = as_real(buffer), dict(zip(names, self._lying(bucket, parameters), strict=True))
+        layout = self._met(named, lying, flat, engine)
         with self.step_lock.lock:
-            segments = segments_of(memory, bucket, named, layout)
+            segments = segments_of(memory, bucket, lying, layout)
         pool.release()  # of what former buckets and the move of their state took: torch's first one is the whole model
         programs = [program_of(segment, memory, engine, index, buffer) for segment in segments]
         buckets = [*(each.names for each in programs), names]
-        plan = BucketPlan(self._known, parameters, engine, scale, buckets, programs)
+        orders = list(map(axis_order, lying.values()))
+        forms = [torch.empty_strided(each.shape, each.stride(), device="meta") for each in lying.values()]
+        parts: Parts = functools.partial(parts_of_bucket, names, forms)
+        if isinstance(bucket, BucketSlice):
+            parts = functools.partial(parts_of_slice, bucket.layout(layout))
+        may_turn = turnable(named, forms) if self.copies and isinstance(bucket, dist.GradBucket) else {}
+        plan = BucketPlan(self._known, parameters, engine, scale, buckets, programs, parts, orders, may_turn)
         op: Op | None = None if scale in (None, 1.0) else "sum"
         if op is None and memory.averages and all(places is None for _, places in segments):
             op = "mean"
@@ -252,19 +276,29 @@ class CompressedAverager:
             memory.arrange(names for _, each in sorted(self._plans.items()) for names in each.buckets)
         return plan
 
-    def _met(self, named: Mapping[str, Tensor], flat: Tensor, engine: Engine) -> Layout:
+    def _lying(self, bucket: dist.GradBucket | Sendable, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Tensors that lie as the gradients of the parameters do in a bucket's buffer."""
+        if isinstance(bucket, GradBucket | BucketSlice):
+            return bucket.views
+        return lying_in(bucket, self.strides) if isinstance(bucket, dist.GradBucket) else parameters
+
+    def _lies_anew(self, plan: BucketPlan, bucket: dist.GradBucket | Sendable) -> bool:
+        """Return True if gradients lie in another memory format. torch makes its buckets anew after the first step."""
+        return list(map(axis_order, self._lying(bucket, plan.parameters))) != plan.orders
+
+    def _met(self, named: Mapping[str, Tensor], lying: Mapping[str, Tensor], flat: Tensor, engine: Engine) -> Layout:
         """The layout of a bucket that was not there before; the first one tells whether all ranks have the same."""
         ranks = self.engines.placed_ranks(self.memory.compressor, flat.device)
         engine.transport.arrange(ranks.per_host)
-        layout = layout_of(named, flat.dtype, flat.device, ranks)
+        layout = layout_of(lying, flat.dtype, flat.device, ranks)
         if not self.memory.averages:
             compile_kernels(self.memory.compressor, layout)
         if not self._agreed:
             self.memory.expect(self.names.values(), ranks.per_host)
-            values = checksum(list(named.values())) if self._compares else None
+            values = self.starting_values.text(named.values()) if self.starting_values.due else None
             self.engines.agreement.barrier(engine.transport)
-            engine.agree(setup(self.memory.compressor, self.memory.step - 1, layout, values))
-            self._compares = False
+            memory = self.memory
+            engine.agree(setup(memory.compressor, memory.step - 1, layout, values, partial=memory.partial))
             operations = operations_of(self.memory.compressor, flat.dtype, ranks)
             varies = traits_of(self.memory.compressor).varies_with_threads
             differ = agree_on_kernels(operations, engine.transport, flat.device, varies_with_threads=varies)
@@ -306,7 +340,7 @@ class CompressedAverager:
     def load(self, saved: Mapping[str, Any], *, follow: bool = True) -> None:
         """Go on from a saved state, between steps; `follow`: with its order of buckets, if that is not the first step's."""
         self.memory.load_state_dict(saved)
-        self._compares = True
+        self.starting_values.expect()
         if follow and saved["step"] > 1:
             self._loaded_order = [name for names in saved["buckets"] for name in names]
         self._forget()
@@ -332,6 +366,7 @@ class CompressedAverager:
         self._agreed = False
         self.engines.agreement.due = True
         self._discarded.watch(())
+        self._repeated.watch(())
 
     def close(self) -> None:
         """End the threads and process groups that were made; training with it is over."""

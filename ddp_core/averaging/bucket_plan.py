@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeAlias
@@ -17,13 +17,15 @@ from ...compress.protocol.layout import Scope
 from ...compress.protocol.requests import Op
 from ...compress.simulate import scopes_by_round
 from ...compress.state.gauge import Gauge
-from ..buckets.grad_bucket import as_real, layout_of
+from ..buckets.grad_bucket import as_real, axis_order, layout_of
+from ..buckets.lying import Turnable
 from ..buckets.slices import BucketSlice, Sendable
 from ..engine.engine import Engine
 from ..engine.lanes import FuturePending
 from ..memory.bucket_memory import BucketMemory
-from ..memory.model_memory import ModelMemory
+from ..memory.model_memory import ModelMemory, Orders
 from ..transport.protocol import Pending
+from .shown_averages import Parts
 
 Reduce: TypeAlias = Callable[[Tensor, int, bool], Program[Tensor]]
 Places: TypeAlias = tuple[tuple[int, int], ...]  # first and last element of each piece of a flat buffer
@@ -55,8 +57,9 @@ class BucketPlan:
     `known`: the plan holds as long as the averager has this object, and for gradients that come multiplied by `scale`; None
     for what a hook is given, as it is. `buckets`: names in each of ours inside it, then in all of it. `op`: the one
     all-reduce that is its program, where nothing is remembered: "sum" of gradients that come divided by the ranks, or
-    "mean"; else None. `buffer`: that such a program of our own DDP was made for. `on_wait`: the waiting thread runs it,
-    which leaves a thread of its own nothing to compute.
+    "mean"; else None. `orders`: of each parameter's axes in the buffer. `buffer`: that such a program of our own DDP was
+    made for. `on_wait`: the waiting thread runs it, which leaves a thread of its own nothing to compute. `parts`: of its
+    average, by parameter. `turnable`: where torch reads averages as parameters lie now, those that may be turned.
     """
 
     known: object
@@ -65,6 +68,9 @@ class BucketPlan:
     scale: float | None
     buckets: Sequence[tuple[str, ...]]
     programs: Sequence[BucketProgram]
+    parts: Parts
+    orders: Sequence[Sequence[int]] = ()
+    turnable: Mapping[str, Turnable] = field(default_factory=dict)
     op: Op | None = None
     buffer: Tensor | None = None
     on_wait: bool = False
@@ -110,27 +116,29 @@ def places_in(layout: Layout, names: Sequence[str]) -> Places:
 
 
 def segments_of(
-    memory: ModelMemory, bucket: dist.GradBucket | Sendable, named: Mapping[str, Tensor], layout: Layout
+    memory: ModelMemory, bucket: dist.GradBucket | Sendable, lying: Mapping[str, Tensor], layout: Layout
 ) -> list[Segment]:
-    """The buckets of ours inside one of `layout`: those of a loaded state, or all of it. `named`: its parameters."""
+    """The buckets of ours inside one of `layout`: those of a loaded state, or all of it. `lying`: see `lying_in`."""
+    orders = {name: axis_order(each) for name, each in lying.items()}
     if isinstance(bucket, BucketSlice):
-        return [(slice_of(memory, bucket, layout), None)]
+        return [(slice_of(memory, bucket, layout, orders), None)]
     segments: list[Segment] = []
     for names in memory.split(layout.names):
-        own = layout_of({name: named[name] for name in names}, layout.dtype, layout.device, layout.ranks)
-        (found,) = (memory.get(own) or memory.add(own)).slices
+        own = layout_of({name: lying[name] for name in names}, layout.dtype, layout.device, layout.ranks)
+        mine = {name: orders[name] for name in names}
+        (found,) = (memory.get(own, orders=mine) or memory.add(own, orders=mine)).slices
         segments.append((found, None if own == layout else places_in(layout, names)))
     return segments
 
 
-def slice_of(memory: ModelMemory, bucket: BucketSlice, layout: Layout) -> BucketMemory:
+def slice_of(memory: ModelMemory, bucket: BucketSlice, layout: Layout, orders: Orders) -> BucketMemory:
     """A slice of a bucket of `layout`: dense, and without a memory, until slices follow a swap to what cannot be cut."""
     own = bucket.layout(layout)
     if not memory.may_be_cut:
         return BucketMemory(Dense(), own, memory.step)
     memory.split(layout.names)  # buckets of a loaded state, which are not asked for again
     cuts = [each.layout(layout) for each in bucket.bucket.slices]
-    whole = memory.get(layout, cuts) or memory.add(layout, cuts)
+    whole = memory.get(layout, cuts, orders) or memory.add(layout, cuts, orders)
     return whole.slices[cuts.index(own)]
 
 
@@ -165,11 +173,12 @@ def reduce_apart(
     return buffer
 
 
-def setup(compressor: Compressor, step: int, layout: Layout, values: str | None) -> str:
-    """Return what ranks must agree on at a first bucket. `values`: a checksum of its parameters."""
+def setup(compressor: Compressor, step: int, layout: Layout, values: str | None, *, partial: bool) -> str:
+    """Return what ranks must agree on at a first bucket. `values`: of its parameters: see `StartingValues`."""
     bucket = f"{len(layout.names)} parameters, {layout.numel} x {layout.dtype}"
-    told = "" if values is None else f", their values {values}"
-    return f"{specification(compressor)} at step {step} with a first bucket of {bucket}{told}"
+    told = "" if values is None else f", {values}"
+    unused = " and find_unused_parameters=True" if partial else ""
+    return f"{specification(compressor)} at step {step}{unused} with a first bucket of {bucket}{told}"
 
 
 def labelled(index: int, names: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,7 @@ from ..engine.engine import Engine
 from ..transport.choose_transport import transport_of
 from ..transport.host_places import ranks_per_host
 from ..transport.launchers import warn_if_apart
+from ..transport.parts_of_world import part_of
 from ..transport.protocol import Decorator, Transport, time_limit
 from ..transport.setup_agreement import Agreement
 
@@ -35,7 +37,8 @@ class Engines:
             raise TypeError(
                 f"transport is a function of a transport, such as gradwire.ddp_core.Paced; got {decorate!r}"
             )
-        self.timeout, self.agreement = time_limit(timeout), Agreement()
+        self.timeout = time_limit(timeout)
+        self.agreement = Agreement(self.timeout)
         self._groups, self._decorate = list(groups), decorate
         self._made: dict[tuple[torch.device, int], Engine] = {}
         self._found: int | None = None  # ranks of a host
@@ -54,6 +57,11 @@ class Engines:
     def ranks(self) -> Ranks:
         """The ranks of the group, each a host of its own. Raises RuntimeError where there is no group yet."""
         return Ranks(self.group.size(), self.group.rank())
+
+    @cached_property
+    def part(self) -> str:
+        """The part of the world that the group is: see `part_of_world`."""
+        return part_of(self.group)
 
     @property
     def idle(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,7 @@ from .averager import CompressedAverager
 from .bucket_plan import labelled
 from .engines import Engines
 from .same_kernels import agree_on_kernels
+from .shown_averages import OnAverage, parts_of_row, shown
 from .step_lock import StepLock
 
 T = TypeVar("T")
@@ -54,7 +56,7 @@ class ShardAverager:
         timeout: timedelta,
         decorate: Decorator | None = None,
         replicas: CompressedAverager | None = None,
-        undo: bool | None = None,
+        undo: bool = False,
         across: dist.ProcessGroup | None = None,
     ) -> None:
         self.engines, self.device = Engines([group], timeout, decorate), device
@@ -67,6 +69,7 @@ class ShardAverager:
         self._agreed = False  # since the last change
         self._beside = False  # programs of several rounds have run, since when threads or streams carry all
         self.before_step: Callable[[], None] = lambda: None  # what the handle does before a step begins
+        self.on_average: OnAverage | None = None  # as of `CompressedAverager`
         self.step_lock = StepLock()
         if replicas is not None:
             self.step_lock.lock = replicas.step_lock.lock
@@ -84,6 +87,11 @@ class ShardAverager:
                 f"gather and reduce name hosts of {sizes[1]} and {sizes[0]} ranks: name the same ones for both"
             )
         return reduction.placed(sizes[0], ranks), weights.placed(sizes[1], ranks)
+
+    @property
+    def across_replicas(self) -> bool:
+        """True if others have the same shards, with which gradients are averaged afterwards."""
+        return self._across is not None
 
     @property
     def per_host(self) -> int:
@@ -114,7 +122,11 @@ class ShardAverager:
         """Begin to fill `out` with `scale` times the mean over ranks of this rank's row of `grad`."""
         with self.step_lock.lock:
             state, names = self.memory.get(index, layout), layout.whole.names
-        task = Task(self.memory.reduction.reduce(grad, state, out, scale), labelled(index, names))
+        program = self.memory.reduction.reduce(grad, state, out, scale)
+        if self.on_average is not None and not layout.unnamed:
+            parts = functools.partial(parts_of_row, names, layout.shapes)
+            program = shown(program, self.on_average, parts, names)
+        task = Task(program, labelled(index, names))
         return self._submit(task, BucketStats(names, grad.numel(), task.record, None, grad.element_size()))
 
     def _submit(self, task: Task, stats: BucketStats, training: bool = True, *, gathers: bool = False) -> Pending:

@@ -11,24 +11,37 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import LBFGS as LBFGSOptimizer
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
 
 from ..memory.bucket_memory import BucketMemory
 from ..transport.protocol import Transport
 from ..transport.rank_messages import checksum, exchange
+from ..transport.setup_agreement import Agreement
 
 FEW, NUMBERS = 3, 64  # parameters that are watched, and how many numbers of each
 REPLICA_STEPS = 100  # from one comparison of the ranks' parameters to the next
 MESSAGE = (
     "gradients were averaged and then cleared, with no optimizer step between: a part of them is in the residuals and comes "
     "back with later ones. Run a backward whose gradients you throw away inside no_sync(), or call discard_step() of the "
-    "handle after it"
+    "handle after it. If you use them, as PCGrad and GradNorm do with an averaged backward for each loss, take a compressor "
+    "without error feedback: int8, or error_feedback=false"
+)
+AGAIN = (
+    "gradients that were averaged are averaged again: a backward was added to an average, with no optimizer step between. "
+    "Compression rounds the whole sum anew each time, so errors grow. Run all backwards of a step but the last one, forward "
+    "included, inside no_sync()"
+)
+LBFGS = (
+    "L-BFGS takes the curvature from differences of gradients, and compression changes these: it ends worse than "
+    "uncompressed. Use the compressor none with L-BFGS"
 )
 ADVICE = (
-    "Give the compressor feedback=0.9 or less, an uncompressed warm-up (start_iter=), or guard=true; or lower the learning "
-    "rate"
+    "Give the compressor feedback=0.9 or less, or an uncompressed warm-up (start_iter=); or lower the learning rate"
 )
+LOOKS = 4  # averages that were not added to, until no more are looked at
 
 
 @dataclass(frozen=True)
@@ -92,7 +105,11 @@ class DiscardedGradientCheck:
 
     def note_step(self, optimizer: Optimizer) -> None:
         """Note that an optimizer has stepped, if it holds a watched parameter."""
-        if self.parameters and (optimizer is self._known() or _holds(optimizer, self.parameters)):
+        if self.parameters and isinstance(optimizer, LBFGSOptimizer) and _holds(optimizer, self.parameters):
+            self._warned = True  # its line search clears gradients between its steps
+            warnings.warn(LBFGS, stacklevel=3)
+            self.watch(())
+        elif self.parameters and (optimizer is self._known() or _holds(optimizer, self.parameters)):
             self._optimizer, self._step, self._stepped = weakref.ref(optimizer), type(optimizer).step, True
             self._warn()
 
@@ -129,6 +146,62 @@ def _watching() -> weakref.WeakSet[DiscardedGradientCheck]:
     return watching
 
 
+class RepeatedAverageCheck:
+    """Warns once of gradients that are averaged again, with others added to them. It watches one parameter.
+
+    `agreement`: it counts the steps that have begun.
+    """
+
+    def __init__(self, agreement: Agreement) -> None:
+        self._agreement, self._averaged = agreement, 0  # steps begun when a gradient came last
+        self._version = self._looks = 0
+        self._suspected = self._over = False
+        self._parameter: weakref.ref[Tensor] | None = None
+        self._hook: RemovableHandle | None = None
+
+    def watch(self, parameters: Sequence[Tensor]) -> None:
+        """Look at the smallest of these from the next backward on, unless all there is to see was seen."""
+        self._stop()
+        found = [each for each in parameters if each.requires_grad and each.is_leaf]
+        if found and not self._over:
+            parameter = min(found, key=Tensor.numel)
+            self._parameter, self._version = weakref.ref(parameter), parameter._version
+            self._averaged, self._suspected = self._agreement.step - 1, False
+            self._hook = parameter.register_hook(self._gradient_comes)
+
+    def check(self) -> None:
+        """Warn at the beginning of a step whose gradients were added to an average."""
+        if self._suspected:
+            self._end()
+            warnings.warn(AGAIN, stacklevel=4)
+
+    @torch._disable_dynamo
+    def _gradient_comes(self, _: Tensor) -> None:
+        """A gradient is there, and not added yet to those before."""
+        parameter, steps = self._parameter() if self._parameter is not None else None, self._agreement.step
+        if parameter is None:
+            return
+        averaged, unchanged = steps > self._averaged, parameter._version == self._version
+        self._averaged, self._version = steps, parameter._version
+        gradient = parameter.grad
+        if gradient is None or not unchanged:
+            self._suspected = False
+        elif averaged:
+            self._suspected = bool(gradient.coalesce().values().any() if gradient.is_sparse else gradient.any())
+        self._looks += averaged
+        if self._looks == LOOKS and not self._suspected:
+            self._end()
+
+    def _end(self) -> None:
+        self._over, self._suspected = True, False
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+
 class DivergenceCheck:
     """Warns once, of the first bucket whose error feedback diverges."""
 
@@ -138,7 +211,7 @@ class DivergenceCheck:
         """Look at the gauges of all buckets. `live`: see `ModelMemory`."""
         for names, bucket in () if self._warned else live:
             gauge = bucket.gauge
-            if gauge is not None and gauge.guard is None and gauge.runs_away:
+            if gauge is not None and gauge.runs_away:
                 self._warned = True
                 warnings.warn(
                     f"error feedback diverges in the bucket of {names[0]}: the residual is {gauge.residual_ratio:.0f}x the "

@@ -139,7 +139,7 @@ class GradBucket:
         dtype, device = grad_dtype(parameters[0]), parameters[0].device
         self._memory = torch.zeros(sum(self._sizes), dtype=dtype, device=device) if memory is None else memory
         self.flat = self._memory
-        self._views = [view.data for view in _views(self._memory, self.all_parameters)]  # each counts its own changes
+        self._views = [view.data for view in as_views(self._memory, self.all_parameters)]  # each counts its own changes
         self._places = {member: place for place, member in enumerate(self.members)}
         parameters_of = zip(self.members, self.all_parameters, strict=True)
         self.large = {member for member, each in parameters_of if not each.is_cuda and grad_bytes(each) >= LARGE}
@@ -164,7 +164,12 @@ class GradBucket:
 
     def gradients(self) -> list[Tensor]:
         """Each parameter's part of the buffer, in its shape."""
-        return _views(self.flat, self.parameters())
+        return as_views(self.flat, self.parameters())
+
+    @property
+    def views(self) -> list[Tensor]:
+        """Each member's part of the buffer, in its shape, as it lay in memory when the bucket was made."""
+        return self._views
 
     def parameters(self) -> list[Tensor]:
         """The parameters, in the order of the buffer."""
@@ -329,7 +334,7 @@ class GradBucket:
             parameter.grad = view
 
 
-def _views(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+def as_views(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
     """Each parameter's part of a buffer in its shape, and in its strides where these have no gaps."""
     pieces = flat.split([parameter.numel() for parameter in parameters])
     return [

@@ -72,6 +72,11 @@ class BucketSlice:
         return self.bucket.absent
 
     @property
+    def views(self) -> list[Tensor]:
+        """Each member's part of the bucket's buffer."""
+        return self.bucket.views
+
+    @property
     def scale(self) -> float:
         """The factor of gradients on their way in."""
         return self.bucket.scale

@@ -176,26 +176,26 @@ class BucketMemory:
     def end_step(self, keep: bool, carrying: bool) -> bool:
         """End the step: keep what it changed, or undo it. `carrying`: whether any rank may still owe something.
 
-        Return True if that was not possible, and what was held back before the step is gone.
+        Return True if residuals from before the step were set to zero.
         """
         ended, carried, self._finite = self._finite is not None, self._carried, None
         keep = keep and ended
-        lost = not keep and self.leaves.overwrites
-        for leaves in (self.leaves, carried):
-            leaves.keep() if keep else leaves.undo()
+        lost = self.leaves.end_step(keep=keep)
+        carried.keep() if keep else carried.undo()
         if ended:
             carried.anywhere = carrying
         if keep and carried.flat.numel() and not (carried.asks and (carrying or self.leaves.flat)):
             self._carried = CarriedOver(self.layout, anywhere=carrying)
         return lost
 
-    def snapshot(self, *, keep: bool, carrying: bool) -> BucketMemory:
+    def snapshot(self, *, keep: bool, undone: bool, carrying: bool) -> BucketMemory:
         """The memory before the last step, or with `keep` after it, to be saved by and by; copies pointers only.
 
-        `carrying`: as for `end_step`, which neither this nor a save does.
+        `undone`: see `Leaf.snapshot`. `carrying`: as for `end_step`, which neither this nor a save does.
         """
         snapshot, newest = copy.copy(self), keep and self._finite is not None
-        snapshot.leaves, snapshot._carried = self.leaves.snapshot(newest=newest), self._carried.snapshot(newest=newest)
+        snapshot.leaves = self.leaves.snapshot(newest=newest, undone=undone)
+        snapshot._carried = self._carried.snapshot(newest=newest, undone=undone)
         snapshot._carried.anywhere = carrying
         return snapshot
 

@@ -18,6 +18,7 @@ from ...compress.state.shares import ranks_given
 from ...compress.state.tensors import FIRST, PART
 from ...compress.state.tree import Entries, summed
 from ..buckets.grad_bucket import axis_order, grad_dtype, layout_of, plain_names
+from .axis_orders import Move, moved
 from .bucket_memory import CARRIED_OVER, BucketMemory
 
 logger = logging.getLogger(__name__)
@@ -49,18 +50,18 @@ def header(compressor: Compressor, ranks: Ranks) -> dict[str, Any]:
 
 
 def sealed(
-    state: Mapping[str, Any], compressor: Compressor, names: Mapping[Tensor, str], ranks: Ranks
+    state: Mapping[str, Any], compressor: Compressor, names: Mapping[Tensor, str], ranks: Ranks, part: str = ""
 ) -> dict[str, Any]:
     """The state with what tells later whose it is, and whether it is whole and fits.
 
     `spec`: of the compressor, for messages. `orders`: memory orders of parameters that do not lie row by row. `tensors`: how
-    many there are.
+    many there are. `part`: of the world, if the ranks are not all of it.
     """
-    orders = {name: axis_order(parameter) for parameter, name in names.items()}
+    orders = {name: list(state.get("orders", {}).get(name, axis_order(parameter))) for parameter, name in names.items()}
     unusual = {name: order for name, order in orders.items() if order != sorted(order)}
     held = sum(map(len, state["parameters"].values()))
     told = {"spec": specification(compressor), "orders": unusual, "tensors": held}
-    return {**header(compressor, ranks), **state, **told}
+    return {**header(compressor, ranks), **state, **told, **({"part": part} if part else {})}
 
 
 def blank(compressor: Compressor, names: Mapping[Tensor, str], ranks: Ranks) -> Entries:
@@ -102,6 +103,22 @@ def checked(saved: Any, compressor: Compressor, ranks: Ranks, frozen: Collection
         for name, fields in state["parameters"].items()
     }
     return without(state, frozen, warn=ranks.rank == 0)
+
+
+def check_part(saved: Mapping[str, Any], part: str) -> None:
+    """Raise ValueError where a state is of another part of the world, whose ranks have other parts of parameters."""
+    if (there := saved.get("part", "")) != part:
+        raise ValueError(
+            f"the state is of {there or 'ranks that were the whole world'}, this rank is in {part or 'no part of it'}: load "
+            "each rank's own, with as much tensor parallelism as it was saved with"
+        )
+
+
+def of_part(states: Any, part: str) -> Any:
+    """Return those of all ranks' states that are of a part of the world; what is no list of states as it is."""
+    if not isinstance(states, Sequence) or not all(isinstance(state, Mapping) for state in states):
+        return states
+    return [state for state in states if state.get("part", "") == part]
 
 
 def without(state: dict[str, Any], frozen: Collection[str], *, warn: bool) -> dict[str, Any]:
@@ -181,7 +198,6 @@ def check_parameters(
     if unknown := sorted(set(saved["parameters"]) - set(parameters)):
         raise ValueError(f"the state has parameters that the model does not train: {', '.join(unknown)}")
     for name, fields in saved["parameters"].items():
-        _check_order(saved, name, parameters[name])
         needed = parameters[name].numel() * (2 if parameters[name].is_complex() else 1)
         shape = tuple(fields[CARRIED_OVER].shape) if CARRIED_OVER in fields else (needed,)
         if shape != (needed,):
@@ -194,6 +210,34 @@ def check_parameters(
         states.load(state, {name: saved["parameters"].get(name, {}) for name in layout.names})
 
 
+def aligned(
+    saved: Mapping[str, Any], compressor: Compressor, names: Mapping[Tensor, str], ranks: Ranks
+) -> dict[str, Any]:
+    """Return a saved state as it lies in memory with the model's parameters, whatever format these had when it was saved.
+
+    Raises ValueError for axes that a parameter does not have.
+    """
+    given = saved.get("orders")
+    orders, parameters, entries = {}, dict(saved["parameters"]), given if isinstance(given, Mapping) else {}
+    ranks = dataclasses.replace(ranks, per_host=saved.get("ranks_per_host", 1))
+    for parameter, name in names.items():
+        orders[name] = here = axis_order(parameter)
+        there = entries.get(name, sorted(here) if isinstance(given, Mapping) else here)
+        if list(there) == here or name not in parameters:
+            continue
+        if sorted(there) != sorted(here):
+            raise ValueError(
+                f"the state of parameter {name!r} was saved with its axes in the memory order {list(there)}, here it is "
+                f"{here}: load the state with the model that saved it"
+            )
+        dtype = grad_dtype(parameter).to_real()
+        alone = layout_of({name: parameter}, dtype, torch.device("cpu"), ranks)
+        move = Move.of(alone.shapes[0], there, here)
+        parameters[name] = moved(parameters[name], move, compressor, alone, saved["step"])
+    whole = {"tensors": sum(map(len, parameters.values()))} if _whole(saved) else {}
+    return {**saved, "parameters": parameters, "orders": orders, **whole}
+
+
 def layouts(
     saved: Mapping[str, Any], parameters: Mapping[str, Tensor], device: torch.device, ranks: Ranks
 ) -> Iterator[Layout]:
@@ -204,16 +248,6 @@ def layouts(
             raise ValueError(f"the state has buckets of parameters that the model does not train: {', '.join(unknown)}")
         dtype = grad_dtype(parameters[bucket[0]]).to_real()
         yield layout_of({name: parameters[name] for name in bucket}, dtype, device, ranks)
-
-
-def _check_order(saved: Mapping[str, Any], name: str, parameter: Tensor) -> None:
-    here = axis_order(parameter)
-    there = saved["orders"].get(name, sorted(here)) if isinstance(saved.get("orders"), Mapping) else here
-    if list(there) != here:
-        raise ValueError(
-            f"the state of parameter {name!r} was saved with its axes in the memory order {list(there)}, here it is {here}: "
-            f"bring the model into the memory format that it was saved with, such as channels_last, and wrap it anew"
-        )
 
 
 def _check_complete(name: str, needed: Mapping[str, Tensor], fields: Mapping[str, Tensor]) -> None:
@@ -246,19 +280,26 @@ def renamed(saved: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any
 def all_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One value of the states of all ranks, in rank order, for a framework that saves on rank 0 alone.
 
-    They lie in a tuple, which torch.distributed.checkpoint takes as one value, whatever is inside.
+    They lie in a tuple, which torch.distributed.checkpoint takes as one value, whatever is inside. Each part of the world
+    has a key of its own there.
     """
-    return {"gradwire": FORMAT, RANKS: tuple(states)}
+    return {"gradwire": FORMAT, ", ".join(filter(None, (RANKS, states[0].get("part")))): tuple(states)}
 
 
 def is_gathered(saved: Any) -> bool:
     """Return True if a state is that of all ranks."""
-    return isinstance(saved, Mapping) and RANKS in saved
+    return _gathered_key(saved) is not None
+
+
+def _gathered_key(saved: Any) -> str | None:
+    keys = map(str, saved) if isinstance(saved, Mapping) else ()
+    return next((key for key in keys if key.partition(", ")[0] == RANKS), None)
 
 
 def states_of(saved: Any) -> Sequence[Mapping[str, Any]]:
     """The states of all ranks. Raises ValueError for what `all_states` did not make."""
-    states = saved[RANKS] if is_gathered(saved) else None
+    key = _gathered_key(saved)
+    states = None if key is None else saved[key]
     if not isinstance(states, list | tuple) or not states:
         raise ValueError(
             f"the first rank scatters the result of its gather_state_dict(); got {type(saved).__name__}"
@@ -288,6 +329,7 @@ def merged(
     given = _ordered(states)
     places = [Ranks(len(given), rank) for rank in range(len(given))]
     ordered = [checked(state, compressor, ranks, frozen) for state, ranks in zip(given, places, strict=True)]
+    ordered = [aligned(state, compressor, names, ranks) for state, ranks in zip(ordered, places, strict=True)]
     for state, ranks in zip(ordered, places, strict=True):
         check_parameters(state, compressor, names, ranks)
         check_whole(state)

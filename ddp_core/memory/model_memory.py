@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,9 +19,13 @@ from ...compress.state.tree import Leaves
 from ...kernels import all_finite
 from ..buckets.grad_bucket import as_real
 from ..buckets.sparse import sparse_mean
+from .axis_orders import Move, moved
 from .bucket_memory import CARRIED_OVER, BucketMemory, DeviceFlag
 from .sliced_memory import SlicedMemory, may_be_cut
 from .step_memory import StepMemory
+
+Orders: TypeAlias = Mapping[str, Sequence[int]]  # of each parameter's axes in memory
+NO_ORDERS: Orders = MappingProxyType({})
 
 
 def _check_partial(compressor: Compressor, partial: bool) -> None:
@@ -70,7 +75,7 @@ class Unclaimed:
 class Snapshot:
     """The memory of a model after `step` steps; later ones do not change it. `unclaimed`: fields of `Unclaimed` parameters.
 
-    `ranks_per_host`: where a compressor of two levels took them into account.
+    `ranks_per_host`: where a compressor of two levels took them into account. `orders`: see `ModelMemory`.
     """
 
     compressor: Compressor
@@ -79,6 +84,7 @@ class Snapshot:
     unclaimed: Mapping[str, Mapping[str, Tensor]]
     live: Sequence[SlicedMemory]
     ranks_per_host: int | None = None
+    orders: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @property
     def begun(self) -> bool:
@@ -86,18 +92,23 @@ class Snapshot:
         return bool(self.step or self.unclaimed or self.live)
 
     def state_dict(self) -> dict[str, Any]:
-        """{"step", "buckets": names of each bucket in order, "parameters": {name: {field: tensor}}}; copies."""
+        """{"step", "buckets": names of each bucket in order, "parameters": {name: {field: tensor}}, "orders"}; copies."""
         entries = {name: dict(fields) for name, fields in self.unclaimed.items()}
         for bucket in self.live:
             entries.update(bucket.save())
         hosts = {} if self.ranks_per_host is None else {"ranks_per_host": self.ranks_per_host}
-        return {"step": self.step, "buckets": list(map(list, self.buckets)), "parameters": entries, **hosts}
+        state = {"step": self.step, "buckets": list(map(list, self.buckets)), "parameters": entries, **hosts}
+        return {**state, "orders": {name: list(order) for name, order in self.orders.items()}}
 
 
 class ModelMemory(StepMemory):
-    """The memory of all buckets of a model. It follows parameters by name when buckets change. `undo`: see `StepMemory`."""
+    """The memory of all buckets of a model. It follows parameters by name when buckets change. `undo`: see `StepMemory`.
 
-    def __init__(self, compressor: Compressor, *, partial: bool = False, undo: bool | None = True) -> None:
+    `orders`: of each parameter that anything is remembered of, how its axes lay in memory then, that of the largest stride
+    first. An axis of one element has no place among them. A parameter that is missing lay row by row.
+    """
+
+    def __init__(self, compressor: Compressor, *, partial: bool = False, undo: bool = True) -> None:
         _check_partial(compressor, partial)
         super().__init__(undo)
         self._choose(compressor)
@@ -110,6 +121,7 @@ class ModelMemory(StepMemory):
         self._stateful: bool | None = None  # whether any bucket is; None until a step has met them all
         self._others_finite: list[DeviceFlag] = []  # of the step that is under way: of what is in no bucket
         self._unclaimed: dict[str, Unclaimed] = {}
+        self.orders: dict[str, Sequence[int]] = {}
 
     @property
     def live(self) -> list[tuple[tuple[str, ...], BucketMemory]]:
@@ -155,10 +167,16 @@ class ModelMemory(StepMemory):
             each.finite() for bucket in self._live.values() for each in bucket.slices
         )
 
-    def get(self, layout: Layout, cuts: Sequence[Layout] = ()) -> SlicedMemory | None:
+    def get(self, layout: Layout, cuts: Sequence[Layout] = (), orders: Orders = NO_ORDERS) -> SlicedMemory | None:
         """The bucket of this layout, if it is known; `cuts`: of its slices, where it is sent in some."""
         bucket = self._live.get(layout.names)
-        return bucket if bucket is not None and (bucket.layout, bucket.cuts) == (layout, tuple(cuts)) else None
+        if bucket is None or (bucket.layout, bucket.cuts) != (layout, tuple(cuts)) or any(self._moves(orders)):
+            return None
+        return bucket
+
+    def _moves(self, orders: Orders) -> Iterator[str]:
+        """The parameters whose axes lie in another order than what is remembered of them."""
+        return (name for name, order in orders.items() if list(self.orders.get(name, sorted(order))) != list(order))
 
     def expect(self, names: Iterable[str], ranks_per_host: int = 1) -> None:
         """Raise ValueError where a state was loaded, and none of its parameters has one of these names, or hosts differ."""
@@ -175,17 +193,35 @@ class ModelMemory(StepMemory):
                 f"call handle.bind(model), then load the state again"
             )
 
-    def add(self, layout: Layout, cuts: Sequence[Layout] = ()) -> SlicedMemory:
-        """A new bucket; the state of its parameters moves in from the buckets that held them."""
+    def add(self, layout: Layout, cuts: Sequence[Layout] = (), orders: Orders = NO_ORDERS) -> SlicedMemory:
+        """A new bucket; the state of its parameters moves in from the buckets that held them.
+
+        `orders`: of the axes of its parameters in memory, as in `orders` of this memory.
+        """
         members = set(layout.names)
         for names in [names for names in self._live if members.intersection(names)]:
             self._release(self._live.pop(names))
-        options = {"partial": self.partial, "carrying": self.carrying, "undo": bool(self.undo)}
+        self._follow(layout, orders)
+        options = {"partial": self.partial, "carrying": self.carrying, "undo": self.undo}
         bucket = SlicedMemory(self.compressor, layout, cuts, self.step, **options)
         self._claim(bucket)
         self._live[layout.names] = bucket
         self._stateful = None
         return bucket
+
+    def _follow(self, layout: Layout, orders: Orders) -> None:
+        """Move what is remembered of a new bucket's parameters to where their elements lie now."""
+        for name in list(self._moves(orders)):
+            each, before = self._unclaimed.get(name), self.orders.get(name, sorted(orders[name]))
+            if each is None or sorted(before) != sorted(orders[name]):
+                continue
+            alone = layout.select((layout.names.index(name),))
+            alone = replace(alone, ranks=replace(alone.ranks, per_host=each.ranks_per_host or alone.ranks.per_host))
+            move = Move.of(alone.shapes[0], before, orders[name])
+            fields = moved(each.fields, move, each.compressor or self.compressor, alone, self.step)
+            self._unclaimed[name] = replace(each, fields=fields, layout=None if each.layout is None else alone)
+            self.carrying = True  # on all ranks, though not all of them serve a part of this parameter
+        self.orders.update(orders)
 
     def _release(self, bucket: SlicedMemory) -> None:
         """Keep the state of a bucket that is no more."""
@@ -306,18 +342,20 @@ class ModelMemory(StepMemory):
         carrying, keep = (self.carrying, False) if under_way else (self._still_carrying(), self._finite())
         buckets = self._names_before if under_way else [*self._live, *self._unclaimed_buckets]
         unclaimed = {name: each.fields for name, each in self._unclaimed.items()}
-        live = [bucket.snapshot(keep=keep, carrying=carrying) for bucket in self._live.values()]
+        undone = not (under_way or keep)
+        live = [bucket.snapshot(keep=keep, undone=undone, carrying=carrying) for bucket in self._live.values()]
         on_hosts = {each.ranks_per_host for each in self._unclaimed.values() if each.ranks_per_host is not None}
         if ranks_given(self.compressor) is not None:
             on_hosts.update(bucket.layout.ranks.per_host for bucket in live)
-        return Snapshot(self.compressor, self.step - under_way, buckets, unclaimed, live, max(on_hosts, default=None))
+        hosts, orders = max(on_hosts, default=None), dict(self.orders)
+        return Snapshot(self.compressor, self.step - under_way, buckets, unclaimed, live, hosts, orders)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Take a saved state; buckets claim their parts when they are met."""
         self.step, self.committed, self._discarded = int(saved["step"]), True, False
         self._unclaimed_buckets, self._swapped_buckets = [tuple(names) for names in saved["buckets"] if names], set()
         self._live, self._stateful = {}, None
-        self._unclaimed = {}
+        self._unclaimed, self.orders = {}, dict(saved.get("orders", {}))
         for name, fields in saved["parameters"].items():
             detached = {field: numbers.detach() for field, numbers in fields.items()}
             self._unclaimed[name] = Unclaimed(detached, self.compressor, ranks_per_host=saved.get("ranks_per_host"))

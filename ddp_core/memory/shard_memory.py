@@ -42,7 +42,7 @@ class ShardMemory(StepMemory):
     `finite`: flags of the current or last step.
     """
 
-    def __init__(self, reduction: ShardSum, undo: bool | None = None) -> None:
+    def __init__(self, reduction: ShardSum, undo: bool = False) -> None:
         super().__init__(undo)
         self.reduction = reduction
         self._states: dict[int, ShardState] = {}  # by the number of the module
@@ -81,7 +81,7 @@ class ShardMemory(StepMemory):
         """Take a state. Where no codec holds anything back, its residual comes out in the next step, which may be undone."""
         state.finite = self.finite
         if state.residual is not None:
-            state.residual.versioned = bool(self.undo) or not self.reduction.feedback
+            state.residual.versioned = self.undo or not self.reduction.feedback
         leaves = Leaves(state)
         leaves.blank = blank
         leaves.set_step(max(self.step - 1, 0))
@@ -113,11 +113,9 @@ class ShardMemory(StepMemory):
         if self.committed:
             return
         keep = self._keeps()
-        lost = not keep and self.overwrites
-        for leaves in self._leaves.values():
-            leaves.keep() if keep else leaves.undo()
+        lost = [leaves.end_step(keep=keep) for leaves in self._leaves.values()]
         self.under_way, self.committed, self._discarded = False, True, False
-        if lost:
+        if any(lost):
             self.note_loss()
         self._drop_released()
 
@@ -152,7 +150,8 @@ class ShardMemory(StepMemory):
         if self.under_way:
             self.note_save_within()
         newest = self.committed or self._keeps()
-        leaves = [each.snapshot(newest=newest) for each in self._leaves.values()]
+        undone = not (self.under_way or newest)
+        leaves = [each.snapshot(newest=newest, undone=undone) for each in self._leaves.values()]
         return ShardSnapshot(self.reduction, self.step - self.under_way, leaves)
 
     def loaded(self, entries: Mapping[str, Mapping[str, Tensor]], *, means: bool = False) -> dict[int, ShardState]:

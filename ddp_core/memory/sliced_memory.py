@@ -61,10 +61,10 @@ class SlicedMemory:
     def _size(self, name: str) -> int:
         return self.layout.sizes[self.layout.names.index(name)]
 
-    def snapshot(self, *, keep: bool, carrying: bool) -> SlicedMemory:
-        """The memory before the last step, or with `keep` after it, to be saved by and by; copies pointers only."""
+    def snapshot(self, *, keep: bool, undone: bool, carrying: bool) -> SlicedMemory:
+        """The memory before the last step, or with `keep` after it, to be saved by and by: see `BucketMemory.snapshot`."""
         snapshot = copy.copy(self)
-        snapshot.slices = [each.snapshot(keep=keep, carrying=carrying) for each in self.slices]
+        snapshot.slices = [each.snapshot(keep=keep, undone=undone, carrying=carrying) for each in self.slices]
         return snapshot
 
     def carry_over(self, held_back: Mapping[str, Tensor]) -> None:

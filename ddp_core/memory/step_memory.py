@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterable
 
 from ...compress.state.tree import Leaves
-from .out_of_memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 NOT_TO_DISCARD = (
@@ -15,15 +14,8 @@ NOT_TO_DISCARD = (
 )
 LOST = (
     "gradwire: the last step does not count (its average was not finite, it was discarded, or its backward broke off). The "
-    "residuals that it has overwritten are zero now"
-)
-UNDONE = (
-    "From now on a second copy of the residuals undoes such steps exactly: {:.1f} MB on this rank. Pass undo=True to keep "
-    "that copy from the start, or undo=False to do without it"
-)
-NO_ROOM = (
-    "Each later step that does not count sets them to zero, too: there is no memory for the second copy that would undo it, "
-    "{:.1f} MB on this rank. residual_bits=8 makes that copy a quarter, and undo=False does without it"
+    "residuals that it has overwritten are zero now, as after each such step. undo=True undoes these steps exactly, by a "
+    "second copy of the residuals: %.1f MB on this rank"
 )
 SAVED_WITHIN = (
     "gradwire: a state was saved in the middle of a step: by the thread that runs it, or after a backward that broke off or "
@@ -35,15 +27,15 @@ SAVED_WITHIN = (
 class StepMemory:
     """The states of all buckets or shards of a model, with every step a transaction.
 
-    `undo`: steps that do not count are undone exactly, by a second copy of residuals; None: from the first such step on that
-    finds residuals, which it sets to zero; False: never.
+    `undo`: steps that do not count are undone exactly, by a second copy of residuals; without, they set residuals to zero,
+    whoever has saved them meanwhile.
     """
 
-    def __init__(self, undo: bool | None) -> None:
+    def __init__(self, undo: bool) -> None:
         self.undo, self.step = undo, 0
         self.committed = True  # whether the last step can be taken back no more
         self._discarded = False  # whether it was
-        self._warned = False  # of a save within a step
+        self._warned = self._warned_of_loss = False  # of a save within a step
 
     def states(self) -> Iterable[Leaves]:
         """Return the leaves of all states."""
@@ -66,25 +58,11 @@ class StepMemory:
         self._discarded = True
 
     def note_loss(self) -> None:
-        """Have the next steps that do not count be undone exactly, where `undo` allows: one of them has cost residuals."""
-        if self.undo is not None:
-            return
-        unversioned = [leaf for leaves in self.states() for leaf in leaves.flat if not leaf.versioned]
-        megabytes = sum(leaf.flat.nbytes for leaf in unversioned) / 1e6
-        try:
-            for leaf in unversioned:
-                leaf.make_room()
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            for leaf in unversioned:
-                leaf.versioned = False
-                leaf.drop_room()
-            self.undo = False
-            logger.warning("%s. %s", LOST, NO_ROOM.format(megabytes))
-        else:
-            self.undo = True
-            logger.warning("%s. %s", LOST, UNDONE.format(megabytes))
+        """Warn once where a step that does not count has cost residuals."""
+        if not self._warned_of_loss:
+            self._warned_of_loss = True
+            in_place = (leaf for leaves in self.states() for leaf in leaves.flat if not leaf.versioned)
+            logger.warning(LOST, sum(leaf.flat.nbytes for leaf in in_place) / 1e6)
 
     def note_save_within(self) -> None:
         """Warn once where a save in the middle of a step lacks residuals."""

@@ -11,7 +11,6 @@ from ..averaging.averager import CompressedAverager
 from ..buckets.assignment import Allocate, BucketAssignment, allocate_own
 from ..transport.protocol import Transport
 from ..transport.rank_messages import broadcast
-from . import error_messages
 
 INTERVAL = 64  # synced steps between two looks
 BROKEN_OFF = (
@@ -100,15 +99,9 @@ class BucketOrder:
         self._build(self._assignment.order, allocate)
 
     def follow_formats(self, averager: CompressedAverager | None) -> None:
-        """Make the buckets anew for parameters that lie in another memory format, as `.to(memory_format=...)` has them lie.
-
-        Raises RuntimeError behind the first step of an `averager` that remembers: residuals lie in the former one.
-        """
-        if averager is None or not averager.memory.remembers or not (moved := self._assignment.reordered()):
-            return
-        if averager.memory.step:
-            raise RuntimeError(error_messages.reordered([self._names[index] for index in moved]))
-        self._build(self._assignment.order, allocate_own)
+        """Make the buckets anew for parameters in another memory format, as `.to(memory_format=...)` has them lie."""
+        if averager is not None and averager.memory.remembers and self._assignment.reordered():
+            self._build(self._assignment.order, allocate_own)
 
     def _build(self, order: list[int], allocate: Allocate) -> None:
         self._making = True

@@ -90,11 +90,12 @@ def replaced(names: Sequence[str], remedy: str) -> str:
     )
 
 
-def reordered(names: Sequence[str]) -> str:
-    """Parameters lie in another memory format than their residuals."""
+def shared_view(name: str) -> str:
+    """Two wrappers average a gradient in one backward, which is a view of the buckets of one of them."""
     return (
-        f"parameters {shown(names)} were brought into another memory format after the first step, and residuals lie in the "
-        "former one: call .to(memory_format=...) before training"
+        "Detected at least one parameter gradient is not the expected DDP bucket view with gradient_as_bucket_view=True: "
+        f"two DistributedDataParallel models average parameter {name} in one backward. Wrap one model around both, or leave "
+        "gradient_as_bucket_view out of both"
     )
 
 

@@ -25,7 +25,7 @@ from ..measure.timeline import Timeline
 from ..transport.protocol import Transport
 from . import error_messages
 from .autograd import ParameterHooks, arriving, gradient_node
-from .stray_gradients import OutsideGradients, living
+from .stray_gradients import OutsideGradients, SharedParameters, living
 from .unused_parameters import Rules, Usage
 
 COMPILED = "torch._dynamo.compiled_autograd"  # what runs a backward without Python, where it is in use
@@ -112,6 +112,7 @@ class Reducer:
         self.at_end: list[Callable[[], None]] = []
         self.optimizers: list[Callable[[], None]] = []  # their steps, at the end of backward
         self.deferred: Any = None  # an Overlap: it takes backwards, whose averages it hands out after their end
+        self._shared = SharedParameters()
         self.timeline = Timeline(names)
         self.assignment = assignment
         self.anchor = torch.zeros((), requires_grad=True, device="cpu")
@@ -151,6 +152,8 @@ class Reducer:
         """Expect a synchronized backward: its forward has ended."""
         self.require_finished()
         self._outside.forward_ends()
+        if len(living) > 1:
+            self._shared.look(self)
         self._backward = self._opened(Step(forward=self.timeline.forward, now=self.timeline.now))
         for index, firings in enumerate(self._firings or ()):
             if not firings:
@@ -236,6 +239,8 @@ class Reducer:
         if backward.missing[index] > 0:
             return
         backward.order.append(index)
+        if self._shared.places and self._shared.came_elsewhere(index):
+            raise self._failure(error_messages.shared_view(self.names[index]))
         if backward.stage is Stage.COUNTING:
             return
         if backward.missing[index] < 0:  # this backward does not come to its end

@@ -12,16 +12,17 @@ from torch import Tensor
 from ...compress import Spec, compressor, specification
 from ..transport.protocol import Transport
 from ..transport.rank_messages import broadcast, exchange, largest
+from .unused_parameters import Rules
 
 
-def described(parameters: Mapping[str, Tensor], spec: Spec) -> list[str]:
-    """Return what ranks must agree on, a line each: the compressor, then the parameters."""
+def described(parameters: Mapping[str, Tensor], spec: Spec, rules: Rules) -> list[str]:
+    """Return what ranks must agree on, a line each: the compressor and other arguments, then the parameters."""
     lines = [
         f"parameter {name} with shape {tuple(p.shape)}, strides {p.stride()}, {p.dtype} on {p.device.type}, "
         f"requires_grad={p.requires_grad}"
         for name, p in parameters.items()
     ]
-    return [f"the compressor {specification(compressor(spec))}", *lines]
+    return [f"the compressor {specification(compressor(spec))}", *rules.shared(), *lines]
 
 
 def verify(lines: Sequence[str], transport: Transport) -> None:
@@ -35,7 +36,7 @@ def verify(lines: Sequence[str], transport: Transport) -> None:
     mine, other = texts[0].split("\n"), texts[differing[0]].split("\n")
     here, there = next(
         (pair for pair in zip(mine, other, strict=False) if pair[0] != pair[1]),
-        (f"{len(mine) - 1} parameters", f"{len(other) - 1} parameters"),
+        tuple(f"{sum(line.startswith('parameter ') for line in lines)} parameters" for lines in (mine, other)),
     )
     raise RuntimeError(
         f"DDP expects same model across all ranks, but rank 0 has {here}, while rank {differing[0]} has {there}"

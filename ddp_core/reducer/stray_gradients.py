@@ -84,6 +84,38 @@ class Strays:
             warnings.warn(error_messages.added(added, self._remedy), stacklevel=2)
 
 
+class SharedParameters:
+    """The parameters of a reducer that another one averages, too, where gradients of either are views of its buckets.
+
+    `places`: by index here, these reducers and their indices.
+    """
+
+    def __init__(self) -> None:
+        self.places: dict[int, list[tuple[weakref.ref[Any], int]]] = {}
+        self._living = frozenset[int]()  # the reducers at the last look
+
+    def look(self, mine: Any) -> None:
+        """Find them if reducers have come or gone. `mine`: a `Reducer`, whose file imports this one."""
+        if (now := frozenset(map(id, living))) == self._living:
+            return
+        self._living, self.places = now, {}
+        indices = {id(parameter): index for index, parameter in enumerate(mine.parameters)}
+        for other in living:
+            if other is mine or not (mine.assignment.alias or other.assignment.alias):
+                continue
+            for place, parameter in enumerate(other.parameters):
+                if (index := indices.get(id(parameter))) is not None:
+                    self.places.setdefault(index, []).append((weakref.ref(other), place))
+
+    def came_elsewhere(self, index: int) -> bool:
+        """Return True if another reducer has got the gradient of a parameter in a backward that has not ended."""
+        for other, place in self.places.get(index, ()):
+            backward = getattr(other(), "_backward", None)
+            if backward is not None and place in backward.order:
+                return True
+        return False
+
+
 class OutsideGradients:
     """Warns, once each, of gradients that come after the averages of their step, and of training around the wrapper."""
 

@@ -26,6 +26,11 @@ class Rules:
     static_graph: bool = False
     skip_all_reduce_unused_params: bool = False
 
+    def shared(self) -> list[str]:
+        """Return the arguments that must be alike on all ranks, a line each."""
+        names = ("find_unused_parameters", "static_graph", "skip_all_reduce_unused_params")
+        return [f"buckets of {list(self.caps)} bytes", *(f"{name}={getattr(self, name)}" for name in names)]
+
     @cached_property
     def dynamic(self) -> bool:
         """True if each backward may reach other parameters."""

@@ -111,8 +111,10 @@ def _gone(known: Mapping[int, int]) -> list[int]:
     return [rank for rank, process in known.items() if not Path(f"/proc/{process}").exists()]
 
 
-def await_all(group: dist.ProcessGroup, call: str, timeout: timedelta) -> None:
-    """Return when all ranks of the group have made this call. Log which are missing after some seconds.
+def await_all(group: dist.ProcessGroup, did: str, remedy: str, timeout: timedelta) -> None:
+    """Return when all ranks of the group have come here. Log which are missing after some seconds, and what to do.
+
+    `did`: what ranks that are here have done, for messages.
 
     Raises RuntimeError if some have not come within `timeout`, or if a rank of this host has ended. Without a store, as in
     MPI groups, it does not wait.
@@ -132,7 +134,7 @@ def await_all(group: dist.ProcessGroup, call: str, timeout: timedelta) -> None:
         waited = time.monotonic() - began
         ended = ended_ranks(group) if pause == LONGEST else []
         if ended or waited > timeout.total_seconds():
-            message = _missing(store, number, ranks, call, waited)
+            message = _missing(store, number, ranks, did, remedy, waited)
             if ended:
                 message = f"ranks {ended} have ended. {message}"
             store.add(f"met/{number}", -1)  # so that this rank may call again
@@ -142,7 +144,7 @@ def await_all(group: dist.ProcessGroup, call: str, timeout: timedelta) -> None:
         if waited > PATIENCE and not warned:
             warned = True
             if rank == min(_present(store, number, ranks)):
-                logger.warning("%s", _missing(store, number, ranks, call, waited))
+                logger.warning("%s", _missing(store, number, ranks, did, remedy, waited))
         time.sleep(pause)
         pause = min(2 * pause, LONGEST)
 
@@ -153,10 +155,7 @@ def _present(store: dist.Store, number: int, ranks: int) -> list[int]:
     return [rank for rank, key in enumerate(keys) if store.check([key]) and int(store.get(key)) >= number]
 
 
-def _missing(store: dist.Store, number: int, ranks: int, call: str, seconds: float) -> str:
+def _missing(store: dist.Store, number: int, ranks: int, did: str, remedy: str, seconds: float) -> str:
     present = _present(store, number, ranks)
     missing = [rank for rank in range(ranks) if rank not in present]
-    return (
-        f"ranks {present} have called {call}() and waited {seconds:.0f} s for ranks {missing}, which have not: all ranks "
-        f"must call {call}(), also where only the first one saves; take the call out of `if rank == 0:`"
-    )
+    return f"ranks {present} {did} and waited {seconds:.0f} s for ranks {missing}, which have not: {remedy}"

@@ -6,8 +6,9 @@ They are messages of a transport: see `Transport.message`.
 from __future__ import annotations
 
 import hashlib
+import json
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
@@ -142,8 +143,36 @@ def checksum(tensors: Sequence[Tensor]) -> str:
     """A digest of the tensors' bits, the same whatever the order in which a device adds them up."""
     if not tensors:
         return "nothing"
-    sums = [_bits(tensor.detach()).sum(dtype=torch.int64) for tensor in tensors]
-    return hashlib.sha256(str(torch.stack(sums).tolist()).encode()).hexdigest()[:12]
+    return digest(list(map(bit_sum, tensors)))
+
+
+def bit_sum(tensor: Tensor) -> Tensor:
+    """The sum of a tensor's numbers as integers, on its device."""
+    return _bits(tensor.detach()).sum(dtype=torch.int64)
+
+
+def digest(sums: Sequence[Tensor]) -> str:
+    """A digest of sums of `bit_sum`."""
+    return hashlib.sha256(str(torch.stack(list(sums)).tolist()).encode()).hexdigest()[:12]
+
+
+def unlike(named: Mapping[str, Tensor], transport: Transport) -> str | None:
+    """Return how tensors differ between ranks, by their names and for an error; None where all have the same bits."""
+    sums = {name: bit_sum(named[name]) for name in sorted(named)}
+    mine = torch.stack(list(sums.values())).tolist() if sums else []
+    what = "their parameters"
+    digests = exchange(hashlib.sha256(str([list(sums), mine]).encode()).hexdigest(), transport, what=what)
+    ranks = [rank for rank, each in enumerate(digests) if each != digests[0]]
+    if not ranks:
+        return None
+    told = exchange(json.dumps(list(zip(sums, mine, strict=True))), transport, what=what)
+    found = [{(name, value) for name, value in json.loads(text)} for text in told]
+    names = sorted({name for rank in ranks for name, _ in found[0] ^ found[rank]})
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return (
+        f"the parameters of ranks {ranks} differ from those of rank 0: {shown}. Load one rank's checkpoint on all of them, "
+        "and take every decision that changes parameters on all ranks alike"
+    )
 
 
 def _bits(tensor: Tensor) -> Tensor:

@@ -10,11 +10,13 @@ from typing import TypeAlias
 
 import torch.distributed as dist
 
-from .lost_ranks import know, place
+from .lost_ranks import await_all, know, place
 from .protocol import Transport
 from .rank_messages import exchange
 from .torch_groups import store_of
 
+HERE = "have come to their first bucket of gradients"
+REMEDY = "compress the model on all ranks, with the same arguments; a rank may also be late, or have raised an error"
 CHECK_EVERY = timedelta(seconds=1)  # between two checks of a rank that waits
 SOON = 10.0  # seconds that a store is asked for the others; a collective would notice that one has died
 SHORTEST, LONGEST = 0.001, 0.05  # seconds between two looks of a rank that agrees
@@ -29,10 +31,12 @@ class Agreement:
     """The point where ranks meet before they compare their setups: at the first step, and after each change.
 
     They meet in their group's store, so those that go on without, and wait for those that do not come, find that out.
-    `step`: the one that this rank is in since the start, counted alike on all ranks.
+    `limit`: of the wait for ranks that do not come at the start. `step`: the one that this rank is in since the start,
+    counted alike on all ranks.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: timedelta) -> None:
+        self._limit = limit
         self.step = 0
         self._round, self._world_size = 0, 0
         self._store: dist.Store | None = None  # until the first time, of which nobody can be unaware
@@ -58,6 +62,7 @@ class Agreement:
         self._await_all(self._store)
 
     def _begin(self, transport: Transport) -> None:
+        await_all(transport.group, HERE, REMEDY, self._limit)
         texts = exchange(f"{uuid.uuid4().hex} {place()}", transport, what="the setup of their first bucket")
         keys, _, places = zip(*(text.partition(" ") for text in texts), strict=True)
         know(transport.group, places)

@@ -2,6 +2,7 @@
 
     python docs/benchmarks/predicted_steps.py             # prints the steps of all situations
     python docs/benchmarks/predicted_steps.py --check     # prints the table of errors in docs/how-advise-works.md
+    python docs/benchmarks/predicted_steps.py --write     # writes it there, and all steps to predicted-steps.csv
 
 Both come from one function, `gradwire.hooks.advice.assumed_parts.predicted_step`.
 """
@@ -12,8 +13,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -32,6 +34,7 @@ from gradwire.hooks.advice.assumed_parts import (
 from gradwire.hooks.advice.predict import Prediction
 
 ROOT = Path(__file__).parents[2]
+PAGE, STEPS = ROOT / "docs" / "how-advise-works.md", ROOT / "docs" / "benchmarks" / "predicted-steps.csv"
 H100_STEP = json.loads((ROOT / "docs/benchmarks/h100/step-gpu.json").read_text("utf-8"))["cases"][0]
 GIGABIT = 1e9 / 8  # bytes a second
 SPECS = {  # a name in tables: what `attach` makes of it beside AdamW
@@ -43,7 +46,7 @@ SPECS = {  # a name in tables: what `attach` makes of it beside AdamW
     "hosts+int4": "hosts+int4:error_feedback=false",
 }
 A40_REPORT = {"none": 6.4, "bf16": 3.6, "alone": 1.4}  # seconds of a step; EgoVerse, pull request 667, September 2026
-A40_PARAMETERS, A40_GPUS = 1.2e9, 8
+A40_PARAMETERS, A40_GPUS = 1_200_000_000, 8
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,11 @@ class Check:
     predicted: float
     measured: float
 
+    @property
+    def error(self) -> float:
+        """The part of the measured step by which the prediction is too long."""
+        return self.predicted / self.measured - 1
+
 
 def of_trace(name: str, computation: float = 0.0, backward: float = 0.0) -> GpuStep:
     """Return the step of an emulated accelerator, whose seconds are known by layers; or with these seconds."""
@@ -237,36 +245,66 @@ def of_training() -> Iterator[Check]:
 
 
 def of_gpus() -> Iterator[Check]:
-    """Yield the steps of one H100, by what compressors cost on an H200, and those of the report of 8 A40."""
+    """Yield the steps of one H100, by what compressors cost on an H200. That model's head has a matrix of its own."""
     width, words = 768, 50_304
     gradients = gpt(width, 12, words, 1)
-    gradients["head"] = gradients["wte"]  # a matrix of its own: 162 M parameters
+    gradients = {"head": gradients["wte"]} | gradients  # 162 M parameters
     alone = GpuStep(gradients, readiness(gradients, free=["wte"]), H100_STEP["median_s"], None, 1, H100_STEP["host_s"])
     for case in json.loads((ROOT / "docs/benchmarks/h100/step-gpu.json").read_text("utf-8"))["cases"]:
         if case["case"].startswith("gradwire:"):
             spec = case["case"].removeprefix("gradwire:").removesuffix("@25")
             step = predicted_step(alone, Cluster(1, 1, float("inf")), spec).step
             yield Check("one H100, no network", spec, step, case["median_s"])
+
+
+def of_box() -> Iterator[Check]:
+    """Yield the steps of the report of 8 A40. The uncompressed step says how fast the bus is."""
     for what, backward in (("two thirds hide", BACKWARD * A40_REPORT["alone"]), ("nothing hides", 0.0)):
-        for spec in ("none", "bf16"):
-            step = predicted_step(*a40_box(backward), spec).step
-            yield Check(f"8 x A40, {what}", spec, step, A40_REPORT[spec])
+        step = predicted_step(*a40_box(backward), "bf16").step
+        yield Check(f"8 x A40, {what}", "bf16", step, A40_REPORT["bf16"])
 
 
-def checks() -> list[Check]:
-    """Return all measured steps that the function can predict."""
-    return [*of_gpus(), *of_bandwidth(), *of_training(), *of_advise()]
+def checks() -> dict[str, list[Check]]:
+    """Return all measured steps that the function can predict, by what they are of."""
+    advise = list(of_advise())
+    plain = [each for each in advise if each.spec in ("none", "bf16", "hosts+bf16")]
+    packed = [each for each in advise if each not in plain]
+    return {
+        "[one H100](benchmarks/h100/README.md), nothing to send": list(of_gpus()),
+        "8 x A40, public report": list(of_box()),
+        "[GPT by bandwidth](results/gpt-bandwidth/README.md), four hosts": list(of_bandwidth()),
+        "[GPT in training](results/time-to-accuracy-gpt/README.md), four hosts": list(of_training()),
+        "[emulated accelerators](results/advise/README.md), `none` and `bf16`": plain,
+        "the same, compressed": packed,
+    }
 
 
 def check_rows() -> Iterator[str]:
     """Yield the table of errors."""
-    yield "| case | compressor | predicted, ms | measured, ms | error |\n|---|---|---|---|---|"
-    for each in checks():
-        error = each.predicted / each.measured - 1
-        yield (
-            f"| {each.case} | `{each.spec}` | {each.predicted * 1e3:.1f} | {each.measured * 1e3:.1f} | {error:+.1%} |"
-        )
+    yield "| measured steps | number | median error | least | most |\n|---|---|---|---|---|"
+    for name, group in checks().items():
+        errors = sorted(each.error for each in group)
+        size = median(map(abs, errors))
+        yield f"| {name} | {len(errors)} | {size:.1%} | {errors[0]:+.1%} | {errors[-1]:+.1%} |"
+
+
+def all_rows() -> Iterator[str]:
+    """Yield all steps as lines of CSV."""
+    yield "case,compressor,predicted_ms,measured_ms,error"
+    for each in chain(*checks().values()):
+        yield f'"{each.case}","{each.spec}",{each.predicted * 1e3:.1f},{each.measured * 1e3:.1f},{each.error:+.1%}'
+
+
+def write() -> None:
+    """Write the page's table and the file of all steps."""
+    text = PAGE.read_text("utf-8")
+    start = text.index("| measured steps |")
+    PAGE.write_text(text[:start] + "\n".join(check_rows()) + text[text.index("\n\n", start) :], "utf-8")
+    STEPS.write_text("\n".join(all_rows()) + "\n", "utf-8")
 
 
 if __name__ == "__main__":
-    print("\n".join(check_rows() if "--check" in sys.argv else situation_rows()))
+    if "--write" in sys.argv:
+        write()
+    else:
+        print("\n".join(check_rows() if "--check" in sys.argv else situation_rows()))

@@ -82,7 +82,8 @@ def _own(place: str) -> Task:
             raise ValueError(
                 f"{place} returns a module, a batch and a function loss(model, batch); got {returned!r:.200}"
             )
-        return returned
+        model, batch, loss = returned
+        return model, batch, loss
 
     return Task(
         f"{Path(path).name}:{function}",

@@ -21,8 +21,6 @@ from ...hooks.torch_ddp import attach, compress_bucket
 from ..workloads.order import BACKWARD
 from .rows import Case, Traffic
 
-FLOAT_BYTES = 4
-
 
 def wrapped(
     model: nn.Module, case: Case, groups: Sequence[dist.ProcessGroup], timeout: timedelta, transport: Decorator | None
@@ -103,14 +101,13 @@ def no_buffer_sync() -> dict[str, bool]:
 
 def traffic(model: nn.Module, case: Case, handle: Handle | None, world_size: int) -> Traffic:
     """Return a rank's bytes in a synchronized iteration: measured, or for torch's all-reduces computed."""
-    elements = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    payload = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
     if case.ddp == "none":
         return Traffic()
     if handle is None:
-        payload = FLOAT_BYTES * elements
         return Traffic(payload, 2 * (world_size - 1) / world_size * payload)
     last = handle.stats().last.traffic
-    return Traffic(last.payload_bytes, last.sent_bytes, ratio(elements, last, world_size))
+    return Traffic(last.payload_bytes, last.sent_bytes, ratio(payload, last, world_size))
 
 
 def slice_mb(model: nn.Module, case: Case, world_size: int) -> float | None:

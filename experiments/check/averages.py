@@ -57,7 +57,8 @@ class Training:
     def step(self, gradients: Named) -> Named:
         """Return the averages of one step, on the CPU."""
         self._model({name: each.to(self._device) for name, each in gradients.items()}).backward()
-        averages = {name: each.grad.cpu().clone() for name, each in self._model.module.named_parameters()}
+        named = self._model.module.named_parameters()
+        averages = {name: grad.cpu().clone() for name, each in named if (grad := each.grad) is not None}
         self._model.zero_grad()
         return averages
 
@@ -111,7 +112,8 @@ def simulated(spec: str, buckets: Sequence[tuple[str, ...]]) -> list[Named]:
 
 def check_averages(spec: str, device: torch.device) -> tuple[Errors, Errors] | None:
     """Return the errors found and expected on rank 0, None on others. Raises WrongResult on all. A collective call."""
-    training, rank, errors, told = Training(spec, device), dist.get_rank(), None, ""
+    errors: tuple[Errors, Errors] | None = None
+    training, rank, told = Training(spec, device), dist.get_rank(), ""
     averages = training.steps(STEPS)
     buckets = [bucket.parameters for bucket in training.handle.stats().buckets]
     training.handle.close()

@@ -68,13 +68,24 @@ COMMANDS: dict[str, Command] = {
         positional=("command",),
     ),
     "plan": Command(
-        "Show how many bytes each compressor sends for a model, without training it.",
+        "Show how many bytes each compressor sends for a model, and what it saves on a network, without training.",
         function=".plan:plan_command",
         examples=(
             "gradwire plan --model gpt --compressors none,int4,powersgd:rank=4 --workers 16",
+            "gradwire plan --parameters 124M --hosts 2 --gpus-per-host 8 --rate 10gbit --step-seconds 0.12",
             "gradwire plan --model gpt --sites 4 --up 110mbit --down 500mbit --step-seconds 0.1",
         ),
-        common=("compressors", "model", "workers", "json"),
+        common=(
+            "compressors",
+            "model",
+            "parameters",
+            "workers",
+            "hosts",
+            "gpus_per_host",
+            "rate",
+            "step_seconds",
+            "json",
+        ),
     ),
     "advise": Command(
         "Measure a training and its network, and recommend whether and how to compress.",

@@ -27,6 +27,7 @@ METAVARS = {
     "jitter": "TIME",
     "loss": "PERCENT",
     "out": "PATH",
+    "parameters": "N",
     "path": "PATH",
     "rate": "RATE",
     "utilization": "FILE",

@@ -316,7 +316,7 @@ def result_of(
 ) -> RunResult:
     """Return the result of a training that has ended, on real ranks or on simulated ones. `ran`: what `filled` returned."""
     losses = history.mean_losses
-    elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    gradient_bytes = sum(p.nbytes for p in model.parameters() if p.requires_grad)
     planned = _planned(model, ran, config, ranks)
     return RunResult(
         compressor=spec,
@@ -328,7 +328,7 @@ def result_of(
         seconds=sent.seconds,
         payload_bytes_per_step=sent.traffic.payload_bytes,
         sent_bytes_per_step=sent.traffic.sent_bytes,
-        compression_ratio=ratio(elements, sent.traffic, ranks),
+        compression_ratio=ratio(gradient_bytes, sent.traffic, ranks),
         peak_memory_bytes=peak_bytes,
         train_seconds=tuple(history.train_seconds),
         parameters_digest=digest,

@@ -194,11 +194,17 @@ def gpt(
     return gradients
 
 
-def layered(parameters: float, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """Return the gradients of a transformer of about a size, without embedding: a layer for each 64 of its width."""
+def layered(parameters: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """Return the gradients of a transformer with so many parameters, without embedding: a layer for each 64 of its width."""
     width = max(1, round((parameters * HEAD_DIMENSION / 12) ** (1 / 3)))
-    layers = max(1, round(parameters / (12 * width**2)))
-    return {name: each for name, each in gpt(width, layers, 1, 1, dtype).items() if name not in ("wpe", "wte")}
+    gradients = {
+        name: each for name, each in gpt(width, parameters // (12 * width**2), 1, 1, dtype).items() if "." in name
+    }
+    rest = divmod(parameters - sum(each.numel() for each in gradients.values()), width)
+    shapes = {"matrix": (rest[0], width), "vector": (rest[1],)}
+    return gradients | {
+        name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in shapes.items() if shape[0]
+    }
 
 
 def model_step(model: nn.Module, order: Sequence[Tensor]) -> tuple[dict[str, Tensor], dict[str, float]]:

@@ -70,7 +70,8 @@ class Prediction:
     """A step in seconds, and the least that any order of sending allows (computation and wire alone).
 
     `computation`: seconds of a step that never communicates. `encode`: seconds of a rank's compression, hidden or not.
-    `host`: seconds that the step waits for launches. `card_bytes`: sent through the network card of a host.
+    `host`: seconds that the step waits for launches. `network`: seconds that the link is held. `card_bytes`: sent through
+    the network card of a host.
     """
 
     step: float
@@ -79,6 +80,7 @@ class Prediction:
     computation: float = 0.0
     encode: float = 0.0
     host: float = 0.0
+    network: float = 0.0
     card_bytes: float = 0.0
 
     @property
@@ -109,7 +111,8 @@ def predicted(measured: Measured, spec: str, order: str, ranks: Ranks, bucket_mb
     launches = measured.launches + measured.arithmetic[spec].launches * len(parcels)
     host = max(0.0, launches - computation.seconds - encode) if measured.launches else 0.0
     seconds = step.seconds(until_needed=overlaps) + host
-    return Prediction(seconds, bound, sent_bytes, computation.seconds, encode, host, card_bytes)
+    network = sum(map(_wire, parcels))
+    return Prediction(seconds, bound, sent_bytes, computation.seconds, encode, host, network, card_bytes)
 
 
 def through_card(kind: Kind, ranks: Ranks, *, rings: bool) -> float:

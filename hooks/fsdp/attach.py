@@ -36,7 +36,7 @@ class Sharding:
     spec: Spec | None = None
     process_group: dist.ProcessGroup | None = None
     optimizer: Optimizers | None = None
-    undo: bool | None = None
+    undo: bool = False
 
     def __post_init__(self) -> None:
         if self.spec is not None or self.process_group is not None:

@@ -12,11 +12,12 @@ from ...compress.state.tree import Entries
 from ...ddp_core import Handle, Observed
 from ...ddp_core.averaging.averager import CompressedAverager
 from ...ddp_core.averaging.shard_averager import ShardAverager
+from ...ddp_core.averaging.shown_averages import OnAverage
 from ...ddp_core.memory.model_memory import Snapshot
 from ...ddp_core.memory.shard_memory import Key, ShardSnapshot
 from ...ddp_core.memory.shard_memory import saved as weights_in_use
 from .modules import ShardedModule
-from .state import FORMAT, among_replicas, checked, merged, owed_by_replicas, own
+from .state import FORMAT, among_replicas, checked, key_of, merged, owed_by_replicas, own
 
 
 class ShardHandle(Observed):
@@ -95,6 +96,16 @@ class ShardHandle(Observed):
         if self.replicas is not None:
             self.replicas.discard_step()
 
+    def _show(self, function: OnAverage | None) -> None:
+        if self.replicas is not None:
+            self.replicas.averager.on_average = function  # who averages last
+        elif self.averager.across_replicas:
+            raise ValueError(
+                "torch averages over replicas after gradwire here: pass replicas='none' to attach() as well"
+            )
+        else:
+            super()._show(function)
+
     def _what(self) -> str:
         return f"gather {self.averager.weights}, reduce {self.averager.memory.reduction}"
 
@@ -107,8 +118,9 @@ class ShardHandle(Observed):
         Returns:
             {"rank 0 of 4": {"gradwire": format, "reduce", "step", "parameters": {name: {field: tensor}}, "tensors":
             their number}}. The key differs between ranks, so that torch.distributed.checkpoint saves those of all
-            ranks together. Tensors have the shapes of whole parameters. Where differences of weights travel, "weights"
-            has this rank's shards. With replicas, their handle's state is in it as "replicas".
+            ranks together; with tensor parallelism it is "rank 0 of 2, part 1 of 2". Tensors have the shapes of whole
+            parameters. Where differences of weights travel, "weights" has this rank's shards. With replicas, their
+            handle's state is in it as "replicas".
         """
         self._catch_up()
         snapshot, of_replicas, in_use = self._stepping.take(self._taken)
@@ -138,13 +150,13 @@ class ShardHandle(Observed):
             saved: this rank's `state_dict()`; with `resize` a list with the states of all ranks, the same on every
                 rank.
             resize: True continues on another number of ranks: each rank, and each shard's replicas, gets the mean of
-                the residuals. The next weights are sent exactly.
+                the residuals. The next weights are sent exactly. Tensor parallelism stays as it was.
 
         Raises:
             ValueError: the state does not fit. Nothing changes then.
         """
         memory = self.averager.memory
-        inside = merged(saved) if resize else own(saved, self._key())
+        inside = merged(saved, self._modules[0].part) if resize else own(saved, self._key())
         frozen = frozenset().union(
             *(set(module.names).difference(module.layout().whole.names) for module in self._modules)
         )
@@ -180,8 +192,8 @@ class ShardHandle(Observed):
         return owed_by_replicas(state["replicas"], layouts, self.replicas.compressor, self.replicas.frozen)
 
     def _key(self) -> str:
-        rank, ranks = self._modules[0].place
-        return f"rank {rank} of {ranks}"
+        module = self._modules[0]
+        return key_of(*module.place, module.part)
 
     def close(self) -> None:
         """End the compression: torch communicates by itself again, and residuals are dropped."""

@@ -17,6 +17,7 @@ from ...compress import Layout, Ranks
 from ...compress.shards.layout import ShardLayout
 from ...compress.shards.weights import WeightKind
 from ...ddp_core import plain
+from ...ddp_core.transport.parts_of_world import part_of_world
 from ...kernels import temporary
 
 SINCE = "2.9"  # the torch whose FSDP2 takes communication of others
@@ -115,6 +116,11 @@ class ShardedModule:
         return ranks.index(dist.get_rank()), len(ranks)
 
     @property
+    def part(self) -> str:
+        """Which part of the world the ranks of the mesh are: see `part_of_world`."""
+        return part_of_world(self.group.mesh_info.mesh.mesh.flatten().tolist(), dist.get_world_size())
+
+    @property
     def training(self) -> bool:
         """True if the module is in training mode, in which steps are counted."""
         return bool(self.module.training)
@@ -202,8 +208,18 @@ class ShardedModule:
         return hasattr(self.group.mesh_info, "replicate_process_group") or self.group._all_reduce_hook is not None
 
     def reads_gradients(self, dtype: torch.dtype) -> bool:
-        """Return True if torch reads shards of gradients of a dtype on arrival: it adds them up, casts or moves them."""
-        return any(_reads(param, dtype) for param in self.group.fsdp_params)
+        """Return True if torch reads shards of gradients of a dtype on arrival: it divides, adds up, casts or moves them."""
+        return self._divides(dtype) or any(_reads(param, dtype) for param in self.group.fsdp_params)
+
+    def _divides(self, dtype: torch.dtype) -> bool:
+        """Return True if torch may divide sums of a dtype on arrival.
+
+        It has the collective divide in float32 and bfloat16 alone. In other types, and where sums are forced, it divides
+        before and after, or after alone, by factors whose product is the divisor.
+        """
+        within = dtype in (torch.float32, torch.bfloat16) and not self.group.force_sum_reduction_for_comms
+        ranks = 1 if self.alone else self.shard_group.size()
+        return not within and (ranks if self.divisor is None else self.divisor) != 1
 
     def take(self, gather: Any, reduction: Any, divisor: float) -> None:
         """Have others communicate. `divisor`: what torch divides gradients by, after all sums."""

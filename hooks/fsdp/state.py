@@ -23,6 +23,15 @@ FORMAT = 4
 FIELDS = ("gradwire", "reduce", "step", "parameters", "weights")
 
 
+def key_of(rank: int, ranks: int, part: str) -> str:
+    """Return the key of a rank's state, which no other rank of the world has.
+
+    >>> key_of(0, 2, ""), key_of(0, 2, "part 1 of 2")
+    ('rank 0 of 2', 'rank 0 of 2, part 1 of 2')
+    """
+    return ", ".join(filter(None, (f"rank {rank} of {ranks}", part)))
+
+
 def own(saved: Any, key: str) -> Mapping[str, Any]:
     """This rank's part of a state dict, under its key. Raises ValueError where it is another rank's."""
     if not isinstance(saved, Mapping) or not saved:
@@ -88,19 +97,21 @@ def _usable(numbers: Any) -> bool:
     return isinstance(numbers, Tensor) and numbers.is_floating_point() and bool(numbers.isfinite().all())
 
 
-def merged(states: Any) -> dict[str, Any]:
+def merged(states: Any, part: str) -> dict[str, Any]:
     """The state from which every rank goes on, whatever their number: the mean of what all ranks held back.
 
     So the mean over ranks of what is held back, which is what the mean gradient lacks, stays what it was. "replicas" has the
-    states of the replicas' handles, by rank, where all were saved. Raises ValueError unless `states` are those of all ranks
-    after one step, each of them once.
+    states of the replicas' handles, by rank, where all were saved. `part`: of the world, whose states alone are used.
+    Raises ValueError unless `states` are those of all ranks after one step, each of them once.
     """
     if not isinstance(states, Sequence) or not all(isinstance(state, Mapping) for state in states):
         raise ValueError(f"resize=True takes a list of the states of all ranks, got {type(states).__name__}")
     given = {str(key): inside for state in states for key, inside in state.items()}
-    expected = [f"rank {rank} of {len(states)}" for rank in range(len(states))]
-    if not states or set(given) != set(expected):
-        raise ValueError(f"resize=True takes the states of all ranks, each of them once; got {', '.join(given)}")
+    mine = [key for state in states for key in map(str, state) if key.partition(", ")[2] == part]
+    expected = [key_of(rank, len(mine), part) for rank in range(len(mine))]
+    if not mine or set(mine) != set(expected):
+        whose = f"all ranks of {part}" if part else "all ranks"
+        raise ValueError(f"resize=True takes the states of {whose}, each of them once; got {', '.join(given)}")
     parts = [given[key] for key in expected]
     for key in ("reduce", "step"):
         if len(values := {part[key] for part in parts}) > 1:

@@ -145,7 +145,7 @@ def _quantize_blocks(
             lambda values, held: _quantize_blocks(values, held, *rest), grad, residual, signs, places, _rotate_blocks
         )
     rows, blocks = scales.shape
-    cut = grad.numel(), rows, blocks, length // blocks, *_table(places)
+    cut = grad.numel(), rows, blocks, length // blocks, *(IN_ORDER if places is None else _table(places))
     steps, limit = steps_of(bits, exponent, seed, residual), FORMATS[bits, exponent].limit
     levels = bits, exponent, steps, limit, seed, counter
     library().quantize_blocks(grad, *(residual or NONE), scales, codes, *cut, *levels, torch.get_num_threads())
@@ -167,19 +167,24 @@ def _dequantize_mean(
         return decoded_rotated(decode, out, residual, signs, places, _rotate_blocks, _cast_scaled)
     voters, rows, blocks = scales.shape
     block = codes.shape[2] * 8 // bits // blocks
-    cut = voters, out.numel(), rows, blocks, block, *_table(places)
+    cut = voters, out.numel(), rows, blocks, block, *(IN_ORDER if places is None else _table(places))
     library().dequantize_mean(scales, codes, out, residual, *cut, bits, exponent, torch.get_num_threads())
 
 
 @rotate_blocks.implement(NAME, {"values": WIDE, "signs": WIDE})
 def _rotate_blocks(values: Tensor, signs: Tensor, back: bool = False, places: Places | None = None) -> None:
-    cut = values.numel(), signs.numel(), *_table(places), 0 if places is None else places.blocks
+    cut = (
+        values.numel(),
+        signs.numel(),
+        *(IN_ORDER if places is None else _table(places)),
+        0 if places is None else places.blocks,
+    )
     library().rotate_blocks(values, signs, *cut, back, torch.get_num_threads())
 
 
-def _table(places: Places | None) -> tuple[Tensor | None, int, int]:
+def _table(places: Places) -> tuple[Tensor, int, int]:
     """The table, its blocks and the stride of places."""
-    return IN_ORDER if places is None else (places.table, len(places.table), places.stride)
+    return places.table, len(places.table), places.stride
 
 
 @select_largest.implement(NAME, {"grad": FLOATS, "residual": WIDE, "values": FLOATS})
@@ -209,7 +214,7 @@ def _sign_pack(
             lambda values, held: _sign_pack(values, held, *rest), grad, residual, signs, places, _rotate_blocks
         )
     rows, blocks = scales.shape
-    cut = grad.numel(), rows, blocks, length // blocks, *_table(places)
+    cut = grad.numel(), rows, blocks, length // blocks, *(IN_ORDER if places is None else _table(places))
     library().sign_pack(grad, *(residual or NONE), scales, bits, *cut, torch.get_num_threads())
 
 
@@ -227,5 +232,5 @@ def _sign_unpack_mean(
         return decoded_rotated(decode, out, residual, signs, places, _rotate_blocks, _cast_scaled)
     voters, rows, blocks = scales.shape
     block = bits.shape[2] * 8 // blocks
-    cut = voters, out.numel(), rows, blocks, block, *_table(places)
+    cut = voters, out.numel(), rows, blocks, block, *(IN_ORDER if places is None else _table(places))
     library().sign_unpack_mean(scales, bits, out, residual, *cut, torch.get_num_threads())

@@ -64,20 +64,21 @@ GATHERED = {  # specification: bytes of the payload
     "topk:k=10000": 19_968,  # 2493 * 8, padded to a multiple of 128
 }
 ROW_BITS = 16  # bytes of a bit for each of 87 rows, padded: also of a part of them
+# By parameters there are 6 blocks of 1024, 42 of 64, 313 of 8 and 23 of 128: 2048 elements have 2 of 1024, 432 have 1.
 TWO_SHOT = {  # (specification, ranks): bytes of a part of the bucket
-    ("onebit", 1): 400 + ROW_BITS,  # 4 * 3 + 3072 // 8, padded to a multiple of 16
-    ("onebit", 2): 272 + ROW_BITS,  # 4 * 2 + 2048 // 8
-    ("onebit", 4): 144 + ROW_BITS,  # rotated blocks are whole: 4 * 1 + 1024 // 8
-    ("onebit:rotate=false", 4): 96 + ROW_BITS,  # 624 elements in one short block: 4 * 1 + 78
-    ("onebit:block=64", 4): 128 + ROW_BITS,  # 4 * 10 + 640 // 8
-    ("onebit:block=8", 3): 528 + ROW_BITS,  # 4 * 104 + 104
-    ("int8", 1): 2560 + 4 * 20,
-    ("fp8", 1): 2560 + 4 * 20,
-    ("int8:rotate=true", 4): 640 + 4 * 5 + 12 + ROW_BITS,
-    ("int4", 2): 1280 // 2 + 4 * 10 + 8,  # padded to words of 16
-    ("int2", 4): 640 // 4 + 4 * 5 + 12 + ROW_BITS,
-    ("ternary", 4): 640 // 4 + 4 * 5 + 12,
-    ("int8:block=1024", 4): 624 + 4 + 12,  # one short block
+    ("onebit", 1): 800 + ROW_BITS,  # 4 * 6 + 6 * 1024 // 8, padded to a multiple of 16
+    ("onebit", 2): 400 + ROW_BITS,  # 4 * 3 + 3 * 128
+    ("onebit", 4): 272 + ROW_BITS,  # 4 * 2 + 2 * 128
+    ("onebit:rotate=false", 4): 272 + ROW_BITS,
+    ("onebit:block=64", 4): 144 + ROW_BITS,  # 4 * 11 + 11 * 8
+    ("onebit:block=8", 3): 528 + ROW_BITS,  # 4 * 105 + 105
+    ("int8", 1): 23 * 128 + 4 * 23 + 4,
+    ("fp8", 1): 23 * 128 + 4 * 23 + 4,
+    ("int8:rotate=true", 4): 6 * 128 + 4 * 6 + 8 + ROW_BITS,
+    ("int4", 2): 12 * 64 + 4 * 12,
+    ("int2", 4): 6 * 32 + 4 * 6 + 8 + ROW_BITS,
+    ("ternary", 4): 6 * 32 + 4 * 6 + 8,
+    ("int8:block=1024", 4): 2 * 1024 + 4 * 2 + 8,
 }
 
 

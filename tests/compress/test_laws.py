@@ -383,7 +383,7 @@ def moves(spec, within, sizes, steps=100):
     """How far Adam moves weights in steps towards a target, whose gradients are multiplied by `sizes`, with noise."""
     generator = torch.Generator().manual_seed(0)
     weights = torch.zeros(within.numel, requires_grad=True)
-    target, optimizer = torch.randn(within.numel, generator=generator), torch.optim.Adam([weights], 1e-2, eps=0)
+    target, optimizer = torch.randn(within.numel, generator=generator), torch.optim.Adam([weights], 1e-2, eps=1e-12)
     simulation = Simulation(build(spec), within)
     for _ in range(steps):
         noise = torch.randn(within.ranks.world_size, within.numel, generator=generator)

@@ -62,9 +62,9 @@ def test_a_bus_carries_the_bytes_of_all_ranks(planned, capsys):
     flags = ("--model=mlp", "--compressors=none,int4", "--workers=8")
     for bus, bytes_a_second in (("pcie4x16", 16e9 * 16 * 128 / 130 / 8), ("80gbit", 1e10)):
         for row in planned(*flags, f"--bus={bus}")["rows"]:
-            assert row["bus_seconds"] == pytest.approx(8 * row["sent_bytes_per_step"] / bytes_a_second, rel=1e-3)
+            assert row["network_seconds"] == pytest.approx(8 * row["sent_bytes_per_step"] / bytes_a_second, rel=1e-3)
     assert main(["plan", *flags, "--bus=80gbit"]) == 0
-    assert "bus" in capsys.readouterr().out
+    assert "network" in capsys.readouterr().out
     assert main(["plan", *flags, "--bus=0"]) != 0
     assert "pcie3x16, pcie4x16, pcie5x16 or a rate above 0" in capsys.readouterr().err
 
@@ -184,7 +184,6 @@ def test_sites_of_a_model_of_72_billion_parameters_are_planned_by_their_number(p
     [
         (("--sites=1",), "--sites is at least 2"),
         (("--sites=2", "--up=0"), "--up and --down are rates above 0"),
-        (("--parameters=1e9",), "--parameters goes with --sites"),
         (("--sites=2", "--parameters=1e20"), "--parameters is from 1 to"),
         (("--sites=2", "--parameters=0.5"), "--parameters is from 1 to"),
         (("--sites=2", "--parallel=fsdp"), "leave out --parallel"),
@@ -194,3 +193,82 @@ def test_sites_of_a_model_of_72_billion_parameters_are_planned_by_their_number(p
 def test_plans_of_sites_that_cannot_be_are_refused(flags, said, capsys):
     assert main(["plan", *flags]) != 0
     assert said in capsys.readouterr().err
+
+
+GPT2 = ("--parameters=124M", "--dtype=fp32")
+TIMES = ["network_seconds", "saves_at_most_seconds", "step_seconds", "speed_up"]
+
+
+def test_a_number_of_parameters_is_planned_without_a_model_and_without_sites(planned):
+    document = planned("--parameters=124M", "--workers=2")
+    assert (document["parameters"], document["world_size"]) == (124_000_000, 2)
+    assert [row["compressor"] for row in document["rows"]] == ["none", "bf16", "int8", "int4", "powersgd:rank=4"]
+    assert [list(row) for row in document["rows"]] == [COLUMNS] * 5
+    assert document["rows"][0]["sent_bytes_per_step"] == 4 * 124e6  # of two ranks in a ring
+
+
+def test_a_slow_card_takes_the_time_of_its_bytes_and_saves_what_is_not_sent(planned):
+    rows = planned(*GPT2, "--hosts=2", "--rate=1gbit", "--compressors=none,bf16,int4", "--step-seconds=0.1")["rows"]
+    assert [list(row) for row in rows] == [COLUMNS + TIMES] * 3
+    none, half, _ = rows
+    assert none["network_seconds"] == pytest.approx(4 * 124e6 / 1.25e8 / 0.94, rel=0.01)
+    assert half["saves_at_most_seconds"] == pytest.approx(none["network_seconds"] / 2)
+    assert (none["saves_at_most_seconds"], none["speed_up"]) == (0, 1)
+    assert all(row["network_seconds"] < row["step_seconds"] < row["network_seconds"] + 0.1 for row in rows)
+
+
+def test_four_micro_batches_hide_a_quarter_and_two_hosts_send_two_thirds_of_four(planned):
+    flags = (*GPT2, "--rate=10gbit", "--compressors=bf16", "--step-seconds=0.4")
+    (one,), (four,), (more,) = (
+        planned(*flags, *other)["rows"] for other in (["--hosts=2"], ["--hosts=2", "--micro-batches=4"], ["--hosts=4"])
+    )
+    assert one["network_seconds"] == four["network_seconds"] == pytest.approx(more["network_seconds"] * 2 / 3)
+    assert one["step_seconds"] < four["step_seconds"]
+
+
+def test_gradients_in_16_bits_send_half_and_bf16_saves_nothing(planned):
+    flags = ("--parameters=124M", "--hosts=2", "--rate=10gbit", "--compressors=none,bf16,int8")
+    wide, narrow = (planned(*flags, f"--dtype={dtype}")["rows"] for dtype in ("fp32", "bf16"))
+    assert narrow[0]["sent_bytes_per_step"] == wide[0]["sent_bytes_per_step"] / 2
+    assert [round(row["compression_ratio"], 1) for row in narrow] == [1.0, 1.0, 1.9]
+    assert [row["saves_at_most_seconds"] > 0 for row in narrow] == [False, False, True]
+
+
+def test_ranks_of_a_host_share_its_card_unless_hosts_average_first(planned):
+    flags = (*GPT2, "--hosts=2", "--gpus-per-host=8", "--rate=10gbit")
+    document = planned(*flags)
+    seconds = {row["compressor"]: row["network_seconds"] for row in document["rows"]}
+    assert document["world_size"] == 16
+    assert seconds["int4"] > seconds["bf16"] > 3 * seconds["hosts+int4"]
+
+
+def test_a_box_predicts_steps_from_its_bus(planned):
+    flags = (*GPT2, "--workers=8", "--bus=80gbit", "--compressors=none,int4", "--step-seconds=0.1")
+    none, packed = planned(*flags)["rows"]
+    assert none["network_seconds"] == pytest.approx(8 * none["sent_bytes_per_step"] / 1e10)
+    assert packed["speed_up"] > 1.5
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--parameters=many"], "a number such as 124M, 1.2B or 72.7e9, got 'many'"),
+        (["--parameters=0"], "--parameters is from 1 to"),
+        (["--rate=0"], "--rate is a bandwidth above 0"),
+        (["--gpus-per-host=8"], "goes with --hosts"),
+        (["--hosts=2", "--micro-batches=0"], "--micro-batches are at least 1"),
+        (["--step-seconds=0"], "--step-seconds is above 0"),
+        (["--parallel=fsdp", "--rate=10gbit"], "are of ddp"),
+        (["--local-every=4", "--rate=10gbit"], "leave out --rate and --step-seconds"),
+    ],
+)
+def test_what_makes_no_cluster_is_refused(flags, message, capsys):
+    assert main(["plan", *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_times_are_shown_with_what_they_leave_out(capsys):
+    assert main(["plan", "--parameters=10M", "--hosts=2", "--rate=1gbit", "--step-seconds=0.1"]) == 0
+    shown = capsys.readouterr().out
+    for told in ("saves at", "speed up", "Latency is left out", "10,000,000 parameters on 2 ranks"):
+        assert told in shown

@@ -7,7 +7,7 @@ import pytest
 
 from gradwire import Rendezvous
 from gradwire.experiments.cli import main
-from gradwire.experiments.rendezvous import RendezvousConfig, _shown
+from gradwire.experiments.rendezvous import RendezvousConfig, _shown, allow_files
 from gradwire.hooks.local_sgd.secret import Secret
 
 from ..forked import Script
@@ -78,3 +78,16 @@ def test_a_port_that_is_taken_is_refused_in_one_line(capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert main(["rendezvous", "--port", str(taken.getsockname()[1])]) == 2
     assert "Give a free port by --port" in capsys.readouterr().err
+
+
+def test_the_rendezvous_may_open_a_file_for_each_rank_of_each_site():
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+        allow_files(700)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (700 if hard == -1 else min(700, hard), hard)
+        allow_files(600)  # it has more
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(700, hard) if hard != -1 else 700
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

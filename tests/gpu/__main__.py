@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -83,7 +84,8 @@ def main():
     out.mkdir(parents=True, exist_ok=True)
     summary, now = out / "summary.json", commit()
     results = earlier(summary, now)
-    for name in [part for name in options.parts or PARTS for part in GROUPS.get(name, [name])]:
+    asked = [GROUPS.get(each, (each,)) for each in options.parts or PARTS]
+    for name in chain.from_iterable(asked):
         if name in results and name not in options.parts:
             print(f"{name:16} {results[name]['verdict']:18} before, at this commit", flush=True)
             continue

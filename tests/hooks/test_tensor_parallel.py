@@ -2,12 +2,15 @@
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
+
+from ..torch_versions import replicate_of_fsdp
 
 PLAN = {"1": ColwiseParallel(), "3": RowwiseParallel()}
 STEPS = 4
@@ -83,3 +86,47 @@ def test_each_part_is_averaged_over_the_data_parallel_ranks_and_resumes_to_the_b
         assert spec == "none" or residuals["1.weight"] == (4, 6)
     for one, other in zip(answers[:2], answers[2:], strict=True):
         torch.testing.assert_close(one[1], other[1], rtol=0, atol=0)  # of data parallelism
+
+
+def of_another_part(rank, world_size, wrap, folder):
+    """What a load of the other part's state raises; whether one's own comes back, also from a checkpoint of both parts."""
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+    handle = wrap(parallelize_module(network(), mesh["tp"], PLAN), mesh["dp"])
+    states = [None, None]
+    torch.distributed.all_gather_object(states, handle.state_dict())
+    handle.load_state_dict(states[rank])
+    handle.load_state_dict(states, resize=True)
+    with pytest.raises(ValueError, match=f"of part {1 - rank} of 2, this rank is in part {rank} of 2") as raised:
+        handle.load_state_dict(states[1 - rank])
+    gathered = handle.gather_state_dict()
+    dcp.save({"compression": gathered}, checkpoint_id=folder)
+    back = {"compression": handle.gather_state_dict()}
+    dcp.load(back, checkpoint_id=folder)
+    handle.scatter_state_dict(back["compression"])
+    handle.close()
+    return list(gathered), str(raised.value)
+
+
+def in_torchs_ddp(model, mesh):
+    return gradwire.attach(TorchDDP(model, device_mesh=mesh), "int4")
+
+
+def in_own_ddp(model, mesh):
+    return gradwire.DistributedDataParallel(model, compressor="int4", device_mesh=mesh).compression
+
+
+def in_replicate(model, mesh):
+    from torch.distributed._composable.replicate_with_fsdp import replicate
+
+    return gradwire.attach(replicate(model, mesh=mesh), "int4")
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [in_torchs_ddp, in_own_ddp, pytest.param(in_replicate, marks=replicate_of_fsdp)],
+    ids=lambda wrap: wrap.__name__,
+)
+def test_a_state_comes_back_to_the_part_that_it_is_of_alone(ranks, wrap, tmp_path):
+    answers = ranks.run(of_another_part, 2, wrap, str(tmp_path))
+    assert len({key for keys, _ in answers for key in keys if key != "gradwire"}) == 2
+    assert all("load each rank's own" in text for _, text in answers)

@@ -15,7 +15,7 @@ def network():
     return nn.Sequential(nn.Linear(50, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 10))
 
 
-def trained(rank, spec, steps=5, net=None, start=0, state=None, handles=None, poison=None, undo=None):
+def trained(rank, spec, steps=5, net=None, start=0, state=None, handles=None, poison=None, undo=False):
     ddp = DistributedDataParallel(net or network(), bucket_cap_mb=0.05, gradient_as_bucket_view=True)
     handle = gradwire.attach(ddp, spec, undo=undo) if spec else None
     if state is not None:

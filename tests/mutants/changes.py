@@ -46,9 +46,9 @@ MUTANTS = [
     ),
     Mutant(
         "a step that is not finite leaves its traces in the residual",
-        "ddp_core/memory/bucket_memory.py",
-        "leaves.keep() if keep else leaves.undo()",
-        "leaves.keep()",
+        "compress/state/tree.py",
+        "return self.undo()",
+        "return bool(self.keep())",
         "tests/hooks/test_thrown_away.py -k discarded",
     ),
     Mutant(

@@ -5,7 +5,9 @@ from random import Random
 
 import torch
 
-from gradwire.kernels import backends
+from gradwire.compress import Ranks, compressor
+from gradwire.compress.simulate import operations_of
+from gradwire.kernels import backends, orthogonalize
 
 from ..ddp_core.averaging.test_same_kernels import trained
 
@@ -46,6 +48,14 @@ def drawn(seed):
     return Trial(seed, source.choice(SPECS), source.choice(("own", "attach")), kernels)
 
 
+def reference_for(trial):
+    """The operation that all ranks run on the reference, as a rank has no other backend: it shows the difference."""
+    name = orthogonalize.name
+    without = any(each in ("lacking native", "reference") for each in trial.kernels)
+    used = name in operations_of(compressor(trial.spec), torch.float32, Ranks(len(trial.kernels)))
+    return name if without and used else None
+
+
 def undergone(pool, trial, scale):
     """Sentences on laws that do not hold."""
     given = trial.kernels, trial.spec, trial.api
@@ -57,5 +67,8 @@ def undergone(pool, trial, scale):
     if failed:
         return failed, []
     first = answers[0][0]
+    worst = reference_for(trial)
+    wrong = [f"rank {r} runs {worst} on {chosen}" for r, (*_, chosen) in enumerate(answers) if chosen != "reference"]
     apart = [r for r, (mine, _, _) in enumerate(answers) if not all(map(torch.equal, mine, first))]
-    return [f"rank {rank} ends with other parameters than rank 0" for rank in apart], []
+    differing = [f"rank {rank} ends with other parameters than rank 0" for rank in apart]
+    return [*differing, *(wrong if worst else [])], []

@@ -20,7 +20,7 @@ SPECS = (
     "powersgd:rank=1,min_compression_rate=0",
     "chunktopk:ratio=0.2,chunk=8,feedback=1",
     "topk:ratio=0.2,start_iter=3",
-    "int8:block=8,guard=true,feedback=1",
+    "int8:block=8,feedback=1",
 )
 EXACT = 1e-6  # of the largest number
 

@@ -22,6 +22,7 @@ def broken(trial, answers):
     for number, notes in enumerate(zip_longest(*(answer.steps for answer in answers))):
         present = [note for note in notes if note is not None]
         found += [f"step {number}: {each}" for each in step_laws(present)]
+        found += [f"step {number}: {each}" for each in overflowed(trial, number, present)]
         found += [f"step {number}: {each}" for each in ledger.step(number, present)]
         found += [f"step {number}: {each}" for each in simulated.step(number, present)] if simulated else []
     found += [f"at the end: {each}" for each in ledger.settled([answer.held for answer in answers])]
@@ -51,6 +52,15 @@ def step_laws(notes):
     for rank, note in enumerate(notes):
         if note.differing:
             yield f"rank {rank}: {', '.join(note.differing)} got something else"
+
+
+def overflowed(trial, number, notes):
+    """What should overflow on a rank did."""
+    rank = trial.steps[number].overflow
+    if rank is None or trial.inputs:
+        return
+    if all(each is None or each.isfinite().all() for each in notes[rank].given.values()):
+        yield f"no gradient of rank {rank} overflowed, as it should"
 
 
 def bits(left, right):

@@ -235,6 +235,7 @@ class Training:
         self.raises["forward"] = True
         try:
             self.model(Batch.drawn(self.rank, -3, 0))
+            raise AssertionError("nothing was raised in forward")
         except Broken:
             self.noted.append(torch.ones(()))
         self.raises["forward"] = False
@@ -245,6 +246,7 @@ class Training:
         self.raises["backward"] = True
         try:
             loss.backward()
+            raise AssertionError("nothing was raised in backward")
         except Broken:
             self.noted.append(torch.ones(()))
         self.raises["backward"] = False

@@ -17,7 +17,6 @@ from gradwire.compress import (
     Float16,
     Float32Arithmetic,
     Gathered,
-    Guarded,
     Int4,
     OneBit,
     PowerSGD,
@@ -75,10 +74,6 @@ BUILT = {
     "powersgd:space=adam,feedback=0.7,momentum=0.9,start_iter=5": WorkerMomentum(
         DecayedFeedback(fed_back(AdamSpace(Switch({0: Dense(), 5: PowerSGD()}))), 0.7), 0.9
     ),
-    "topk:guard=true": Guarded(fed_back(Gathered(TopK()))),
-    "topk:guard=true,feedback=0.9,momentum=0.9": WorkerMomentum(
-        Guarded(DecayedFeedback(fed_back(Gathered(TopK())), 0.9)), 0.9
-    ),
     "fp16+powersgd:feedback=0.9": Float16(DecayedFeedback(fed_back(PowerSGD()), 0.9)),
     " powersgd:rank=1, seed = 2 ": fed_back(PowerSGD(rank=1, seed=2)),
     "powersgd:start_iter=0": fed_back(PowerSGD()),
@@ -106,7 +101,7 @@ MAPPINGS = [
 ]
 ALL = "acp-powersgd, adaptive, batched-powersgd, bf16, dgc, fp16, hosts, int2, int4, int8, none, onebit, powersgd, topk"
 TOPK_OPTIONS = (
-    "ratio, k, value_dtype, scope, error_feedback, feedback, momentum, space, guard, residual_bits, start_iter, warmup"
+    "ratio, k, value_dtype, scope, error_feedback, feedback, momentum, space, residual_bits, start_iter, warmup"
 )
 REFUSED = {  # specification: what the message must say
     "": ["cannot read", "''", "name:key=value"],
@@ -143,7 +138,6 @@ REFUSED = {  # specification: what the message must say
     "topk:feedback=0.9,error_feedback=false": ["topk:error_feedback=false", "leave out feedback=0.9"],
     "topk:momentum=1": ["topk:momentum", "at least 0", "below 1", "got 1.0"],
     "topk:momentum=-0.5": ["topk:momentum", "at least 0", "got -0.5"],
-    "topk:guard=true,feedback=0": ["topk:guard=true", "which is off: add error_feedback=true, or leave guard out"],
     "topk:space=sgd": ["topk:space takes gradient, adam", "'sgd'"],
     "bf16:feedback=0.9": ["'bf16' has no option 'feedback'"],
     "topk:k=0": ["topk:k", "at least 1", "got 0"],
@@ -259,7 +253,6 @@ def test_a_plus_inside_a_number_does_not_nest():
         "topk:ratio=0.1,feedback=0.9",
         "onebit:momentum=0.9,feedback=0.5,space=adam",
         "int4:error_feedback=false,momentum=0.9",
-        "onebit:guard=true",
         "onebit:block=8,feedback=1",
         "chunktopk:feedback=0.9",
         "natural:error_feedback=true",

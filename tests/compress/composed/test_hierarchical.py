@@ -7,7 +7,7 @@ from gradwire.compress import Dense, Float16, Hierarchical, Layout, Ranks, Simul
 from gradwire.compress.state import tree as states
 from gradwire.compress.state.shares import share_of
 
-from ..given import assert_goes_on_after_a_load, gradients, layout, mean, placed
+from ..given import gradients, layout, mean, placed
 from ..test_laws import CONSTANT, KINDS, SHAPES, assert_nothing_vanishes, forgets, mean_held_back, tolerance
 
 HOSTS = [(2, 1), (4, 2), (6, 3), (3, 3), (8, 4)]  # (ranks, ranks a host)
@@ -19,9 +19,9 @@ FED_BACK = [
     "topk:ratio=0.1",
     "topk:ratio=0.1,feedback=0.9",
     "onebit:block=64",
-    "int8:guard=true,error_feedback=true",
+    "int8:error_feedback=true",
     "powersgd:rank=1,momentum=0.9",
-    "int4:feedback=0.8,momentum=0.9,space=adam,guard=true",
+    "int4:feedback=0.8,momentum=0.9,space=adam",
     "dgc:ratio=0.1",
     "bf16+powersgd:rank=2,feedback=0.9",
 ]
@@ -259,8 +259,3 @@ class TestRefused:
     def test_ranks_that_do_not_fill_hosts(self):
         with pytest.raises(ValueError, match="hosts:ranks=3 does not divide the 4 ranks: give the number of ranks"):
             Simulation(compressor("hosts:ranks=3+topk"), layout((4,), world_size=4))
-
-
-@pytest.mark.parametrize("inner", ["topk:guard=true", "powersgd:guard=true,momentum=0.9"])
-def test_a_guard_on_hosts_is_saved_and_loaded(inner):
-    assert_goes_on_after_a_load(compressor(f"hosts:ranks=2+{inner}"), on_hosts(LAYERS, 4, 2))

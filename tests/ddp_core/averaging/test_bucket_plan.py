@@ -77,5 +77,9 @@ def test_where_parameters_may_be_left_out_any_round_may_be_the_one_that_asks_all
 
 
 def test_ranks_compare_compressor_step_shapes_and_where_asked_values():
-    assert setup(Dense(), 3, LAYOUT, None) == "none at step 3 with a first bucket of 3 parameters, 9 x torch.float32"
-    assert setup(Dense(), 3, LAYOUT, "c0ffee").endswith("torch.float32, their values c0ffee")
+    bucket = "with a first bucket of 3 parameters, 9 x torch.float32"
+    assert setup(Dense(), 3, LAYOUT, None, partial=False) == f"none at step 3 {bucket}"
+    unused = "and find_unused_parameters=True"
+    assert (
+        setup(Dense(), 3, LAYOUT, "their values x", partial=True) == f"none at step 3 {unused} {bucket}, their values x"
+    )

@@ -101,7 +101,7 @@ def kept(rank, world_size, spec, ours, undo, most):
 @pytest.mark.parametrize("ours", [True, False])
 @pytest.mark.parametrize("spec", STATE)
 def test_compression_keeps_one_copy_of_residuals_and_nothing_else(ranks, spec, ours):
-    for found in ranks.run(kept, RANKS, spec, ours, None, STATE[spec] + ROOM):
+    for found in ranks.run(kept, RANKS, spec, ours, False, STATE[spec] + ROOM):
         assert STATE[spec] - SLACK <= found <= STATE[spec] + ROOM
 
 
@@ -169,7 +169,7 @@ def kept_of_shards(rank, world_size, reduce, undo, most):
 @fsdp_of_others
 @pytest.mark.parametrize(
     ("reduce", "undo", "state"),
-    [("int8", None, 0), ("int4", None, 4), ("int4:residual_bits=8", None, NARROW), ("int4", True, 8)],
+    [("int8", False, 0), ("int4", False, 4), ("int4:residual_bits=8", False, NARROW), ("int4", True, 8)],
 )
 def test_of_shards_there_is_one_copy_of_residuals_too(ranks, reduce, undo, state):
     for found in ranks.run(kept_of_shards, RANKS, reduce, undo, state + ROOM):

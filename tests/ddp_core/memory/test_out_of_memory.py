@@ -1,21 +1,16 @@
 """A state that does not fit is refused with what it takes and what takes less."""
 
-import logging
-
 import pytest
 import torch
 
 from gradwire.compress import Layout, compressor
 from gradwire.compress.shards.layout import ShardLayout
 from gradwire.compress.shards.reduction import shard_sum
-from gradwire.compress.state.tree import Leaves, PerParameter
 from gradwire.ddp_core.memory.bucket_memory import BucketMemory
 from gradwire.ddp_core.memory.out_of_memory import allocated, is_out_of_memory
 from gradwire.ddp_core.memory.shard_memory import ShardMemory
-from gradwire.ddp_core.memory.step_memory import StepMemory
 
 HUGE = Layout(("w",), ((1 << 44,),), torch.float32, torch.device("cpu"))  # 70 TB
-MANY = Layout(("w",), ((375_000,),), torch.float32, torch.device("cpu"))
 ON_CPU, ON_GPU = (
     RuntimeError("DefaultCPUAllocator: can't allocate memory"),
     torch.OutOfMemoryError("CUDA out of memory"),
@@ -35,44 +30,12 @@ def test_a_state_of_shards_that_does_not_fit_says_so_too():
         memory.get(0, ShardLayout(HUGE, (0,)))
 
 
-class Large(PerParameter):
-    """Numbers whose second copy finds no room."""
-
-    def make_room(self):
-        raise self.error
-
-
-class Full(StepMemory):
-    """A memory in which a second copy of the first numbers fits, and none of the second ones."""
-
-    def __init__(self, error):
-        super().__init__(None)
-        self.small, self.large = (kind.zeros(MANY, residual=True) for kind in (PerParameter, Large))
-        self.large.error = error
-
-    def states(self):
-        return [Leaves((self.small, self.large))]
-
-
-@pytest.mark.parametrize("error", [ON_CPU, ON_GPU])
-def test_where_the_copy_for_undo_does_not_fit_training_goes_on_without_any_and_says_what_it_takes(error, caplog):
-    memory = Full(error)
-    with caplog.at_level(logging.WARNING, logger="gradwire"):
-        memory.note_loss()
-    assert memory.undo is False
-    assert memory.in_place
-    assert all(leaf.update().before is leaf.flat for leaf in (memory.small, memory.large))
-    assert "3.0 MB on this rank. residual_bits=8" in caplog.text
-
-
 def test_other_errors_pass_as_they_are():
     def fail():
         raise RuntimeError("something else")
 
     with pytest.raises(RuntimeError, match=r"^something else$"):
         allocated(fail, lambda: ("topk", 0), HUGE)
-    with pytest.raises(RuntimeError, match=r"^something else$"):
-        Full(RuntimeError("something else")).note_loss()
 
 
 @pytest.mark.parametrize("error", [MemoryError(), ON_CPU, ON_GPU])

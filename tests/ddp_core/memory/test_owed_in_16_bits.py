@@ -17,7 +17,7 @@ SPECS = [
     "onebit:block=8,feedback=1",
     "powersgd:rank=1,min_compression_rate=0",
     "dgc:ratio=0.1,momentum=0",
-    "int8:block=8,guard=true,feedback=1",
+    "int8:block=8,feedback=1",
     "hosts:ranks=2+int8:block=8,feedback=1",
     "hosts:ranks=2+powersgd:rank=1,min_compression_rate=0",
 ]

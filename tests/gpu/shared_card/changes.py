@@ -59,16 +59,17 @@ def resumed(world):
     """Ten steps behind a checkpoint are the same as those that went on without."""
     for kind, spec in RESUMED:
         ends, saved = [], None
-        for steps in ((range(10), range(10, 20)), (range(0), range(10, 20))):
+        for _ in range(2):
             ddp, handle = wrapped(world, kind, spec)
             optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
             parts = ddp.module, optimizer, handle
-            train(world, ddp, optimizer, world.device, steps[0])
             if saved is None:
+                train(world, ddp, optimizer, world.device, range(10))
                 saved = copy.deepcopy([each.state_dict() for each in parts])
-            for part, state in zip(parts, saved, strict=True):
-                part.load_state_dict(state)
-            train(world, ddp, optimizer, world.device, steps[1])
+            else:
+                for part, state in zip(parts, saved, strict=True):
+                    part.load_state_dict(state)
+            train(world, ddp, optimizer, world.device, range(10, 20))
             ends.append(flat(ddp.parameters()))
             check_alike(world, ends[-1], spec)
             handle.close()

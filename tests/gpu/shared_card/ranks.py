@@ -12,10 +12,12 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from gradwire.experiments.ranks.stopping import killed_with
+
 from ..parts import ROOT
 from .world import LIMIT, UNNOTICED
 
-STUCK, FIRST = 90, 210  # seconds of a check without a line, and more of them for the first one
+STUCK, FIRST = 240, 60  # seconds of a check without a line, and more of them for the first one
 SOON = 8  # seconds in which ranks end behind one that has ended
 OVER = 20  # seconds beyond the groups' limit, in which ranks end behind one that a check has ended
 GIGABIT = 125_000_000  # bytes
@@ -45,12 +47,11 @@ def environment(rank, ranks, port, pace, library):
 
 
 def pacer(folder):
-    """Compile what paces sockets, once; None where there is no compiler."""
-    library, compiler = folder / "pace.so", shutil.which("cc") or shutil.which("gcc")
-    if compiler and not library.exists():
-        source = Path(__file__).with_name("pace.c")
-        subprocess.run([compiler, "-shared", "-fPIC", "-O2", "-o", library, source, "-ldl"], check=True, timeout=60)
-    return library if compiler else None
+    """Compile what paces sockets, once. Raises FileNotFoundError where there is no C compiler."""
+    library, source = folder / "pace.so", Path(__file__).with_name("pace.c")
+    if not library.exists():
+        subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", library, source, "-ldl"], check=True, timeout=60)
+    return library
 
 
 class Start:
@@ -73,6 +74,7 @@ class Start:
                         [sys.executable, "-m", f"{__package__}.world", command[0], str(self.rows), *command[1:]],
                         cwd=ROOT, env=environment(rank, ranks, port, pace, library),
                         stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
+                        preexec_fn=killed_with(os.getpid()),
                     )
                 )  # fmt: skip
 

@@ -15,7 +15,7 @@ sys.path.insert(0, str(BENCHMARKS))
 import step_time
 
 SPECS = ("none", "bf16", "int8", "int4", "onebit", "powersgd:rank=4", "topk:ratio=0.01")
-TURNS = 5
+TURNS = 10
 BYTES, TOLERANCE = 25_000_000, 1.25
 
 

@@ -18,7 +18,7 @@ from gradwire.hooks.advice.predict import requests_on
 CPU = torch.device("cpu")
 LAYOUT = Layout(("w", "b"), ((64, 64), (64,)), torch.float32, CPU, Ranks(4))
 POOL = gradient_pool(CPU, torch.float32, 2**14)
-SPECS = [*gradwire.compressors(), "adaptive:guard=true"]
+SPECS = [*gradwire.compressors()]
 
 
 @pytest.mark.parametrize("spec", SPECS)

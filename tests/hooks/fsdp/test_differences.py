@@ -12,7 +12,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 import gradwire
 
 from .given import mesh_of, network, trained, whole
-from .test_oracles import quantized, rows_of
+from .test_oracles import quantized, rows_of, sizes_of
 
 
 class Look(torch.autograd.Function):
@@ -76,7 +76,9 @@ def test_weights_in_use_follow_the_exact_ones_by_encoded_differences(ranks, spec
         in_use = None
         for step, (now, seen) in enumerate(zip(exact, forward, strict=True)):
             rows = rows_of([each.bfloat16().float() if half else each for each in now], 3)
-            in_use = rows if in_use is None else in_use + torch.stack([quantized(row, bits) for row in rows - in_use])
+            sizes = sizes_of(now, 3)
+            sent = 0 if in_use is None else torch.stack([quantized(row, bits, sizes) for row in rows - in_use])
+            in_use = rows if in_use is None else in_use + sent
             in_use = in_use.bfloat16().float() if half else in_use
             tolerance = 1e-2 if half else 1e-6
             torch.testing.assert_close(rows_of(seen, 3), in_use, rtol=tolerance, atol=tolerance)

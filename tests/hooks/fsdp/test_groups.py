@@ -13,7 +13,7 @@ import gradwire
 
 from ...torch_versions import fsdp_of_integers
 from .given import mesh_of
-from .test_oracles import quantized, rows_of
+from .test_oracles import quantized, rows_of, sizes_of
 
 
 class Mixed(nn.Module):
@@ -78,15 +78,16 @@ def steps_of(world_size, spec, codes):
 
 
 def by_hand(exact, bits, differences):
-    """The rows of parameters of one type that ranks compute with in each step, given the exact ones."""
+    """The rows of parameters of one type that two ranks compute with in each step, given the exact ones."""
     in_use, sent, found = None, None, []
-    for rows in exact:
+    for parts in exact:
+        rows, sizes = rows_of(parts, 2), sizes_of(parts, 2)
         if not differences:
-            in_use = torch.stack([quantized(row, bits) for row in rows])
+            in_use = torch.stack([quantized(row, bits, sizes) for row in rows])
         elif in_use is None:
             in_use = rows
         elif not torch.equal(rows, sent):
-            in_use = in_use + torch.stack([quantized(row, bits) for row in rows - in_use])
+            in_use = in_use + torch.stack([quantized(row, bits, sizes) for row in rows - in_use])
         sent = rows
         found.append(in_use)
     return found
@@ -99,7 +100,7 @@ CASES = [pytest.param("int8", 8, True, marks=fsdp_of_integers), ("int4", 4, Fals
 def test_each_type_of_a_group_is_quantized_by_itself(ranks, spec, bits, codes):
     for rank, (steps, (after, resumed), lines) in enumerate(ranks.run(computed, 2, spec, codes)):
         for place in range(2):
-            exact = [rows_of(kinds(each)[place], 2) for each, _ in steps]
+            exact = [kinds(each)[place] for each, _ in steps]
             for (_, seen), rows in zip(steps, by_hand(exact, bits, bits == 4), strict=True):
                 torch.testing.assert_close(rows_of(kinds(seen)[place], 2), rows, rtol=1e-2, atol=1e-6)
         for exact, seen in steps:
@@ -180,7 +181,7 @@ def test_weights_that_are_gathered_in_float8_are_left_alone_and_a_warning_names_
         [[each.detach() - (0.3, 0.2)[place] * step for place, each in enumerate(part)] for part in parts]
         for step in range(2)
     ]
-    quantized_rows = by_hand([rows_of(others, 2) for _, others in exact], bits, bits == 4)
+    quantized_rows = by_hand([others for _, others in exact], bits, bits == 4)
     names = "(0.weight, 0.bias, ...)" if bias else "(0.weight, ...)"
     for rank, (seen, means, lines) in enumerate(ranks.run(beside_float8, 2, spec, bias)):
         for step, rows in enumerate(quantized_rows):

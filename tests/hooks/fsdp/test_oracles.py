@@ -44,23 +44,25 @@ def test_without_compression_it_trains_as_torch_does(ranks, world_size, case):
         )  # the report of the last step would come with the next
 
 
-def quantized(values, bits):
-    """Blocks of 128, or one of all where there are fewer: the nearest multiple of a scale; written out anew, in float32.
+def quantized(values, bits, sizes):
+    """Blocks of 128, anew in each part of these sizes: the nearest multiple of a scale; written out anew, in float32.
 
     Of 16 bits: bfloat16.
     """
     if bits == 16:
         return values.bfloat16().float()
     steps, largest_code = {8: (127.0, 127), 4: (8.0, 7)}[bits]
-    out = values.clone()
-    size = 128 if values.numel() > 128 else values.numel()
-    for first in range(0, values.numel(), size):
-        block = values[first : first + size]
+    found = []
+    for block in (block for part in values.split(sizes) for block in part.split(128)):
         largest = block.abs().max()
-        if largest > 0:
-            codes = (block / largest * steps).round().clamp(-largest_code, largest_code)
-            out[first : first + size] = codes * (largest / steps)
-    return out
+        codes = (block / largest * steps).round().clamp(-largest_code, largest_code) if largest > 0 else block
+        found.append(codes * (largest / steps))
+    return torch.cat(found)
+
+
+def sizes_of(parts, world_size):
+    """Elements of a shard of each part, with its padding."""
+    return [-(-part.shape[0] // world_size) * part[:1].numel() for part in parts]
 
 
 def rows_of(parts, world_size):
@@ -84,7 +86,8 @@ def expected_means(world_size, bits, feedback):
             total = 0
             for rank in range(world_size):
                 rows = rows_of(gradients(rank, step)[module], world_size) + held[rank][module]
-                sent = torch.stack([quantized(row, bits) for row in rows])
+                sizes = sizes_of(gradients(rank, step)[module], world_size)
+                sent = torch.stack([quantized(row, bits, sizes) for row in rows])
                 held[rank][module] = rows - sent if feedback else torch.zeros_like(rows)
                 total = total + sent
             means.append(total / world_size)
@@ -165,7 +168,7 @@ def test_all_ranks_compute_with_the_same_quantized_weights_and_keep_the_exact_on
         assert all(map(torch.equal, kept, first))
         assert all(map(torch.equal, seen, answers[0][1]))
         rounded = [each.bfloat16().float() if half else each for each in first]
-        rows = torch.stack([quantized(row, bits) for row in rows_of(rounded, 3)])
+        rows = torch.stack([quantized(row, bits, sizes_of(rounded, 3)) for row in rows_of(rounded, 3)])
         torch.testing.assert_close(
             rows_of([each.float() for each in seen], 3), rows, rtol=1e-2 if half else 1e-6, atol=1e-6
         )

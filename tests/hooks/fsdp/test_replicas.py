@@ -1,5 +1,7 @@
 """Hybrid sharding: any compressor among replicas, in place of torch's all-reduce."""
 
+import time
+from datetime import timedelta
 from unittest import mock
 
 import pytest
@@ -10,10 +12,15 @@ from torch.distributed.fsdp import FSDPModule
 
 import gradwire
 from gradwire.ddp_core.transport import rank_messages
+from gradwire.hooks.fsdp.replicas import ReplicaMean
 
+from ... import late
+from ...late import Late
 from ...torch_versions import fsdp_sums
 from ..test_handle import same
 from .given import given_model, gradients, mean_gradients, network, trained
+
+LIMIT = timedelta(seconds=30)
 
 
 def mesh_of(replicas, shards):
@@ -80,6 +87,33 @@ def test_where_no_rank_shares_its_parameters_torchs_divisor_is_that_of_sums_over
     for answers in ranks.run(alone, 2):
         for case, (theirs, ours) in answers.items():
             torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6, msg=case)
+
+
+def divided_after_sums(rank, world_size, shape, dtype, forced):
+    """The most by which mean gradients are off, where torch divides while averages are on their way, if it does not wait."""
+    model = given_model(mesh=mesh_of(*shape)).to(dtype)
+    for module in filter(lambda each: isinstance(each, FSDPModule), model.modules()):
+        module.set_force_sum_reduction_for_comms(forced)
+    handle = gradwire.attach(model, replicas="none", transport=lambda inner: Late(inner, LIMIT))
+    average = ReplicaMean.__call__
+
+    def begun(mean, reduce_output):
+        average(mean, reduce_output)
+        time.sleep(0.075)  # the all-reduce has begun then, and has not ended
+
+    with mock.patch.object(late, "SECONDS", 0.05), mock.patch.object(ReplicaMean, "__call__", begun):
+        came = mean_gradients(model, gradients(rank, 0))
+    handle.close()
+    given = [sum(every) / world_size for parts in of_all(world_size, 0) for every in zip(*parts, strict=True)]
+    return max(float((mean - each).abs().max()) for mean, each in zip(came.values(), given, strict=True))
+
+
+@fsdp_sums
+@pytest.mark.parametrize(
+    ("shape", "dtype", "forced"), [((2, 2), torch.float32, True), ((2, 3), torch.float64, False)], ids=str
+)
+def test_averages_that_torch_divides_are_there_before_it_does(ranks, shape, dtype, forced):
+    assert max(ranks.run(divided_after_sums, torch.Size(shape).numel(), shape, dtype, forced, timeout=200)) < 1e-6
 
 
 def accumulated(rank, world_size):

@@ -1,0 +1,159 @@
+"""Ranks compare the values with which training starts, not those to which each rank's own ascent has moved them."""
+
+import warnings
+from datetime import timedelta
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+import gradwire
+
+from .test_failures import error_of
+
+KINDS = ["attached", "hooked", "own"]
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(10, 16), nn.Tanh(), nn.Linear(16, 4))
+
+
+def wrapped(kind, spec="int8", net=None, **options):
+    """A model and its handle."""
+    net = network() if net is None else net
+    if kind == "own":
+        model = gradwire.DistributedDataParallel(net, compressor=spec, **options)
+        return model, model.compression
+    model = TorchDDP(net)
+    if kind == "attached":
+        return model, gradwire.attach(model, spec, **options)
+    model.register_comm_hook(None, gradwire.comm_hook(spec, **options))
+    return model, gradwire.handle_of(model)
+
+
+def loss_of(model, rank, step):
+    inputs = torch.randn(6, 10, generator=torch.Generator().manual_seed(1000 * rank + step))
+    return model(inputs).square().mean()
+
+
+def ascend_and_descend(model, optimizer, rank, step):
+    """A step of sharpness-aware minimization with each rank's own ascent."""
+    with model.no_sync():
+        loss_of(model, rank, step).backward()
+    with torch.no_grad():
+        old = [parameter.clone() for parameter in model.parameters()]
+        for parameter in model.parameters():
+            parameter.add_(parameter.grad, alpha=0.05)
+    optimizer.zero_grad()
+    loss_of(model, rank, step).backward()
+    with torch.no_grad():
+        for parameter, before in zip(model.parameters(), old, strict=True):
+            parameter.copy_(before)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def sharpness_aware(rank, world_size, kind):
+    """The parameters after steps before and after a load."""
+    model, handle = wrapped(kind)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(4):
+        if step == 2:
+            handle.load_state_dict(handle.state_dict())
+        ascend_and_descend(model, optimizer, rank, step)
+    handle.close()
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_rank_may_have_moved_its_parameters_by_its_own_ascent(ranks, kind):
+    first, second = ranks.run(sharpness_aware, 2, kind)
+    assert torch.equal(first, second)
+
+
+def started_apart(rank, world_size, kind):
+    """The error where a rank has other parameters from the first forward on."""
+    model, handle = wrapped(kind)
+    with torch.no_grad():
+        next(model.parameters()).add_(rank)
+    error = error_of(lambda: loss_of(model, rank, 0).backward())[1]
+    handle.close()
+    return error
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_values_from_the_start_on_are_refused(ranks, kind):
+    for text in ranks.run(started_apart, 2, kind):
+        assert "set up differently" in text
+        assert "inside backward" not in text
+
+
+def cleared_in_place(rank, world_size, kind):
+    """The error where optimizers step inside backward and clear gradients in place."""
+    model, handle = wrapped(kind)
+    for parameter in model.parameters():
+        optimizer = torch.optim.SGD([parameter], 0.1)
+
+        def stepped(_, optimizer=optimizer):
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+
+        parameter.register_post_accumulate_grad_hook(stepped)
+    error = error_of(lambda: loss_of(model, rank, 0).backward())[1]
+    handle.close()
+    return error
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_optimizer_inside_backward_is_named(ranks, kind):
+    for text in ranks.run(cleared_in_place, 2, kind):
+        assert "changed inside backward" in text
+        assert "optimizer.step() after backward" in text
+
+
+def unlike(rank, world_size, kind):
+    """The error, and the seconds, where one rank alone looks for unused parameters."""
+    find_unused = rank == 1
+
+    def train():
+        if kind == "own":
+            model = gradwire.DistributedDataParallel(
+                network(), compressor="int4:error_feedback=true", find_unused_parameters=find_unused
+            )
+        else:
+            model = TorchDDP(network(), find_unused_parameters=find_unused)
+            gradwire.attach(model, "int4:error_feedback=true", timeout=timedelta(seconds=20))
+        loss_of(model, rank, 0).backward()
+
+    return error_of(train)
+
+
+@pytest.mark.parametrize("kind", ["own", "attached"])
+def test_find_unused_parameters_on_one_rank_alone_is_refused_at_once(ranks, kind):
+    for failure in ranks.run(unlike, 2, kind, expect_errors=True):
+        error, text, seconds = failure
+        assert error in ("ValueError", "RuntimeError")
+        assert "find_unused_parameters=True" in text
+        assert seconds < 15
+
+
+def alone(rank, world_size):
+    """The error, the seconds and the log of a rank that attaches alone, with a limit of its handle's."""
+    model = TorchDDP(network())
+    handle = gradwire.attach(model, "int8", timeout=timedelta(seconds=3)) if rank == 0 else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = error_of(lambda: loss_of(model, rank, 0).backward())
+    if handle is None:
+        return found
+    handle.close()
+    raise RuntimeError(f"{found[1]} after {found[2]:.0f} s")  # has the pool end the other rank's wait
+
+
+def test_a_rank_that_attaches_alone_names_the_others_after_the_limit_of_its_handle(ranks):
+    text = ranks.run(alone, 2, expect_errors=True)[0].message
+    assert "ranks [0] have come to their first bucket" in text
+    assert "ranks [1], which have not" in text
+    assert int(text.split()[-2]) < 15
