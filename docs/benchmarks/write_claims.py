@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from statistics import mean
 
 from claims import runs
-from claims.claim import ROOT, Claim
+from claims.claim import ROOT, Claim, last_commit
 from claims.pages import all_claims, all_pages
 from claims.render import written
 
@@ -28,7 +28,7 @@ def row_of(claim: Claim) -> list[str]:
     values, source = claim.values, claim.source
     width = f"{interval(values):.4g}" if len(values) > 1 and claim.kind == "measured" else ""
     value = f"{mean(values):.6g}" if values else ""
-    about = (source.model, source.steps, source.machine, source.command, source.commit, source.file)
+    about = (source.model, source.steps, source.machine, source.command, last_commit(source.file), source.file)
     return [claim.name, claim.kind, claim.text, value, width, str(len(values)), *about]
 
 

@@ -25,11 +25,12 @@ class Source:
     model: str = ""
     steps: str = ""
 
-    @property
-    def commit(self) -> str:
-        """The commit that last changed the file; empty outside a clone."""
-        line = ["git", "-C", str(ROOT), "log", "-1", "--format=%h", "--", self.file]
-        return subprocess.run(line, capture_output=True, text=True, check=False).stdout.strip()
+
+@cache
+def last_commit(file: str) -> str:
+    """Return the commit that last changed a file; empty outside a clone, and for other people's pages."""
+    line = ["git", "-C", str(ROOT), "log", "-1", "--format=%h", "--", file]
+    return subprocess.run(line, capture_output=True, text=True, check=False).stdout.strip()
 
 
 @dataclass(frozen=True)
