@@ -114,7 +114,7 @@ def losses(claims: Mapping[str, Claim], optimizers: Sequence[str]) -> str:
         found = (claims.get(f"loss {spec} {each}") for each in optimizers)
         cells = (evidence(each) if each else "not run" for each in found)
         rows.append((f"`{spec}`", claims[f"bytes {spec}"].text, *cells))
-    return table(("compressor", "fewer bytes", *optimizers), rows)
+    return table(("compressor", "fewer bytes", *(f"loss, {each}" for each in optimizers)), rows)
 
 
 def of_fsdp(claims: Mapping[str, Claim]) -> str:
