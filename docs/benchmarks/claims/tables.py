@@ -9,6 +9,7 @@ from predicted_steps import Situation
 from claims.claim import MEASURED, PREDICTED, Claim
 from claims.predicted import WORTHWHILE, name_of, predicted
 from claims.settings import MEMORY, sharded, state
+from claims.speeds import to_target
 
 ONE_ANSWER = ("bf16", "int8", "int4")  # from first to last
 LOW_RANK, LARGE_LOW_RANK = "powersgd:rank=8,payload=int8", "powersgd:rank=32,payload=int4"
@@ -33,9 +34,11 @@ class Row:
 
 
 def of_training(network: str, rate: str) -> Row:
-    """Return the row of a rate at which trainings were measured."""
-    names = [f"time {spec} {rate}" for spec in ("int8", "int4")]
-    return Row(network, "4 x 1", "GPT 19 M, two CPU cores", "int8", names[0], "int4", names[1], MEASURED, network)
+    """Return the row of a rate at which trainings were measured: bf16 where int8 gains too little."""
+    gain = to_target("int8", rate)[0]
+    first = "int8" if gain and gain[0] >= WORTHWHILE else "bf16"
+    names = [f"time {spec} {rate}" for spec in (first, "int4")]
+    return Row(network, "4 x 1", "GPT 19 M, two CPU cores", first, names[0], "int4", names[1], MEASURED, network)
 
 
 def of_prediction(each: Situation) -> Row:
