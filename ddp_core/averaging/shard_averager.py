@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 import torch
@@ -143,12 +144,11 @@ class ShardAverager:
         self._agreed = True
 
     def _scopes(self) -> list[set[Scope]]:
-        """Return the scopes of the first and second rounds of gathers and reductions."""
-        scopes: list[set[Scope]] = [set(), set()]
-        for per_host, two in ((self.memory.reduction.per_host, IN_FIRST), (self.weights.per_host, IN_LAST)):
-            for of_round, scope in zip(scopes, ("all",) if per_host == 1 else two, strict=False):
-                of_round.add(scope)
-        return [each for each in scopes if each]
+        """Return the scopes of each round of gathers and reductions. Exact rows may follow differences of weights."""
+        sums: tuple[Scope, ...] = ("all",) if self.memory.reduction.per_host == 1 else IN_FIRST
+        gathers: tuple[Scope, ...] = ("all",) if self.weights.per_host == 1 else IN_LAST
+        gathers *= 2 if self.weights.differences else 1
+        return [{each for each in both if each is not None} for both in zip_longest(sums, gathers)]
 
     def _operations(self) -> set[str]:
         """The names of the operations that shards and their gradients need."""
