@@ -95,12 +95,16 @@ class ShardAverager:
         self, index: int, names: tuple[str, ...], program: Program[Tensor], out: Tensor, *, training: bool
     ) -> Pending:
         """Begin to fill `out` with the rows of all ranks, by a program of `weights`; outside of training, in no step."""
-        task = Task(program, labelled(index, names))
+        task = Task(program, labelled(index, names), lent=True)
         stats = BucketStats(names, out.numel(), task.record, None, out.element_size())
         return self._submit(task, stats, training, gathers=True)
 
     def gather_again(self, names: tuple[str, ...], rows: Tensor, out: Tensor) -> None:
-        """Fill `out` with weights in use that this rank holds. Nothing is sent."""
+        """Fill `out` with weights in use that this rank holds. Nothing is sent.
+
+        On a GPU another stream may have waited for the gather that wrote them, as after `unshard(async_op=True)`.
+        """
+        self.engines.of(self.device, 0).follow_gathers()
         out.copy_(rows.view(-1))
         self._note(BucketStats(names, out.numel(), Record(), None, out.element_size()), training=True)
 
@@ -115,7 +119,7 @@ class ShardAverager:
         """Begin to fill `out` with `scale` times the mean over ranks of this rank's row of `grad`."""
         with self.step_lock.lock:
             state, names = self.memory.get(index, layout), layout.whole.names
-        task = Task(self.memory.reduction.reduce(grad, state, out, scale), labelled(index, names))
+        task = Task(self.memory.reduction.reduce(grad, state, out, scale), labelled(index, names), lent=True)
         return self._submit(task, BucketStats(names, grad.numel(), task.record, None, grad.element_size()))
 
     def _submit(self, task: Task, stats: BucketStats, training: bool = True, *, gathers: bool = False) -> Pending:
