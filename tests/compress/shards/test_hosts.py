@@ -19,10 +19,11 @@ ARRANGED = [(4, 2), (6, 3), (6, 2)]  # ranks, ranks of a host
 
 
 def quantized(row, bits, sizes):
-    """A block of each shard, which has less than 128: the nearest multiple of a scale, in float32; written out anew."""
+    """Blocks of 128, anew in each shard: the nearest multiple of a scale, in float32; written out anew."""
     steps, largest_code = {8: (127.0, 127), 4: (8.0, 7)}[bits]
     found = []
-    for block in row.split(sizes * (row.numel() // sum(sizes))):
+    shards = row.split(sizes * (row.numel() // sum(sizes)))
+    for block in (block for shard in shards for block in shard.split(128)):
         scale = block.abs().max() / steps
         found.append((block / scale).round().clamp(-largest_code, largest_code) * scale if scale > 0 else block)
     return torch.cat(found)
