@@ -12,9 +12,11 @@ from collections.abc import Iterable, Mapping
 from statistics import mean
 
 from claims import runs
-from claims.claim import ROOT, Claim, half_width
+from claims.claim import ROOT, Claim, last_commit
 from claims.pages import all_claims, all_pages
 from claims.render import written
+
+from gradwire.experiments.results.statistics import interval
 
 TABLE = ROOT / "docs" / "results" / "claims.csv"
 SOURCE = ["parameters", "steps", "computer", "command", "commit", "file"]
@@ -24,9 +26,9 @@ HEAD = ["claim", "kind", "shown", "value", "interval", "seeds", *SOURCE]
 def row_of(claim: Claim) -> list[str]:
     """Return the row of a claim. The interval is half of the 95 % interval of the mean, by Student's t."""
     values, source = claim.values, claim.source
-    width = f"{half_width(values):.4g}" if len(values) > 1 and claim.kind == "measured" else ""
+    width = f"{interval(values):.4g}" if len(values) > 1 and claim.kind == "measured" else ""
     value = f"{mean(values):.6g}" if values else ""
-    about = (source.model, source.steps, source.machine, source.command, source.commit, source.file)
+    about = (source.model, source.steps, source.machine, source.command, last_commit(source.file), source.file)
     return [claim.name, claim.kind, claim.text, value, width, str(len(values)), *about]
 
 

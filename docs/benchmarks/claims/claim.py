@@ -1,18 +1,18 @@
 """A claim: a figure of a page, where it comes from, and how it is computed."""
 
 import json
-import math
 import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
+
+from gradwire.experiments.results.statistics import interval
 
 ROOT = Path(__file__).parents[3]
 MEASURED, PREDICTED, PUBLISHED, SETTING = KINDS = ("measured", "predicted", "published", "setting")
-STUDENT = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}  # two-sided 95 % of Student's t by the number of values
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,12 @@ class Source:
     model: str = ""
     steps: str = ""
 
-    @property
-    def commit(self) -> str:
-        """The commit that last changed the file; empty outside a clone."""
-        line = ["git", "-C", str(ROOT), "log", "-1", "--format=%h", "--", self.file]
-        return subprocess.run(line, capture_output=True, text=True, check=False).stdout.strip()
+
+@cache
+def last_commit(file: str) -> str:
+    """Return the commit that last changed a file; empty outside a clone, and for other people's pages."""
+    line = ["git", "-C", str(ROOT), "log", "-1", "--format=%h", "--", file]
+    return subprocess.run(line, capture_output=True, text=True, check=False).stdout.strip()
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,6 @@ def raw(file: str) -> Any:
     return [json.loads(line) for line in text.splitlines()] if file.endswith(".jsonl") else json.loads(text)
 
 
-def half_width(values: Sequence[float]) -> float:
-    """Return half of the 95 % interval of the mean, by Student's t; NaN for one value."""
-    return STUDENT[len(values)] * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-
-
 def only(values: Iterable[float]) -> tuple[float]:
     """Return the only value."""
     (value,) = values
@@ -85,7 +81,7 @@ def loss(values: Sequence[float]) -> str:
     """Return per cent above the baseline: with three seeds or more a mean and its 95 % interval, else each seed's."""
     if len(values) < 3:
         return " and ".join(map(_signed, values)) + " %"
-    width = half_width(values)
+    width = interval(values)
     return (
         f"no difference seen (±{width:.1f} %)"
         if abs(mean(values)) < width

@@ -35,10 +35,10 @@ def gpt() -> nn.Module:
 
 
 @cache
-def matrices(width: int = 2048) -> nn.Module:
+def matrices(width: int = 1024) -> nn.Module:
     """Return square matrices without biases on no device."""
     with torch.device("meta"):
-        return nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(16)))
+        return nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(4)))
 
 
 def fewer(values: tuple[float, ...]) -> str:

@@ -75,10 +75,9 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def cells(row: Row, claims: Mapping[str, Claim]) -> tuple[str, ...]:
     """Return what to try first and next, each with its speed-up, and the kind of the figures."""
     found = [claims.get(name) for name in (row.first_claim, row.following_claim)]
-    first, following = (each.text if each else "not measured" for each in found)
-    if row.following == "-":
-        return (f"`{row.first}`", first, "-", "-", row.kind)
-    return (f"`{row.first}`", first, f"`{row.following}`", following, row.kind)
+    gain, more = (each.text if each else "not measured" for each in found)
+    first = "`bf16`" if row.first == "bf16" else f"`bf16`, then `{row.first}`"
+    return (first, gain, *(("-", "-") if row.following == "-" else (f"`{row.following}`", more)), row.kind)
 
 
 def networks(claims: Mapping[str, Claim]) -> str:
@@ -115,7 +114,7 @@ def losses(claims: Mapping[str, Claim], optimizers: Sequence[str]) -> str:
         found = (claims.get(f"loss {spec} {each}") for each in optimizers)
         cells = (evidence(each) if each else "not run" for each in found)
         rows.append((f"`{spec}`", claims[f"bytes {spec}"].text, *cells))
-    return table(("compressor", "fewer bytes", *optimizers), rows)
+    return table(("compressor", "fewer bytes", *(f"loss, {each}" for each in optimizers)), rows)
 
 
 def of_fsdp(claims: Mapping[str, Claim]) -> str:
