@@ -26,15 +26,16 @@ from .codec import codec_of, needed
 from .hosts import gathered_rows, split_hosts, split_option
 from .layout import ShardLayout
 
+FAR = 4  # times the change of a step: what no step brings
 LONG = 4096  # elements: of a row whose bytes show what a codec takes for an element
 SENT = ("weights", "differences")
 
 
 @dataclass
 class OwnRows(FlatLeaf):
-    """This rank's row of the weights in use, and of the exact ones that it sent last: what a checkpoint needs.
+    """This rank's row of the weights in use, of the exact ones that it sent last, and how far steps move them.
 
-    All other ranks' rows come from their checkpoints. NaN until weights were gathered.
+    A checkpoint needs these. All other ranks' rows come from their checkpoints. NaN until weights were gathered.
     """
 
     layout: ShardLayout
@@ -45,20 +46,26 @@ class OwnRows(FlatLeaf):
     def empty(cls, layout: ShardLayout) -> OwnRows:
         """Rows of weights that were not gathered yet."""
         whole = layout.whole.widened()
-        return cls(layout, torch.full((2 * layout.row,), torch.nan, dtype=whole.dtype, device=whole.device))
+        return cls(layout, torch.full((2 * layout.row + 1,), torch.nan, dtype=whole.dtype, device=whole.device))
 
     @property
     def holds_back(self) -> bool:
         return False
 
     def save(self, field: str) -> Entries:
-        """Copies, by parameter: "in_use" and "sent", in the shapes of this rank's shards."""
-        rows = [self._shards(row) for row in self.flat.view(2, -1)]
-        return {name: {"in_use": rows[0][name].clone(), "sent": rows[1][name].clone()} for name in rows[0]}
+        """Copies, by parameter: "in_use" and "sent", in the shapes of this rank's shards, and "usual" of their row."""
+        in_use, sent, usual = parts_of(self.flat)
+        rows = zip(self._shards(in_use).items(), self._shards(sent).values(), strict=True)
+        return {
+            name: {"in_use": one.clone(), "sent": other.clone(), "usual": usual.clone()} for (name, one), other in rows
+        }
 
     def load(self, field: str, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        for key, row in zip(("in_use", "sent"), self.flat.view(2, -1), strict=True):
-            for name, mine in self._shards(row).items():
+        in_use, sent, usual = parts_of(self.flat)
+        places = {"in_use": self._shards(in_use), "sent": self._shards(sent)}
+        places["usual"] = dict.fromkeys(self.layout.whole.names, usual)
+        for key, of_key in places.items():
+            for name, mine in of_key.items():
                 saved = entries.get(name, {}).get(key)
                 if saved is None or saved.shape != mine.shape:
                     found = "is not in the state" if saved is None else f"has shape {tuple(saved.shape)}"
@@ -73,6 +80,16 @@ class OwnRows(FlatLeaf):
         parts = row.split([shape.numel() for shape in map(torch.Size, self.layout.shapes)])
         shards = zip(self.layout.whole.names, parts, self.layout.shapes, strict=True)
         return {name: part.view(shape) for name, part, shape in shards}
+
+
+def parts_of(flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the parts of `OwnRows.flat`: the row in use, the row that was sent last, and the usual change of a step.
+
+    This is the norm of the change that the last step brought. It at most doubles from step to step, so that one large
+    change, as of weights that were swapped back after an evaluation, does not count as usual.
+    """
+    in_use, sent, usual = flat.split([(len(flat) - 1) // 2] * 2 + [1])
+    return in_use, sent, usual
 
 
 @dataclass
@@ -126,11 +143,14 @@ class WeightGather:
         """Return the gather on hosts of so many ranks."""
         return dataclasses.replace(self, per_host=1 if per_host == ranks else per_host)
 
-    def gather(self, mine: Tensor, out: Tensor, kind: WeightKind, held: HeldWeights | None = None) -> Program[Tensor]:
+    def gather(
+        self, mine: Tensor, out: Tensor, kind: WeightKind, held: HeldWeights | None = None, *, steps: bool = True
+    ) -> Program[Tensor]:
         """Gather all ranks' rows in `out`, (ranks * row,), as a codec decodes them, one's own too; `mine` is this rank's.
 
         So all ranks compute with the same numbers, and none with the exact ones. `mine` may be a part of `out`. `kind`: the
-        parameters. `held`: of the module, with `differences`.
+        parameters. `held`: of the module, with `differences`. `steps`: False outside of training, where no further step
+        mends what a codec loses.
         """
         codec = needed(self.codec, mine.dtype)
         if codec is None:
@@ -140,24 +160,30 @@ class WeightGather:
         elif held.rows is None and not held.resumes:
             yield from _gather_exact(mine, out, self.per_host)
             held.rows = out.view(-1, mine.numel()).clone()
-            _note_own(held, mine, mine)
+            _note_own(held, mine, mine, mine.to(working_dtype(mine.dtype)).norm() / (2 * FAR))  # until a step shows it
         else:
-            yield from _gather_differences(codec, mine, out, held, kind.cut(codec), self.per_host)
+            yield from _gather_differences(codec, mine, out, held, kind.cut(codec), self.per_host, steps=steps)
         return out
 
     def gather_kinds(
-        self, mine: Tensor, out: Tensor, kinds: Sequence[WeightKind], held: Sequence[HeldWeights | None]
+        self,
+        mine: Tensor,
+        out: Tensor,
+        kinds: Sequence[WeightKind],
+        held: Sequence[HeldWeights | None],
+        *,
+        steps: bool = True,
     ) -> Program[Tensor]:
         """Gather rows of bytes, in which numbers of several types lie: each type by itself, all in one round.
 
-        What are no numbers of 16 bits or more travels as it is.
+        What are no numbers of 16 bits or more travels as it is. `steps`: as for `gather`.
         """
         ranks, wholes, programs = out.numel() // mine.numel(), [], []
         for kind, of_kind in zip(kinds, held, strict=True):
             own = torch.cat([mine[first:end] for first, end in kind.spans]).view(kind.dtype)
             wholes.append(own.new_empty(ranks * own.numel()))
             way = self if kind.numbers else dataclasses.replace(self, codec=None)
-            programs.append(way.gather(own, wholes[-1], kind, of_kind))
+            programs.append(way.gather(own, wholes[-1], kind, of_kind, steps=steps))
         yield from together(*programs)
         rows = out.view(ranks, -1)
         for kind, whole in zip(kinds, wholes, strict=True):
@@ -198,32 +224,44 @@ def _decoded_rows(codec: Codec, gathered: Tensor, row: int, cut: Cut, dtype: tor
 
 
 def _gather_differences(
-    codec: Codec, mine: Tensor, out: Tensor, held: HeldWeights, cut: Cut, per_host: int
+    codec: Codec, mine: Tensor, out: Tensor, held: HeldWeights, cut: Cut, per_host: int, *, steps: bool
 ) -> Program[None]:
     """Add what all ranks' payloads say to the weights in use.
 
     A rank whose weights are those that it sent last sends zeros. So the weights in use stay as they are until an optimizer
-    changes some. After a checkpoint was loaded the payload ends with the weights in use.
+    changes some. After a checkpoint was loaded the payload has the weights in use behind the codes.
+
+    Weights that somebody has written, as of a moving average or a checkpoint, differ by more than a codec has steps for.
+    The last byte of a payload says so, and outside of training the exact rows follow. In training the next differences
+    mend it: there a GPU's host would have to wait for each payload.
     """
     resumes, size = held.rows is None, codec.row_bytes(cut.length)
     end = size + resumes * mine.nbytes
-    in_use, sent = held.own.flat.to(mine.dtype).view(2, -1)
+    in_use, sent, usual = parts_of(held.own.flat)
+    in_use = in_use.to(mine.dtype)
     difference = mine.to(working_dtype(mine.dtype)) - in_use.nan_to_num(0.0, 0.0, 0.0)
-    payload = temporary(1, -(-end // ALIGNMENT) * ALIGNMENT, dtype=torch.uint8, device=mine.device).zero_()
-    _encode_own(codec, torch.where((mine != sent).any(), difference, 0.0), payload[:, :size], cut)
+    changed, moved = (mine != sent.to(mine.dtype)).any(), difference.norm()
+    far = changed & ~(moved <= FAR * usual)
+    payload = temporary(1, -(-(end + 1) // ALIGNMENT) * ALIGNMENT, dtype=torch.uint8, device=mine.device).zero_()
+    _encode_own(codec, torch.where(changed, difference, 0.0), payload[:, :size], cut)
     payload[0, size:end] = in_use.clone().view(torch.uint8) if resumes else payload.new_empty(0)
+    payload[0, -1] = far
     gathered = (yield from gathered_rows(payload, per_host)).view(-1, payload.shape[1])
     before = gathered[:, size:end].reshape(-1).view(mine.dtype) if held.rows is None else held.rows
     held.rows = before.nan_to_num_(0.0, 0.0, 0.0).view(len(gathered), -1)  # no difference mends what is not finite
     held.rows.add_(_decoded_rows(codec, gathered[:, :size].unsqueeze(1), mine.numel(), cut, difference.dtype))
-    _note_own(held, held.rows[held.own.layout.whole.ranks.rank], mine)
     out.copy_(held.rows.view(-1))
+    if not steps and bool(gathered[:, -1].any()):
+        yield from _gather_exact(mine, out, per_host)
+        held.rows.view(-1).copy_(out)
+    elif steps:
+        usual = torch.where(changed, torch.where(usual > 0, torch.fmin(moved, 2 * usual), moved), usual)
+    _note_own(held, held.rows[held.own.layout.whole.ranks.rank], mine, usual)
 
 
-def _note_own(held: HeldWeights, in_use: Tensor, sent: Tensor) -> None:
-    after = held.own.update().after.view(2, -1)
-    after[0].copy_(in_use)
-    after[1].copy_(sent)
+def _note_own(held: HeldWeights, in_use: Tensor, sent: Tensor, usual: Tensor) -> None:
+    for place, numbers in zip(parts_of(held.own.update().after), (in_use, sent, usual), strict=True):
+        place.copy_(numbers)
 
 
 def weight_gather(spec: Spec) -> WeightGather:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 import torch
@@ -102,12 +103,16 @@ class ShardAverager:
         self, index: int, names: tuple[str, ...], program: Program[Tensor], out: Tensor, *, training: bool
     ) -> Pending:
         """Begin to fill `out` with the rows of all ranks, by a program of `weights`; outside of training, in no step."""
-        task = Task(program, labelled(index, names))
+        task = Task(program, labelled(index, names), lent=True)
         stats = BucketStats(names, out.numel(), task.record, None, out.element_size())
         return self._submit(task, stats, training, gathers=True)
 
     def gather_again(self, names: tuple[str, ...], rows: Tensor, out: Tensor) -> None:
-        """Fill `out` with weights in use that this rank holds. Nothing is sent."""
+        """Fill `out` with weights in use that this rank holds. Nothing is sent.
+
+        On a GPU another stream may have waited for the gather that wrote them, as after `unshard(async_op=True)`.
+        """
+        self.engines.of(self.device, 0).follow_gathers()
         out.copy_(rows.view(-1))
         self._note(BucketStats(names, out.numel(), Record(), None, out.element_size()), training=True)
 
@@ -126,7 +131,7 @@ class ShardAverager:
         if self.on_average is not None and not layout.unnamed:
             parts = functools.partial(parts_of_row, names, layout.shapes)
             program = shown(program, self.on_average, parts, names)
-        task = Task(program, labelled(index, names))
+        task = Task(program, labelled(index, names), lent=True)
         return self._submit(task, BucketStats(names, grad.numel(), task.record, None, grad.element_size()))
 
     def _submit(self, task: Task, stats: BucketStats, training: bool = True, *, gathers: bool = False) -> Pending:
@@ -155,12 +160,11 @@ class ShardAverager:
         self._agreed = True
 
     def _scopes(self) -> list[set[Scope]]:
-        """Return the scopes of the first and second rounds of gathers and reductions."""
-        scopes: list[set[Scope]] = [set(), set()]
-        for per_host, two in ((self.memory.reduction.per_host, IN_FIRST), (self.weights.per_host, IN_LAST)):
-            for of_round, scope in zip(scopes, ("all",) if per_host == 1 else two, strict=False):
-                of_round.add(scope)
-        return [each for each in scopes if each]
+        """Return the scopes of each round of gathers and reductions. Exact rows may follow differences of weights."""
+        sums: tuple[Scope, ...] = ("all",) if self.memory.reduction.per_host == 1 else IN_FIRST
+        gathers: tuple[Scope, ...] = ("all",) if self.weights.per_host == 1 else IN_LAST
+        gathers *= 2 if self.weights.differences else 1
+        return [{each for each in both if each is not None} for both in zip_longest(sums, gathers)]
 
     def _operations(self) -> set[str]:
         """The names of the operations that shards and their gradients need."""

@@ -107,6 +107,10 @@ class Engine:
         for driver in self._drivers:
             driver.follow()
 
+    def follow_gathers(self) -> None:
+        """Have the current stream of a GPU wait for the gathers of weights that were submitted."""
+        self._gathers.follow()
+
     @property
     def failed(self) -> bool:
         """True if it reduces no more gradients."""

@@ -54,7 +54,7 @@ class Task:
 
     `label`: what messages call it. `needs_future`: others than our reducer wait for it, by a future of torch's. `result`:
     what the program returned. `future`: of it, where whoever waits does not run the task. `closed`: it was given up. `now`:
-    takes the marks of its record, see `Step`. `nbytes`: of the gradients.
+    takes the marks of its record, see `Step`. `nbytes`: of the gradients. `lent`: the result is memory of whoever waits.
     """
 
     program: Program[Tensor]
@@ -66,6 +66,7 @@ class Task:
     record: Record = field(default_factory=Record)
     now: Callable[[], float] = time.perf_counter
     nbytes: int = 0
+    lent: bool = False
     _pending: Reply | None = None
     _since: float = 0.0
 

@@ -32,6 +32,7 @@ class SideStream(Driver):
         self._stream = torch.cuda.Stream(device, priority=-1)  # small kernels that a collective waits for go first
         self._gradients = torch.cuda.Event()  # recorded again for each task: who waits, waits for what was there then
         self._running: list[QueuedTask] = []
+        self._training: torch.cuda.Stream | None = None  # the stream that submitted last
         transport.open(1)
 
     def submit(self, task: Task) -> Pending:
@@ -44,7 +45,8 @@ class SideStream(Driver):
             task.future = future = torch.futures.Future(devices=[self._device])
         queued = QueuedTask(task, self, torch.cuda.Event())
         self._running.append(queued)
-        self._gradients.record(self.current())
+        self._training = self.current()
+        self._gradients.record(self._training)
         self._gradients.wait(self._stream)
         with torch.cuda.stream(self._stream), _full_precision():
             self._carry_on()
@@ -65,8 +67,14 @@ class SideStream(Driver):
                 self._carry_on()
 
     def follow(self) -> None:
-        """Have the current stream wait for all that is queued here."""
-        torch.cuda.current_stream(self._stream.device_index).wait_stream(self._stream)
+        """Have the current stream wait for all that is queued here, and on the stream of training.
+
+        That changes state between steps, also after the last task, and a thread that saves may have another stream.
+        """
+        current = self.current()
+        for stream in filter(None, (self._stream, self._training)):
+            if stream != current:
+                current.wait_stream(stream)
 
     def close(self, deadline: float) -> None:
         """Let what comes behind, as the end of process groups, wait for all that is queued."""
@@ -108,7 +116,11 @@ class QueuedTask:
     error: BaseException | None = None
 
     def wait(self, timeout: timedelta) -> Tensor:
-        """Have the current stream wait for the result; its memory is not reused before that stream is done with it."""
+        """Have the current stream wait for the result; its memory is not reused before that stream is done with it.
+
+        Memory that was lent is its owner's to keep: FSDP2 frees weights in time by events of its own, and the allocator
+        would hold them until it sees that this stream is done.
+        """
         if self.runs:
             self.driver.finish(self)
         if self.error is not None:
@@ -117,6 +129,8 @@ class QueuedTask:
         assert result is not None
         current = self.driver.current()
         self.end.wait(current)
+        if self.task.lent:
+            return result
         for part in (result._indices(), result._values()) if result.is_sparse else (result,):
             part.record_stream(current)
         return result

@@ -36,6 +36,7 @@ from .torch_groups import (
     ALL_TO_ALL,
     carries,
     clone_group,
+    device_of,
     end_when_idle,
     future_of,
     message_limit,
@@ -230,7 +231,7 @@ class ProcessGroup(Transport):
         """Give a request to the group itself. A tensor on the CPU goes over the GPU where the group has no other backend."""
         tensor = request.tensor
         if not tensor.is_cuda and not carries(self.group, CPU):
-            tensor = tensor.to("cuda" if self._device.type == "cpu" else self._device)
+            tensor = tensor.to(device_of(self.group) if self._device.type == "cpu" else self._device)
             request = replace(request, tensor=tensor)
         timed = tensor.is_cuda or takes_time_limits(self.group, tensor.device)
         if isinstance(request, AllGather):  # row by row, which every backend knows

@@ -22,6 +22,7 @@ TIMED = {  # classes of backends whose work takes a time limit in wait(); torchc
     "ProcessGroupGloo",
     "ProcessGroupMPI",
     "ProcessGroupNCCL",
+    "ProcessGroupNCCL2",
     "ProcessGroupUCC",
     "ProcessGroupXCCL",
     "_ProcessGroupWrapper",
@@ -62,6 +63,12 @@ def _log_unknown(name: str) -> None:
 def takes_time_limits(group: dist.ProcessGroup, device: torch.device) -> bool:
     """Return True if works of a group take a time limit in `wait()`."""
     return type(group._get_backend(device)).__name__ in TIMED
+
+
+def device_of(group: dist.ProcessGroup) -> torch.device:
+    """Return the GPU that a group of GPUs is bound to on this rank; else the current one, which its collectives use."""
+    bound: torch.device | None = getattr(group, "bound_device_id", None)
+    return bound or torch.device("cuda")
 
 
 def carries(group: dist.ProcessGroup, device: torch.device) -> bool:
@@ -109,10 +116,12 @@ def register_alike(
     """
     rank, size, types = group.rank(), group.size(), dist.ProcessGroup.BackendType
     kind = backend_name(parent, device) if device.type == "cuda" else "gloo"
-    if kind == "nccl":
+    if kind in ("nccl", "nccl2"):  # the second one since torch 2.15, which must know its device
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = time_limit_of(parent, device, timeout)
-        group._register_backend(device, types.NCCL, dist.ProcessGroupNCCL(store, rank, size, options))
+        made = getattr(dist, f"ProcessGroup{kind.upper()}")
+        bound = (device,) if kind == "nccl2" else ()
+        group._register_backend(device, types.NCCL, made(store, rank, size, options, *bound))
     elif kind == "gloo":
         group._register_backend(device, types.GLOO, dist.ProcessGroupGloo(store, rank, size, timeout))
     else:

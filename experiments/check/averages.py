@@ -69,7 +69,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Errors:
-    """How far averages are from the exact mean, as a part of its norm: the first one, and the mean of all steps.
+    """Distances from the exact mean, as parts of its norm: that of the first average, and that of the mean of all steps.
 
     `scale`: the part of the exact mean that the first one has.
     """

@@ -164,8 +164,9 @@ def _checks(config: CheckConfig, world: World, document: dict[str, Any]) -> Iter
 
 def _document(config: CheckConfig, world: World) -> dict[str, Any]:
     """Return the contents of the file before any check, without names of hosts, folders and users."""
-    model, place, about = config.model and Path(config.model).name, world.placement(world.size), collect()
-    document = figures_document("check", replace(config, json=None, model=model), [])
+    place, about = world.placement(world.size), collect()
+    document = figures_document("check", replace(config, json=None), [])
+    document["config"]["model"] = config.model and Path(config.model).name
     del document["command"], about["interfaces"]
     usable = [each["name"] for each in about["kernels"] if each["available"]]
     document["environment"] = {**about, "between_gpus": pairs(about["between_gpus"]), "kernels": usable}

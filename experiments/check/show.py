@@ -1,4 +1,4 @@
-"""What `gradwire check` found, as Markdown that can be pasted into an issue."""
+"""Tables of `gradwire check` in Markdown, which can be pasted into an issue."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def _by_compressor(results: Results) -> list[list[RunResult]]:
 
 def _row(runs: list[RunResult], results: Results) -> Mapping[str, Any]:
     wanted = reference(results)
-    row = {"compressor": runs[0].compressor, "network": runs[0].network, "seeds": len(runs)}
+    row: dict[str, Any] = {"compressor": runs[0].compressor, "network": runs[0].network, "seeds": len(runs)}
     row |= {"loss": fmean(run.eval.loss for run in runs), "against": None, "percent": None, "interval": None}
     if wanted is None or wanted.compressor == runs[0].compressor:
         return row

@@ -28,6 +28,12 @@ def ratio(row: Row, other: Row, *, of: str, over: str | None = None, percent: bo
     return 100 * (found - 1) if percent and found is not None else found
 
 
+def matching(rows: Sequence[Row], where: Mapping[str, Any]) -> list[Row]:
+    """Return the rows with these values, or one of a list of them."""
+    wanted = {name: value if isinstance(value, list) else [value] for name, value in where.items()}
+    return [row for row in rows if all(row.get(name) in values for name, values in wanted.items())]
+
+
 def looked_up(row: Row, other: Row, *, of: str) -> Any:
     """Return the column of the other row."""
     return other.get(of)
@@ -137,11 +143,13 @@ def _value(name: str, entry: Mapping[str, Any], row: Row, other: Row) -> Any:
 
 
 def counterpart(row: Row, rows: Sequence[Row], dimensions: Sequence[str], against: Mapping[str, Any]) -> Row | None:
-    """The first row with the values `against` that is otherwise on the same place of the grid; the row where none are."""
+    """The first row with the values `against`, or one of a list of them, that is otherwise on the same place of the grid.
+
+    It is the row itself where no values are given.
+    """
     if not against:
         return row
-    wanted = {name: row.get(name) for name in dimensions} | dict(against)
-    alike = (other for other in rows if all(other.get(name) == value for name, value in wanted.items()))
+    alike = matching(rows, {name: row.get(name) for name in dimensions} | dict(against))
     return next((other for other in alike if _same_data(row, other)), None)
 
 

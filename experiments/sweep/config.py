@@ -8,7 +8,7 @@ from typing import Any
 
 from ..results.rows import Row
 from ..results.statistics import NEVER
-from .columns import check_derivations, without_suffix
+from .columns import check_derivations, matching, without_suffix
 from .rows import READERS, USE, USED_BY
 
 SHORTENED = ("base", "grid")
@@ -64,12 +64,6 @@ class Figure:
         """Return the rows that it is about and that have the columns to draw."""
         about = matching(rows, self.where)
         return [row for row in about if all(row.get(name) not in (None, NEVER) for name in (self.x, *self.y))]
-
-
-def matching(rows: Sequence[Row], where: Mapping[str, Any]) -> list[Row]:
-    """Return the rows with these values, or one of a list of them."""
-    wanted = {name: value if isinstance(value, list) else [value] for name, value in where.items()}
-    return [row for row in rows if all(row.get(name) in values for name, values in wanted.items())]
 
 
 def figures_of(described: Sequence[Mapping[str, Any]]) -> list[Figure]:

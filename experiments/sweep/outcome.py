@@ -17,8 +17,8 @@ from ... import __version__
 from ..bench.rows import FACTORS
 from ..results.rows import Row, shown
 from ..results.statistics import per_cent
-from .columns import INTERVAL, derived, means
-from .config import SweepConfig, matching
+from .columns import INTERVAL, derived, matching, means
+from .config import SweepConfig
 from .points import Finished, Point
 from .rows import column_of
 

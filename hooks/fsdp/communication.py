@@ -74,15 +74,17 @@ class ShardGather:
         if not kinds or (not any(codecs) and not averager.decorated and weights.per_host == 1):
             averager.note_gather(module.names, input_tensor, output_tensor, training=training)
             return start_all_gather(output_tensor, input_tensor, group, async_op=async_op or on_cpu)
+        in_backward = torch._C._current_graph_task_id() != -1
+        steps = in_backward or (training and torch.is_grad_enabled())
         keys = [(module.index, kind.dtype) if weights.differences and kind.numbers else None for kind in kinds]
         held = [key and averager.in_use.get(key, kind.layout) for key, kind in zip(keys, kinds, strict=True)]
         if len(kinds) > 1:
-            program = weights.gather_kinds(input_tensor, output_tensor, kinds, held)
-        elif held[0] and held[0].rows is not None and torch._C._current_graph_task_id() != -1:
+            program = weights.gather_kinds(input_tensor, output_tensor, kinds, held, steps=steps)
+        elif held[0] and held[0].rows is not None and in_backward:
             averager.gather_again(module.names, held[0].rows, output_tensor)
             return None
         else:
-            program = weights.gather(input_tensor, output_tensor, kinds[0], held[0])
+            program = weights.gather(input_tensor, output_tensor, kinds[0], held[0], steps=steps)
         pending = averager.gather(module.index, module.names, program, output_tensor, training=training)
         timeout = averager.engines.timeout
         if on_cpu:

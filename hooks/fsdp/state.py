@@ -19,7 +19,7 @@ from ...ddp_core.memory.checkpoint import ADVICE, LEFT_OUT, check_whole
 from ...ddp_core.memory.checkpoint import merged as merged_replicas
 
 logger = logging.getLogger(__name__)
-FORMAT = 4
+FORMAT = 5
 FIELDS = ("gradwire", "reduce", "step", "parameters", "weights")
 
 

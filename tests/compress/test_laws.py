@@ -296,7 +296,7 @@ LEAKING = (
     "fp16",
     "bf16:sum=float32",
     "fp16+powersgd:rank=1",
-    "bf16+chunktopk:chunk=16,feedback=1",
+    "bf16+batched-powersgd:rank=2",
     "int4",
 )
 

@@ -19,10 +19,11 @@ ARRANGED = [(4, 2), (6, 3), (6, 2)]  # ranks, ranks of a host
 
 
 def quantized(row, bits, sizes):
-    """A block of each shard, which has less than 128: the nearest multiple of a scale, in float32; written out anew."""
+    """Blocks of 128, anew in each shard: the nearest multiple of a scale, in float32; written out anew."""
     steps, largest_code = {8: (127.0, 127), 4: (8.0, 7)}[bits]
     found = []
-    for block in row.split(sizes * (row.numel() // sum(sizes))):
+    shards = row.split(sizes * (row.numel() // sum(sizes)))
+    for block in (block for shard in shards for block in shard.split(128)):
         scale = block.abs().max() / steps
         found.append((block / scale).round().clamp(-largest_code, largest_code) * scale if scale > 0 else block)
     return torch.cat(found)
@@ -31,10 +32,10 @@ def quantized(row, bits, sizes):
 class ByHand:
     """The sums of hosts, what each rank sends the other hosts of them, and what it holds back, in plain loops."""
 
-    def __init__(self, ranks, per_host, bits, inside):
+    def __init__(self, ranks, per_host, bits, inside, sizes):
         self.ranks, self.per_host, self.bits, self.inside = ranks, per_host, bits, inside
         self.held = {}  # (rank, owner of the row)
-        self.sizes = [prod(shape) for shape in layouts(ranks)[0].shapes]
+        self.sizes = sizes  # of a row's shards, each with its padding
 
     def step(self, rows):
         """The mean of the rows for each owner; `rows`: of each rank, (ranks, row)."""
@@ -60,7 +61,8 @@ class ByHand:
     [("hosts+int4", 4, None), ("hosts:inside=int8+int4", 4, 8), ("hosts+int8:feedback=1", 8, None)],
 )
 def test_hosts_sum_first_and_send_each_other_what_formulas_say(ranks, per_host, spec, bits, inside):
-    simulated, by_hand = SimulatedRanks(spec, ranks, per_host=per_host), ByHand(ranks, per_host, bits, inside)
+    simulated = SimulatedRanks(spec, ranks, per_host=per_host)
+    by_hand = ByHand(ranks, per_host, bits, inside, [prod(shape) for shape in layouts(ranks)[0].shapes])
     for step in range(4):
         named = [wholes(10 * rank + step) for rank in range(ranks)]
         rows = [flat_of(layouts(ranks)[0], each).view(ranks, -1) for each in named]

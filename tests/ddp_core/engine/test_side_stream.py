@@ -292,3 +292,19 @@ def test_turns_give_the_bits_of_lanes_on_all_ranks(ranks):
         for (by_lanes, by_turns), (first, _) in zip(found, answers[0], strict=True):
             assert all(map(torch.equal, by_lanes, by_turns))
             assert all(map(torch.equal, by_turns, first))
+
+
+@pytest.mark.parametrize("lent", [False, True])
+def test_memory_that_was_lent_is_its_owners_to_keep(streams, lent):
+    side_stream(streams).submit(Task(one_round(torch.tensor([1.0])), "bucket 0", lent=lent)).wait(LIMIT)
+    assert ("keeps memory" in streams.log) == (not lent)
+
+
+def test_a_thread_that_saves_waits_for_programs_and_for_the_stream_of_training(streams):
+    driver = side_stream(streams)
+    driver.submit(Task(one_round(torch.tensor([1.0])), "bucket 0"))
+    with streams.stream(streams.named("saver")):
+        driver.follow()
+    assert streams.log[-2:] == ["saver waits for all of side", "saver waits for all of backward"]
+    driver.follow()  # as training itself
+    assert streams.log[-1] == "backward waits for all of side"

@@ -7,6 +7,7 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ from torch import nn
 
 import gradwire
 from gradwire.compress import AllReduce
-from gradwire.ddp_core.transport.process_group import started
+from gradwire.ddp_core.transport import torch_groups
+from gradwire.ddp_core.transport.process_group import over, started
 from gradwire.ddp_core.transport.torch_groups import clone_group, future_of, polled, takes_time_limits, time_limit_of
 
 from ...torch_versions import backends_in_python
@@ -217,3 +219,47 @@ def test_the_variable_of_torchs_switch_for_torchcomms_changes_nothing_either(): 
     command = [sys.executable, "-c", BY_VARIABLE]
     done = subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout.split() == ["True", "1"]
+
+
+class ProcessGroupNCCL2:
+    """A stand-in of torch's since 2.15."""
+
+    options = SimpleNamespace(_timeout=timedelta(minutes=2))
+
+    def __init__(self, *arguments):
+        self.arguments = arguments
+
+    def name(self):
+        return "nccl2"
+
+
+def test_torchs_newer_nccl_is_known_and_groups_of_its_kind_are_made(monkeypatch):
+    device, other = torch.device("cuda", 0), timedelta(minutes=30)
+    parent = SimpleNamespace(_get_backend=lambda device: ProcessGroupNCCL2(), _device_types=[torch.device("cuda")])
+    assert torch_groups.orders_streams(parent, device)
+    assert torch_groups.message_limit(parent, device, other) == timedelta(minutes=2)
+    monkeypatch.setattr(torch_groups.dist, "ProcessGroupNCCL2", ProcessGroupNCCL2, raising=False)
+    options = type("Options", (), {"_timeout": None})
+    monkeypatch.setattr(torch_groups.dist, "ProcessGroupNCCL", SimpleNamespace(Options=options), raising=False)
+    registered = []
+    group = SimpleNamespace(rank=lambda: 1, size=lambda: 4, _register_backend=lambda *each: registered.append(each))
+    torch_groups.register_alike(group, parent, device, "store", other)
+    ((of_device, _, backend),) = registered
+    assert (of_device, type(backend)) == (device, ProcessGroupNCCL2)
+    store, rank, size, given, bound = backend.arguments
+    assert (store, rank, size, given._timeout, bound) == ("store", 1, 4, timedelta(minutes=2), device)
+
+
+@pytest.mark.parametrize(("bound", "expected"), [(torch.device("cuda", 3), "cuda:3"), (None, "cuda")])
+def test_messages_of_a_group_of_gpus_go_over_the_gpu_that_it_is_bound_to(monkeypatch, bound, expected):
+    moved = []
+
+    def to(tensor, device):
+        moved.append(str(device))
+        raise StopIteration
+
+    group = SimpleNamespace(size=lambda: 2, rank=lambda: 0, _device_types=[torch.device("cuda")], bound_device_id=bound)
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    with pytest.raises(StopIteration):
+        over(group).message(AllReduce(torch.ones(1)))
+    assert moved == [expected]

@@ -191,7 +191,7 @@ def state_of_newest(handle):
     """The weights in use of all modules, those of a step under way too."""
     found = {}
     for held in handle.averager.in_use._held.values():
-        found |= held.own._shards(held.own.flat.view(2, -1)[0])
+        found |= held.own._shards(held.own.flat[: held.own.layout.row])
     return found
 
 
@@ -285,6 +285,48 @@ def test_what_is_not_finite_shows_on_all_ranks_and_goes_when_the_weights_are_men
         assert [bool(each.isfinite().all()) for each in outputs] == [True, False, True, False, True]
         for mended in outputs[2::2]:
             torch.testing.assert_close(mended, outputs[0], rtol=1e-3, atol=1e-3)
+
+
+def evaluated_with_others(rank, world_size, spec, evaluates):
+    """What evaluations get of weights that were swapped in, and without differences; and the exact weights afterwards."""
+    found, models = [], [network(world_size) for _ in range(2)]
+    handles = [gradwire.attach(model, gather=each) for model, each in zip(models, (spec, "none"), strict=True)]
+    for round_ in range(3):
+        outputs = []
+        for model in models:
+            trained(model, rank, 2, 2 * round_, torch.optim.SGD(model.parameters(), lr=1e-3))
+            kept = {name: shard.clone() for name, shard in shards_of(model).items()}
+            generator = torch.Generator().manual_seed(round_)
+            for shard in shards_of(model).values():
+                shard.copy_(torch.rand(shard.shape, generator=generator) - 0.5)
+            outputs.append([evaluates(model).clone() for _ in range(2)])
+            for name, shard in shards_of(model).items():
+                shard.copy_(kept[name])
+        found.append(all(map(torch.equal, *outputs)))
+    after = [whole(model) for model in models]
+    for handle in handles:
+        handle.close()
+    return found, after
+
+
+def without_gradients(model):
+    with torch.no_grad():
+        return model(torch.ones(2, 7))
+
+
+def in_evaluation_mode(model):
+    outputs = model.eval()(torch.ones(2, 7)).detach()
+    model.train()
+    return outputs
+
+
+@pytest.mark.parametrize(
+    ("spec", "evaluates"), [("int4", without_gradients), ("int2", in_evaluation_mode)], ids=["int4", "int2"]
+)
+def test_weights_that_were_swapped_in_are_evaluated_as_they_are(ranks, spec, evaluates):
+    for found, (ours, exact) in ranks.run(evaluated_with_others, 2, spec, evaluates):
+        assert found == [True] * 3
+        torch.testing.assert_close(ours, exact, rtol=1e-2, atol=1e-2)
 
 
 WRONG = [

@@ -8,7 +8,7 @@ import gradwire
 
 from ...compress.shards.test_hosts import ByHand
 from .given import given_model, gradients, mean_gradients, mesh_of, network, trained
-from .test_oracles import by_module, rows_of
+from .test_oracles import by_module, rows_of, sizes_of
 from .test_state import error_of, residuals, same, steps
 
 RANKS, STEPS = 4, 3
@@ -28,7 +28,7 @@ def averaged(rank, world_size, spec):
 
 @pytest.mark.parametrize(("spec", "inside"), BY_HAND)
 def test_gradients_are_the_sums_of_hosts_as_each_sends_them(ranks, spec, inside):
-    by_hand = [ByHand(RANKS, 2, 4, inside) for _ in range(2)]
+    by_hand = [ByHand(RANKS, 2, 4, inside, sizes_of(parts, RANKS)) for parts in gradients(0, 0)]
     answers = ranks.run(averaged, RANKS, spec)
     for step in range(STEPS):
         for module, account in enumerate(by_hand):

@@ -58,10 +58,10 @@ def resumed(rank, world_size, folder, through, reduce):
     return alike
 
 
-@pytest.mark.parametrize("number", [3, 5])
+@pytest.mark.parametrize("number", [4, 6])
 def test_a_state_of_another_format_is_refused(number):
     saved = {"gradwire": number, "reduce": repr(shard_sum("int4")), "step": 3, "parameters": {}, "weights": {}}
-    assert checked({**saved, "gradwire": 4}, shard_sum("int4"), set())["step"] == 3
+    assert checked({**saved, "gradwire": 5}, shard_sum("int4"), set())["step"] == 3
     with pytest.raises(ValueError, match="load it with the version of gradwire that wrote it"):
         checked(saved, shard_sum("int4"), set())
 
