@@ -54,6 +54,17 @@ def to_accuracy() -> Iterator[Claim]:
     yield Claim("within", SETTING, source, lambda: [100 * WITHIN], number("%"))
 
 
+def of_sites() -> Iterator[Claim]:
+    """Yield the loss of local SGD after as many steps as bf16 at every step, at the learning rate of the latter."""
+    study = "docs/results/local-steps/points.jsonl"
+    source = Source(study, "gradwire sweep --config local-steps", "four simulated ranks", "0.9 M", "200")
+    for row in raw(study.replace("points.jsonl", "study.json"))["rows"]:
+        if (row["steps"], row.get("local_every"), row.get("lr")) == (200, 32, 0.003):
+            told = f"{loss([row['excess_loss']])} ({row['runs']} seed{'s' * (row['runs'] > 1)})"
+            values = [row["excess_loss"]]
+            yield Claim(f"sites {row['compressor']}", MEASURED, source, lambda it=values: it, lambda _, it=told: it)
+
+
 def of_fsdp() -> Iterator[Claim]:
     """Yield step times of FSDP2 over gradwire's own without compression, and losses."""
     cases = {case["case"].removeprefix("fsdp:").removesuffix("@0"): case for case in raw(FSDP)["cases"]}
@@ -118,6 +129,7 @@ def on_one_gpu() -> Iterator[Claim]:
 def claims() -> Iterator[Claim]:
     """Yield all claims of time and bytes."""
     yield from to_accuracy()
+    yield from of_sites()
     yield from of_fsdp()
     yield from of_replicate()
     yield from on_one_gpu()
