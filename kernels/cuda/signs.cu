@@ -31,7 +31,8 @@ struct Signs {
     float* sums;   // of the magnitudes in each chunk
     Index chunks;  // of a block
     const Span* table;  // of the blocks of a period, where they do not lie one behind the other
-    Index period, stride;  // of the table: its blocks, and elements from period to period
+    Index period;  // blocks of the table
+    Index stride;  // elements from period to period
 };
 
 // Up to PART consecutive elements of a block.
