@@ -15,7 +15,7 @@ from ...compress.shards.weights import weight_gather
 from ...ddp_core import Decorator, Handle
 from ...ddp_core.averaging.shard_averager import ShardAverager
 from .arrivals import Arrivals
-from .communication import ShardGather, ShardReduction
+from .communication import GradMode, ShardGather, ShardReduction
 from .handle import ShardHandle
 from .modules import ShardedModule, modules_of
 from .replicas import DIVISOR, take_replicas
@@ -86,7 +86,7 @@ def _take_shards(
     model: nn.Module, modules: Sequence[ShardedModule], averager: ShardAverager, *, replicated: bool
 ) -> None:
     """Have weights gathered, and gradients reduced, among those that share parameters."""
-    arrivals = Arrivals(averager, model, averager.device, averager.engines.timeout)
+    arrivals, grad_mode = Arrivals(averager, model, averager.device, averager.engines.timeout), GradMode()
     for module in modules:
         others = 1 if module.replica_group is None else module.replica_group.size()
         means = others if replicated else 1  # of replicas: their compressor divides
@@ -94,7 +94,7 @@ def _take_shards(
         scale = 1.0 if module.divisor is None else total / module.divisor
         divisor = 1.0 if module.divisor is not None or replicated else float(others)
         reduction = ShardReduction(module, averager, arrivals, scale, total)
-        module.take(ShardGather(module, averager), reduction, divisor)
+        module.take(ShardGather(module, averager, grad_mode), reduction, divisor)
 
 
 def _handle_of_replicas(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import weakref
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...compress.shards.codec import needed
 from ...compress.shards.layout import ShardLayout
@@ -45,12 +46,24 @@ class GatherWork(dist._Work):
         return True
 
 
-class ShardGather:
-    """The all-gather of a module's parameters."""
+class GradMode:
+    """A hook before forwards of modules. It notes whether gradients are on; torch gathers with them off."""
 
-    def __init__(self, module: ShardedModule, averager: ShardAverager) -> None:
-        self._module, self._averager = module, averager
+    enabled = True
+
+    @torch._disable_dynamo
+    def __call__(self, _module: nn.Module, _inputs: Any) -> None:
+        """Note it."""
+        self.enabled = torch.is_grad_enabled()
+
+
+class ShardGather:
+    """The all-gather of a module's parameters. `grad_mode`: of all modules, since torch prefetches some."""
+
+    def __init__(self, module: ShardedModule, averager: ShardAverager, grad_mode: GradMode) -> None:
+        self._module, self._averager, self._grad_mode = module, averager, grad_mode
         self._warned = False
+        weakref.finalize(self, module.module.register_forward_pre_hook(grad_mode, prepend=True).remove)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return memory for the rows of all ranks, until torch has copied them."""
@@ -75,7 +88,7 @@ class ShardGather:
             averager.note_gather(module.names, input_tensor, output_tensor, training=training)
             return start_all_gather(output_tensor, input_tensor, group, async_op=async_op or on_cpu)
         in_backward = torch._C._current_graph_task_id() != -1
-        steps = in_backward or (training and torch.is_grad_enabled())
+        steps = in_backward or (training and self._grad_mode.enabled)
         keys = [(module.index, kind.dtype) if weights.differences and kind.numbers else None for kind in kinds]
         held = [key and averager.in_use.get(key, kind.layout) for key, kind in zip(keys, kinds, strict=True)]
         if len(kinds) > 1:

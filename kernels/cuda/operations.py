@@ -162,7 +162,7 @@ def encode_signs(
         sums=sums.data_ptr(),
         chunks=chunks,
         table=0 if places is None else places.table.data_ptr(),
-        period=1 if places is None else len(places.table),
+        period=1 if places is None else places.table.shape[0],
         stride=0 if places is None else places.stride,
     )
     stages = _stages(FORMATS[grad.dtype], rows * row_blocks, block, residual is not None)

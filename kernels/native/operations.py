@@ -184,7 +184,7 @@ def _rotate_blocks(values: Tensor, signs: Tensor, back: bool = False, places: Pl
 
 def _table(places: Places) -> tuple[Tensor, int, int]:
     """The table, its blocks and the stride of places."""
-    return places.table, len(places.table), places.stride
+    return places.table, places.table.shape[0], places.stride
 
 
 @select_largest.implement(NAME, {"grad": FLOATS, "residual": WIDE, "values": FLOATS})

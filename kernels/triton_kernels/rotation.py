@@ -24,7 +24,7 @@ def rotate_blocks(values: Tensor, signs: Tensor, back: bool = False, places: Pla
     if places is not None:
         with on_device(values):
             _rotate_placed[(divided(places.blocks, each),)](
-                values, signs, places.table, len(places.table), places.stride, places.blocks, **constants
+                values, signs, places.table, places.table.shape[0], places.stride, places.blocks, **constants
             )
         return
     count = size // (each * block)

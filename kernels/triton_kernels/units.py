@@ -66,7 +66,7 @@ def placed(places: Places | None, other: Tensor) -> tuple[tuple[Tensor, int, int
     """Return the table of places, its blocks and stride, and the constants of kernels. `other`: where there is none."""
     if places is None:
         return (other, 1, 0), {"PLACED": False, "ALIGNED": False}
-    return (places.table, len(places.table), places.stride), {"PLACED": True, "ALIGNED": places.aligned}
+    return (places.table, places.table.shape[0], places.stride), {"PLACED": True, "ALIGNED": places.aligned}
 
 
 @functools.lru_cache(maxsize=1024)

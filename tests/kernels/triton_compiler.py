@@ -110,6 +110,22 @@ def launch_streams():
         kernels.rotate_blocks(wide, torch.ones(block), back=True)
     for block in (128, 1024):
         launch_rotated(wide, narrow, block)
+        launch_placed(wide, narrow, block)
+
+
+def launch_placed(wide, narrow, block):
+    """Codes of blocks in their places, of which some are short; as they lie and as they do not."""
+    for first, grad in ((0, wide[: 10 * block]), (3, narrow[: 10 * block])):
+        table = torch.tensor([[first, block], [first + block, block - 5]])
+        places = kernels.Places(table, 10, 2 * block, aligned=not first)
+        scales, bits = torch.ones(10, 1), torch.zeros(10, block // 8, dtype=torch.uint8)
+        codes = torch.zeros(10, block // 4, dtype=torch.int8)
+        for signs in (None, torch.ones(block)):
+            kernels.sign_pack(grad, in_place(torch.ones(len(grad))), scales, bits, block, signs, places)
+            kernels.sign_unpack_mean(scales[None], bits[None], grad, None, signs, places)
+            form = block, 2, HALVES, signs
+            kernels.quantize_blocks(grad, in_place(torch.ones(len(grad))), scales, codes, *form, places=places)
+            kernels.dequantize_mean(scales[None], codes[None], grad, *form[1:3], None, signs, places)
 
 
 def launch_rotated(wide, narrow, block):

@@ -93,7 +93,7 @@ def test_a_row_that_one_rank_uses_is_sent(spec):
 
 @pytest.mark.parametrize("bits", [32, 8])
 def test_what_a_server_holds_back_of_a_row_that_no_rank_uses_comes_with_the_next_average(bits):
-    within = layout(((1,), (1,)), torch.float32, 2)
+    within = layout(((2, 1),), torch.float32, 2)  # rows of one block
     simulation = Simulation(compressor(f"onebit:block=8,rotate=false,feedback=1,residual_bits={bits}"), within)
     step = [torch.tensor([1.0, 1.0]), torch.tensor([0.25, -0.25])]  # all of one size: workers hold back nothing
     assert torch.equal(simulation.step(step)[0], torch.tensor([0.5, 0.5]))

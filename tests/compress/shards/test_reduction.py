@@ -306,7 +306,7 @@ def test_a_module_takes_as_many_launches_on_64_ranks_as_on_4(spec):
     ("make", "spec", "words"),
     [
         (shard_sum, "powersgd", "no rank has whole"),
-        (shard_sum, "topk", "none, bf16, int8, int4, int2, ternary or onebit"),
+        (shard_sum, "topk", "none, bf16, int8, int4, int2 or onebit"),
         (weight_gather, "bf16+topk:k=3", "none, bf16, int8|packs its own bytes"),
         (shard_sum, "bf16+powersgd", "no rank has whole"),
         (weight_gather, "int8:rounding=stochastic", "to the nearest"),

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from gradwire.compress import Layout, Ranks
 from gradwire.compress.shards.layout import ShardLayout
 from gradwire.compress.shards.reduction import shard_sum
-from gradwire.compress.shards.weights import weight_gather
+from gradwire.compress.shards.weights import WeightKind, weight_gather
 from gradwire.ddp_core.averaging.shard_averager import ShardAverager
 
 CPU, LIMIT = torch.device("cpu"), timedelta(seconds=20)
@@ -22,7 +22,8 @@ def averager_of(group, gradients="none", weights="none"):
 
 def gathered(averager, mine, training=True):
     out = torch.zeros_like(mine)
-    averager.gather(0, ("w",), averager.weights.gather(mine, out), out, training=training).wait(LIMIT)
+    program = averager.weights.gather(mine, out, WeightKind(mine.dtype, LAYOUT))
+    averager.gather(0, ("w",), program, out, training=training).wait(LIMIT)
     return out
 
 
@@ -84,7 +85,7 @@ def among_others(rank, world_size):
     mean, weights = torch.zeros(4), torch.zeros(2)
     averager.reduce(0, layout, torch.full((8,), float(rank)), mean, 1.0).wait(LIMIT)
     averager.end_step()
-    program = averager.weights.gather(torch.full((1,), float(rank)), weights)
+    program = averager.weights.gather(torch.full((1,), float(rank)), weights, WeightKind(torch.float32, layout))
     averager.gather(0, ("w",), program, weights, training=True).wait(LIMIT)
     averager.close()
     return mean.tolist(), weights.tolist()

@@ -197,7 +197,7 @@ def state_of_newest(handle):
 
 def shards_of(model):
     model.reshard()  # the root stays gathered otherwise
-    return {name: each.to_local() for name, each in model.named_parameters()}
+    return {name: each.detach().to_local() for name, each in model.named_parameters()}
 
 
 def test_on_another_number_of_ranks_the_next_weights_are_exact(ranks):
