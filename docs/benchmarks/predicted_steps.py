@@ -190,10 +190,10 @@ EMULATED = {  # cases of docs/results/advise: trace, dilation, hosts, ranks a ho
 
 @cache
 def trainings() -> list[dict]:
-    """Return the rows of docs/results/time-to-accuracy-gpt that compress alike in all steps: four ranks on two cores."""
+    """Return the rows of docs/results/time-to-accuracy-gpt of four ranks on two cores that compress alike in all steps."""
     text = (ROOT / "docs/results/time-to-accuracy-gpt/points.jsonl").read_text("utf-8")
     rows = [row for line in text.splitlines() for row in json.loads(line)["rows"]]
-    return [row for row in rows if "warmup" not in row["compressor"]]
+    return [row for row in rows if "netlab.rate" in row and "warmup" not in row["compressor"]]  # others are simulated
 
 
 def on_cores(spec: str, ranks: int, dilate: float = 1.0) -> Cost:
