@@ -229,8 +229,8 @@ def _steps(model: nn.Module, order: Sequence[Tensor], config: PlanConfig) -> lis
 
 def _times(steps: Sequence[Prediction], config: PlanConfig) -> Iterator[dict[str, float]]:
     """Yield the times of each compressor, in seconds. The first of the steps is that without gradwire."""
-    _, *seconds = (each.network / (config.local_every or 1) for each in steps)
-    for each, network in zip(steps[1:], seconds, strict=True):
+    for each in steps[1:]:
+        network = each.network / (config.local_every or 1)
         row = {"network_seconds": network, "saves_at_most_seconds": max(0.0, steps[0].network - network)}
         if config.step_seconds is not None:
             row |= {"step_seconds": each.step, "speed_up": steps[0].step / each.step}

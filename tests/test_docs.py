@@ -164,7 +164,9 @@ def refusal(arguments):
 @pytest.mark.parametrize("name", sorted({words[0] for words in GRADWIRE}))
 def test_commands_in_the_documentation_are_accepted(name, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
+    (tmp_path / "mine.py").touch()
     shown = sorted({tuple(words) for words in GRADWIRE if words[0] == name})
     if backends_in_python.args[0]:  # a torch that is too old for the backend
         shown = [words for words in shown if "gradwire" not in words]

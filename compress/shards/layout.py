@@ -48,7 +48,7 @@ class ShardLayout:
 
     @cached_property
     def spans(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Of each row of the buffer, the first element and the number of elements of each shard, without its padding."""
+        """First element and number of elements of each shard in each row of the buffer, without its padding."""
         of_ranks: list[list[tuple[int, int]]] = [[] for _ in self.rows]
         first = 0
         for whole, shape, dim in zip(self.whole.shapes, self.shapes, self.dims, strict=True):

@@ -20,6 +20,7 @@ from .shared_cores import Work
 from .timed_training import Computation
 
 BACKWARD = 2 / 3  # of a step's computation: an assumption, twice as many multiplications as in forward
+WIDTHS = 128  # elements
 GOODPUT = 1448 / 1538  # bytes of payload in those that an Ethernet frame of 1,500 bytes takes, with TCP
 COPY = {"H200": 4.13e12, "H100": 2.96e12, "A40": 0.696e12}  # bytes a second; measured, but for A40, which is published
 PER_HOST, HEAD_DIMENSION = "hosts+", 64
@@ -195,8 +196,11 @@ def gpt(
 
 
 def layered(parameters: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """Return the gradients of a transformer with so many parameters, without embedding: a layer for each 64 of its width."""
-    width = max(1, round((parameters * HEAD_DIMENSION / 12) ** (1 / 3)))
+    """Return the gradients of a transformer with so many parameters, without embedding: a layer for each 64 of its width.
+
+    The width is a multiple of `WIDTHS`, as that of most models, so blocks of compressors need no tables.
+    """
+    width = WIDTHS * max(1, round((parameters * HEAD_DIMENSION / 12) ** (1 / 3) / WIDTHS))
     gradients = {
         name: each for name, each in gpt(width, parameters // (12 * width**2), 1, 1, dtype).items() if "." in name
     }

@@ -267,7 +267,8 @@ def test_what_makes_no_cluster_is_refused(flags, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_times_are_shown_with_what_they_leave_out(capsys):
+def test_times_are_shown_with_what_they_leave_out(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     assert main(["plan", "--parameters=10M", "--hosts=2", "--rate=1gbit", "--step-seconds=0.1"]) == 0
     shown = capsys.readouterr().out
     for told in ("saves at", "speed up", "Latency is left out", "10,000,000 parameters on 2 ranks"):

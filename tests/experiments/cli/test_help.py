@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -14,10 +15,20 @@ EXAMPLES = [(name, example) for name, command in COMMANDS.items() for example in
 SECONDS = ("info", "plan", "trace")  # of a command that is run here: it starts no ranks and waits for nobody
 
 
+MINE = "mine.py"  # a user's model in examples
+
+
 def words_of(example):
-    program, *words = shlex.split(example)
-    assert program == "gradwire"
-    return words
+    launcher, _, words = example.partition("gradwire ")
+    assert launcher in ("", "torchrun --nproc-per-node 4 -m ")
+    return shlex.split(words)
+
+
+@pytest.fixture
+def beside_a_model(tmp_path, monkeypatch):
+    """The folder that a user is in has a model of the user's own."""
+    monkeypatch.chdir(tmp_path)
+    Path(MINE).touch()
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +96,7 @@ def test_an_option_s_text_is_understood_without_its_name(name, shown, capsys):
 
 
 @pytest.mark.parametrize(("name", "example"), EXAMPLES, ids=[example for _, example in EXAMPLES])
+@pytest.mark.usefixtures("beside_a_model")
 def test_an_example_is_accepted_as_it_is_printed(name, example):
     given, *options = words_of(example)
     assert given == name

@@ -131,8 +131,8 @@ def test_plan_tells_the_same_bytes(comparison, capsys):
         of_memory = {"state_bytes", "work_bytes", "bytes_per_parameter"}
         assert row.keys() > of_memory
         assert all(row[name] == run[name] for name in row.keys() - of_memory)
-        assert run["planned_state_bytes"] == pytest.approx(row["state_bytes"], rel=0.02)
-        assert run["planned_bytes"] == pytest.approx(row["state_bytes"] + row["work_bytes"], rel=0.02)  # other buckets
+        assert run["planned_state_bytes"] == pytest.approx(row["state_bytes"], rel=0.05)
+        assert run["planned_bytes"] == pytest.approx(row["state_bytes"] + row["work_bytes"], rel=0.05)  # other buckets
 
 
 @pytest.mark.slow
