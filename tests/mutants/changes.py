@@ -131,8 +131,8 @@ MUTANTS = [
     Mutant(
         "a site ahead of the majority is not refused",
         "hooks/local_sgd/standing.py",
-        "elif claim.round > agreed + 1:",
-        "elif claim.round > agreed + 1000:",
+        "elif claim.round > agreed + 1 and site not in apart:",
+        "elif claim.round > agreed + 1000 and site not in apart:",
         "tests/hooks/local_sgd/test_standing.py",
     ),
     Mutant(
