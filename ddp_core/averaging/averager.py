@@ -151,7 +151,8 @@ class CompressedAverager:
                 self.step_lock.make_changes()
             if self.before_step is not None:  # after a load, which forgets the loss scale
                 self.before_step()
-            self._repeated.check()
+            if self._repeated.suspected:
+                self._repeated.warn()
             if self._discarded.parameters:
                 self._discarded.check(lambda: memory.counts)
             if memory.step % EVERY == 0:
