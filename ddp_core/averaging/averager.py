@@ -25,7 +25,7 @@ from ...compress.state.gauge import EVERY
 from ...kernels import pool
 from ..buckets.assignment import Allocate
 from ..buckets.grad_bucket import GradBucket, as_real, axis_order, layout_of
-from ..buckets.lying import as_torch_reads, lying_in, turnable
+from ..buckets.lying import as_form, as_torch_reads, lying_in, turnable
 from ..buckets.slices import BucketSlice, Sendable
 from ..buckets.sparse import SPARSE_ROUNDS, SparseBucket
 from ..engine.engine import FORKED, Engine
@@ -257,7 +257,7 @@ class CompressedAverager:
         programs = [program_of(segment, memory, engine, index, buffer) for segment in segments]
         buckets = [*(each.names for each in programs), names]
         orders = list(map(axis_order, lying.values()))
-        forms = [torch.empty_strided(each.shape, each.stride(), device="meta") for each in lying.values()]
+        forms = list(map(as_form, lying.values()))
         parts: Parts = functools.partial(parts_of_bucket, names, forms)
         if isinstance(bucket, BucketSlice):
             parts = functools.partial(parts_of_slice, bucket.layout(layout))
