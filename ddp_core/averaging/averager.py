@@ -200,7 +200,7 @@ class CompressedAverager:
             plan, buffer = self._hooked.get(bucket.index()), bucket.buffer()
             if plan is None or list(map(id, plan.parameters)) != list(map(id, bucket.parameters())):
                 plan = self._bind(bucket, bucket.parameters())
-            elif self.steps_begun == 2 and plan.orders and self._lies_anew(plan, bucket):
+            elif self.engines.agreement.step == 2 and plan.orders and self._lies_anew(plan, bucket):
                 plan = self._bind(bucket, plan.parameters)
         else:
             assert not isinstance(bucket, dist.GradBucket)
