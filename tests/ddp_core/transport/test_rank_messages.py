@@ -83,7 +83,9 @@ def left_alone(rank, world_size, phase):
     if rank and phase == "construction":
         raise RuntimeError("on purpose")
     kind = torch.nn.BatchNorm1d(4) if phase == "buffers" else torch.nn.Linear(4, 4)
-    model = gradwire.DistributedDataParallel(kind, init_sync=phase == "construction", timeout=LIMITS.get(phase, DEFAULT))
+    model = gradwire.DistributedDataParallel(
+        kind, init_sync=phase == "construction", timeout=LIMITS.get(phase, DEFAULT)
+    )
     for step in range(2):
         if rank and (phase != "second step" or step):
             raise RuntimeError("on purpose")
