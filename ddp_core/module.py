@@ -31,6 +31,7 @@ from .reducer.stray_gradients import Strays
 from .torch_compat.arguments import Arguments, localize, refuse_around, refuse_inside, states, trained, trained_now
 from .torch_compat.attributes import TorchAttributes
 from .torch_compat.reducer_and_logger import Logger, ShadowSteps, TorchReducer
+from .transport.parts_of_world import part_of
 from .transport.protocol import Decorator
 from .transport.rank_messages import largest
 
@@ -376,9 +377,10 @@ class DistributedDataParallel(TorchAttributes):
         spec = given if compressor_of(given) == now.compressor else now.compressor
         return spec, timeout, transport, now.scaler, now.averager.memory.undo
 
-    def _place(self) -> dict[str, int]:
+    def _place(self) -> dict[str, int | str]:
         """Return the place of this rank, as the compression's state stores it."""
-        return {"world_size": self.process_group.size(), "rank": self.process_group.rank()}
+        part = part_of(self.process_group)
+        return {"world_size": self.process_group.size(), "rank": self.process_group.rank(), "part": part}
 
     def __getstate__(self) -> dict[str, Any]:
         self._check_default_group()

@@ -113,9 +113,7 @@ def in_blocks(flat: Tensor, blocks: int, block: int, places: Places | None) -> T
     if places is None:
         return pad(flat, (0, blocks * block - flat.numel())).view(blocks, block)
     elements, inside = places.elements(block)
-    padded = flat.new_zeros(blocks, block)
-    padded[inside] = flat[elements[inside]]
-    return padded
+    return pad(flat, (0, 1))[elements.where(inside, flat.numel())]  # no mask: tensors of no memory know no True
 
 
 def out_of_blocks(padded: Tensor, numel: int, places: Places | None) -> Tensor:
@@ -123,9 +121,9 @@ def out_of_blocks(padded: Tensor, numel: int, places: Places | None) -> Tensor:
     if places is None:
         return padded.view(-1)[:numel]
     elements, inside = places.elements(padded.shape[1])
-    flat = padded.new_zeros(numel)
-    flat[elements[inside]] = padded[inside]
-    return flat
+    flat = padded.new_zeros(numel + 1)
+    flat[elements.where(inside, numel)] = padded
+    return flat[:numel]
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from ...compress.state.gauge import EVERY
 from ...kernels import pool
 from ..buckets.assignment import Allocate
 from ..buckets.grad_bucket import GradBucket, as_real, axis_order, layout_of
-from ..buckets.lying import as_torch_reads, lying_in, turnable
+from ..buckets.lying import as_form, as_torch_reads, lying_in, turnable
 from ..buckets.slices import BucketSlice, Sendable
 from ..buckets.sparse import SPARSE_ROUNDS, SparseBucket
 from ..engine.engine import FORKED, Engine
@@ -151,7 +151,8 @@ class CompressedAverager:
                 self.step_lock.make_changes()
             if self.before_step is not None:  # after a load, which forgets the loss scale
                 self.before_step()
-            self._repeated.check()
+            if self._repeated.suspected:
+                self._repeated.warn()
             if self._discarded.parameters:
                 self._discarded.check(lambda: memory.counts)
             if memory.step % EVERY == 0:
@@ -199,7 +200,7 @@ class CompressedAverager:
             plan, buffer = self._hooked.get(bucket.index()), bucket.buffer()
             if plan is None or list(map(id, plan.parameters)) != list(map(id, bucket.parameters())):
                 plan = self._bind(bucket, bucket.parameters())
-            elif self.steps_begun == 2 and plan.orders and self._lies_anew(plan, bucket):
+            elif self.engines.agreement.step == 2 and plan.orders and self._lies_anew(plan, bucket):
                 plan = self._bind(bucket, plan.parameters)
         else:
             assert not isinstance(bucket, dist.GradBucket)
@@ -256,7 +257,7 @@ class CompressedAverager:
         programs = [program_of(segment, memory, engine, index, buffer) for segment in segments]
         buckets = [*(each.names for each in programs), names]
         orders = list(map(axis_order, lying.values()))
-        forms = [torch.empty_strided(each.shape, each.stride(), device="meta") for each in lying.values()]
+        forms = list(map(as_form, lying.values()))
         parts: Parts = functools.partial(parts_of_bucket, names, forms)
         if isinstance(bucket, BucketSlice):
             parts = functools.partial(parts_of_slice, bucket.layout(layout))

@@ -155,7 +155,7 @@ class RepeatedAverageCheck:
     def __init__(self, agreement: Agreement) -> None:
         self._agreement, self._averaged = agreement, 0  # steps begun when a gradient came last
         self._version = self._looks = 0
-        self._suspected = self._over = False
+        self.suspected = self._over = False
         self._parameter: weakref.ref[Tensor] | None = None
         self._hook: RemovableHandle | None = None
 
@@ -166,14 +166,13 @@ class RepeatedAverageCheck:
         if found and not self._over:
             parameter = min(found, key=Tensor.numel)
             self._parameter, self._version = weakref.ref(parameter), parameter._version
-            self._averaged, self._suspected = self._agreement.step - 1, False
+            self._averaged, self.suspected = self._agreement.step - 1, False
             self._hook = parameter.register_hook(self._gradient_comes)
 
-    def check(self) -> None:
-        """Warn at the beginning of a step whose gradients were added to an average."""
-        if self._suspected:
-            self._end()
-            warnings.warn(AGAIN, stacklevel=4)
+    def warn(self) -> None:
+        """Warn at the beginning of a step whose gradients were added to an average, as is `suspected`."""
+        self._end()
+        warnings.warn(AGAIN, stacklevel=4)
 
     @torch._disable_dynamo
     def _gradient_comes(self, _: Tensor) -> None:
@@ -185,15 +184,15 @@ class RepeatedAverageCheck:
         self._averaged, self._version = steps, parameter._version
         gradient = parameter.grad
         if gradient is None or not unchanged:
-            self._suspected = False
+            self.suspected = False
         elif averaged:
-            self._suspected = bool(gradient.coalesce().values().any() if gradient.is_sparse else gradient.any())
+            self.suspected = bool(gradient.coalesce().values().any() if gradient.is_sparse else gradient.any())
         self._looks += averaged
-        if self._looks == LOOKS and not self._suspected:
+        if self._looks == LOOKS and not self.suspected:
             self._end()
 
     def _end(self) -> None:
-        self._over, self._suspected = True, False
+        self._over, self.suspected = True, False
         self._stop()
 
     def _stop(self) -> None:

@@ -99,6 +99,12 @@ def as_real(buffer: Tensor) -> Tensor:
     return torch.view_as_real(buffer).view(-1) if buffer.is_complex() else buffer
 
 
+def as_numbers(buffer: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    """A bucket's buffer with a number for each of its parameters'; torch gives real ones for complex ones, two for each."""
+    halved = not buffer.is_complex() and any(each.is_complex() for each in parameters)
+    return torch.view_as_complex(buffer.view(-1, 2)) if halved else buffer
+
+
 def undifferentiated(function: Callable[..., None], *arguments: Any) -> None:
     """Call a function of which no graph is to be made, even in a backward with create_graph."""
     if torch.is_grad_enabled():
@@ -336,7 +342,7 @@ class GradBucket:
 
 def as_views(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
     """Each parameter's part of a buffer in its shape, and in its strides where these have no gaps."""
-    pieces = flat.split([parameter.numel() for parameter in parameters])
+    pieces = as_numbers(flat, parameters).split([parameter.numel() for parameter in parameters])
     return [
         piece.as_strided(parameter.shape, parameter.stride(), piece.storage_offset())
         if is_packed(parameter)

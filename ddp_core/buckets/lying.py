@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...compress import Program
-from .grad_bucket import as_views, axis_order
+from .grad_bucket import as_numbers, as_views, axis_order
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of axes
 
@@ -23,8 +23,13 @@ def lying_in(bucket: dist.GradBucket, strides: Mapping[Tensor, tuple[int, ...]])
     `model.to(memory_format=...)` may have come since. `strides`: of the parameters when the compression got to know them.
     """
     parameters = bucket.parameters()
-    pieces = bucket.buffer().split([each.numel() for each in parameters])
+    pieces = as_numbers(bucket.buffer(), parameters).split([each.numel() for each in parameters])
     return [_lying(piece, each, strides.get(each)) for piece, each in zip(pieces, parameters, strict=True)]
+
+
+def as_form(tensor: Tensor) -> Tensor:
+    """Return a tensor of no memory that lies as this one does."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class Turnable:
         """Return its average as it lies in the buffer, and as torch reads it there; None where these are the same."""
         if self.parameter.stride() == self.form.stride() or axis_order(self.parameter) == axis_order(self.form):
             return None
-        piece = buffer.narrow(0, self.start, self.form.numel())
+        piece = as_numbers(buffer, [self.form]).narrow(0, self.start, self.form.numel())
         return as_views(piece, [self.form])[0], as_views(piece, [self.parameter])[0]
 
 

@@ -59,6 +59,39 @@ def test_a_function_sees_each_average_once_and_changes_gradients(ranks, kind, sp
         assert ranks.run(seen, 2, kind, spec, {"gradient_as_bucket_view": views}) == [True, True]
 
 
+class Waves(nn.Module):
+    """With complex numbers in two shapes."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Parameter(torch.ones(5, 3, dtype=torch.complex64))
+        self.planes = nn.Parameter(torch.ones(8, 3, 3, 3, dtype=torch.complex64))
+
+    def forward(self, factor):
+        return sum((each * torch.arange(each.numel()).view_as(each) * factor).abs().sum() for each in self.parameters())
+
+
+def seen_of_complex(rank, world_size, spec, views):
+    """Whether the function sees what become gradients, before the model takes another memory format and after it."""
+    model, found, right = TorchDDP(Waves(), gradient_as_bucket_view=views), {}, []
+    handle = gradwire.attach(model, spec)
+    handle.on_average(lambda averages: found.update({name: each.clone() for name, each in averages.items()}))
+    for step in range(4):
+        if step == 2:
+            model.module.planes.data = model.module.planes.data.contiguous(memory_format=torch.channels_last)
+        model.zero_grad()
+        model(rank + step + 1j).backward()
+        right += [torch.equal(found[name], each.grad) for name, each in model.module.named_parameters()]
+    handle.close()
+    return all(right)
+
+
+@pytest.mark.parametrize("spec", ["none", "topk:ratio=0.1"])
+def test_a_function_sees_complex_averages_of_torchs_ddp(ranks, spec):
+    for views in (True, False):
+        assert ranks.run(seen_of_complex, 2, spec, views) == [True, True]
+
+
 def residual_after(rank, world_size, masks):
     """The residual where a function clears all averages, or none."""
     model, handle = wrapped("own", "topk:ratio=0.1")

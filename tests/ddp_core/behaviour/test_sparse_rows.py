@@ -44,7 +44,7 @@ def sparse_overflow(rank, world_size, rows_first):
     network = SparseBesideDense()
     if rows_first:
         network.rows = network._modules.pop("rows")  # registered last, and so reduced first
-    model = gradwire.DistributedDataParallel(network, compressor="topk:ratio=0.1", **SMALL)
+    model = gradwire.DistributedDataParallel(network, compressor="topk:ratio=0.1", undo=True, **SMALL)
     held = []
     for step, factor in enumerate([float("inf"), float("inf"), 1.0] if rows_first else [1.0, 1.0, float("inf"), 1.0]):
         model.zero_grad()

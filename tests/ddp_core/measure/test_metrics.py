@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import gradwire
-from gradwire.compress.state.gauge import ELEMENTS, Gauge
+from gradwire.compress.state.gauge import ELEMENTS, EVERY, Gauge
 from gradwire.ddp_core.measure.stats import Measured, Stats, exposed, feedback, metrics
 from gradwire.ddp_core.measure.step import BucketStats, Record, Step
 from gradwire.kernels import Residual
@@ -68,11 +68,10 @@ def test_our_own_ddp_tells_what_was_exposed_without_the_launch_of_the_last_bucke
 
 
 def gauge(gradient, before, after):
-    found = Gauge()
-    found.due = True
-    residual = Residual(before, after)
-    found.begin(gradient, residual)
-    found.end(residual)
+    found, residual = Gauge(), Residual(before, after)
+    for _ in range(EVERY):
+        found.begin(gradient, residual)
+        found.end(residual)
     return found
 
 

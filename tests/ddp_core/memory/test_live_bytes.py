@@ -176,6 +176,10 @@ def test_of_shards_there_is_one_copy_of_residuals_too(ranks, reduce, undo, state
         assert state - SLACK <= found <= state + ROOM
 
 
+def has_memory(each):
+    return isinstance(each, torch.Tensor) and not each.is_meta
+
+
 class Peak(TorchDispatchMode):
     """The most bytes that the tensors of all operations took at once, each memory once."""
 
@@ -189,9 +193,7 @@ class Peak(TorchDispatchMode):
         return ref(), size
 
     def see(self, *given):
-        tensors = [
-            getattr(each, "_local_tensor", each) for each in tree_leaves(given) if isinstance(each, torch.Tensor)
-        ]
+        tensors = [getattr(each, "_local_tensor", each) for each in tree_leaves(given) if has_memory(each)]
         with self.lock:
             given = {storage._cdata: storage for storage in (each.untyped_storage() for each in tensors)}
             if all(self.known(key) == (storage, storage.nbytes()) for key, storage in given.items()):

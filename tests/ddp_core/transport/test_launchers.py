@@ -85,6 +85,7 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
 handle = gradwire.attach(model, "bf16")
 for _ in range(2):
+    model.zero_grad()
     model(torch.ones(1, 4)).sum().backward()
 handle.close()
 dist.destroy_process_group()
