@@ -250,13 +250,13 @@ def _gather_differences(
     before = gathered[:, size:end].reshape(-1).view(mine.dtype) if held.rows is None else held.rows
     held.rows = before.nan_to_num_(0.0, 0.0, 0.0).view(len(gathered), -1)  # no difference mends what is not finite
     held.rows.add_(_decoded_rows(codec, gathered[:, :size].unsqueeze(1), mine.numel(), cut, difference.dtype))
-    out.copy_(held.rows.view(-1))
     if not steps and bool(gathered[:, -1].any()):
         yield from _gather_exact(mine, out, per_host)
         held.rows.view(-1).copy_(out)
     elif steps:
         usual = torch.where(changed, torch.where(usual > 0, torch.fmin(moved, 2 * usual), moved), usual)
     _note_own(held, held.rows[held.own.layout.whole.ranks.rank], mine, usual)
+    out.copy_(held.rows.view(-1))  # last: `mine` may be a part of it
 
 
 def _note_own(held: HeldWeights, in_use: Tensor, sent: Tensor, usual: Tensor) -> None:

@@ -63,13 +63,19 @@ class Gathers:
     def off(self, exact, *, steps):
         """How far the weights in use are from exact ones, (ranks, row), relative to these."""
         programs = [
-            counted(self.weights.gather(mine.clone(), torch.empty(RANKS * self.row), kind, held, steps=steps))
-            for mine, kind, held in zip(exact, self.kinds, self.held, strict=True)
+            counted(self.weights.gather(*within(mine, rank), self.kinds[rank], self.held[rank], steps=steps))
+            for rank, mine in enumerate(exact)
         ]
         answers = simulate(programs)
         assert all(torch.equal(each, answers[0][0]) for each, _ in answers)
         self.bits = 8 * answers[0][1] / self.row
         return float((answers[0][0].view(RANKS, self.row) - exact).norm() / exact.norm())
+
+
+def within(mine, rank):
+    """A rank's row as torch gives it, a part of the output, and the output."""
+    rows = torch.zeros(RANKS, len(mine))
+    return rows[rank].copy_(mine), rows.view(-1)
 
 
 def counted(program):
