@@ -55,7 +55,7 @@ def test_a_site_that_did_a_round_again_alone_takes_the_others_model(rounds, town
     second, applied = made[1], made[1]._apply
     second.sites.town_waiting = lambda: town.store._gatherings[request.node.name].waiting
 
-    def fails_once(average):
+    def fails_once(*_):
         monkeypatch.setattr(second, "_apply", applied)
         monkeypatch.setattr(second.sites, "_phase", timedelta(seconds=0.2))  # it waits for nobody
         raise RuntimeError("on purpose")
