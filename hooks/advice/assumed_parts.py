@@ -28,7 +28,7 @@ PER_HOST, HEAD_DIMENSION = "hosts+", 64
 
 @dataclass(frozen=True)
 class Cost:
-    """What a compressor costs on an H200. `encode`: seconds a parameter; `launches`: seconds of the host a bucket.
+    """Cost of a compressor on an H200. `encode`: seconds a parameter; `launches`: seconds of the host a bucket.
 
     `beside`: it computes beside the training, on a processor of its own, and not on the GPU.
     """

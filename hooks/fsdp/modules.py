@@ -117,7 +117,7 @@ class ShardedModule:
 
     @property
     def part(self) -> str:
-        """Which part of the world the ranks of the mesh are: see `part_of_world`."""
+        """Part of the world that the ranks of the mesh are: see `part_of_world`."""
         return part_of_world(self.group.mesh_info.mesh.mesh.flatten().tolist(), dist.get_world_size())
 
     @property
