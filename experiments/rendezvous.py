@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import resource
 import secrets
 import socket
 import time
@@ -11,11 +12,6 @@ from pathlib import Path
 
 from ..hooks.local_sgd.secret import SECRET, Secret
 from ..hooks.local_sgd.server import keep as keep_rendezvous
-
-try:
-    import resource
-except ImportError:  # Windows, which has no such limit
-    resource = None  # type: ignore[assignment]
 
 FILES = 1 << 15  # that the rendezvous may open
 
@@ -63,8 +59,6 @@ def rendezvous(config: RendezvousConfig) -> int:
 
 def allow_files(count: int) -> None:
     """Let this process open so many files, if the system does: each rank of each site holds a connection."""
-    if resource is None:
-        return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

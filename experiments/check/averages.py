@@ -83,8 +83,8 @@ def errors_of(averages: Sequence[Named]) -> Errors:
     """Compare the averages of some steps with the exact mean, in float64."""
     true, first = exact_mean(), _flat(averages[0])
     mean = torch.stack(list(map(_flat, averages))).mean(0)
-    off = [float((each - true).norm() / true.norm()) for each in (first, mean)]
-    return Errors(*off, float(first @ true / (true @ true)))
+    off_first, off_mean = (float((each - true).norm() / true.norm()) for each in (first, mean))
+    return Errors(off_first, off_mean, float(first @ true / (true @ true)))
 
 
 def exact_mean() -> Tensor:
