@@ -223,7 +223,7 @@ def trained(run: Run, text: Text, every: int, checkpoint: Path | None) -> dict:
         "loss": losses[str(run.steps)],
         "losses": losses,
         "sent_bytes_per_step": mean.sent_bytes,
-        "ratio": ratio(ranks.elements, mean, run.ranks),
+        "ratio": ratio(4 * ranks.elements, mean, run.ranks),
         "step_seconds": statistics.median(seconds),
         "peak_memory_bytes": torch.cuda.max_memory_allocated() if device.type == "cuda" else None,
     }

@@ -48,7 +48,7 @@ WRONG = {
     ),
     "a number": ("cast_scaled", (X, X, 16, "half", None, 1), "argument 4 .* a number, got 'half'"),
     "no None": ("all_finite", (X, None, 1), r"argument 2 of all_finite\(\) has to be an integer"),
-    "a truth": ("rotate_blocks", (X, X, 16, 16, 1, 1), "argument 5 .* True or False, got 1"),
+    "a truth": ("rotate_blocks", (X, X, 16, 16, None, 1, 0, 0, 1, 1), "argument 9 .* True or False, got 1"),
     "a text": ("choose_level", (7,), "argument 1 .* a str, got 7"),
     "a sequence": ("gather_scaled", (X, iter([X]), [0], 1.0, 1), "argument 2 .* a sequence, got <list_iterator"),
     "integers": ("gather_scaled", (X, [X], ["0"], 1.0, 1), "argument 3 .* an integer of 64 bits"),
