@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -19,6 +21,7 @@ from ..protocol.compressor import Codec, own_traits
 from ..protocol.layout import Layout
 
 Span: TypeAlias = tuple[int, int]  # first element, elements
+Table: TypeAlias = npt.NDArray[np.int64]  # (blocks, 2): a span each
 ORDER = 4  # elements: what a GPU loads at once
 
 
@@ -88,11 +91,11 @@ def _cut_bucket(codec: Any, sizes: tuple[int, ...], ranks: int, rank: int, devic
     spans = _blocks_of(_spans(sizes), codec.block)
     each = -(-len(spans) // ranks)
     length = codec.row_length(min(max(sizes), codec.block)) if each == 1 else each * codec.block
-    end = torch.tensor([[numel, 0]], device="cpu").expand(each * ranks - len(spans), 2)
-    rows = torch.cat([spans, end]).view(ranks, each, 2)
+    end = np.full((each * ranks - len(spans), 2), (numel, 0))
+    table = np.concatenate([spans, end])
+    rows = table.reshape(ranks, each, 2)
     start, stop = int(rows[rank, 0, 0]), int(rows[rank, -1].sum())
-    own = rows[rank] - torch.tensor([start, 0], device="cpu")
-    return Cut(length, (start, stop), _places(rows.flatten(0, 1), device), _places(own, device))
+    return Cut(length, (start, stop), _places(table, device), _places(rows[rank] - (start, 0), device))
 
 
 def cut_shards(codec: Any, rows: Sequence[Sequence[Span]], row: int, rank: int, device: torch.device) -> Cut:
@@ -114,8 +117,8 @@ def cut_shards(codec: Any, rows: Sequence[Sequence[Span]], row: int, rank: int, 
     if alike:
         cut = Cut(length, served, None, own, gaps).repeated(len(rows), row)
         return Cut(length, served, cut.rows, own, gaps)
-    behind = [table + torch.tensor([place * row, 0], device="cpu") for place, table in enumerate(tables)]
-    return Cut(length, served, _places(torch.cat(behind), device), own, gaps)
+    behind = [table + np.array((place * row, 0)) for place, table in enumerate(tables)]
+    return Cut(length, served, _places(np.concatenate(behind), device), own, gaps)
 
 
 def _in_order(codec: Any, sizes: Sequence[int], length: int) -> bool:
@@ -135,21 +138,18 @@ def _spans(sizes: Sequence[int]) -> list[Span]:
     return spans
 
 
-def _blocks_of(spans: Sequence[Span], block: int, room: Sequence[int] | None = None) -> Tensor:
+def _blocks_of(spans: Sequence[Span], block: int, room: Sequence[int] | None = None) -> Table:
     """Return the first element and the elements of each block, int64 (blocks, 2). `room`: elements to have blocks for."""
-    table = torch.tensor(spans, dtype=torch.int64, device="cpu").view(-1, 2)
-    firsts, sizes = table.unbind(1)
-    counts = (
-        (sizes if room is None else torch.tensor(room, device="cpu")).add(block - 1).div(block, rounding_mode="floor")
-    )
-    owner = torch.arange(len(table), device="cpu").repeat_interleave(counts)
-    within = (torch.arange(len(owner), device="cpu") - (counts.cumsum(0) - counts)[owner]) * block
-    return torch.stack([firsts[owner] + within, (sizes[owner] - within).clamp(0, block)], 1)
+    firsts, sizes = np.array(spans, dtype=np.int64).reshape(-1, 2).T
+    counts = -(-(sizes if room is None else np.array(room, dtype=np.int64)) // block)
+    owner = np.repeat(np.arange(len(counts)), counts)
+    within = (np.arange(len(owner)) - (counts.cumsum() - counts)[owner]) * block
+    return np.stack([firsts[owner] + within, (sizes[owner] - within).clip(0, block)], 1)
 
 
-def _places(table: Tensor, device: torch.device) -> Places:
-    aligned = not bool((table[:, 0] % ORDER).any())
-    return Places(table.contiguous().to(device), len(table), aligned=aligned)
+def _places(table: Table, device: torch.device) -> Places:
+    aligned = not (table[:, 0] % ORDER).any()
+    return Places(torch.tensor(table, dtype=torch.int64, device=device), len(table), aligned=aligned)
 
 
 def lengthened(flat: Tensor, rows: int, length: int) -> Tensor:
