@@ -64,11 +64,11 @@ class PlanConfig:
     gpus_per_host: int = 1
     """with --hosts: GPUs of a host, whose ranks share its network card"""
     rate: str | None = None
-    """bandwidth of a host's network card, such as 10gbit; adds what each compressor can save at most"""
+    """bandwidth of a host's network card, such as 10gbit; adds the most that each compressor can save"""
     micro_batches: int = 1
     """with --step-seconds: micro-batches that a step accumulates; the last one alone hides communication"""
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """dtype of the gradients: 16 bits halve what none sends"""
+    """dtype of the gradients: 16 bits halve the bytes of none"""
     bucket_mb: float | None = None
     """DDP's bucket size in MiB; null gives 1 for the first bucket and 25 for the others"""
     local_every: int = 0
@@ -210,7 +210,7 @@ def plan_command(config: PlanConfig) -> int:
     return 0
 
 
-NOTE = """network: the least time that a step's bytes take. saves at most: against what DDP sends without gradwire, if \
+NOTE = """network: the least time that a step's bytes take. saves at most: against the bytes of DDP without gradwire, if \
 computation hides nothing.
 step, speed-up: with encoding, if two thirds of a micro-batch's computation are backward, which hides communication. \
 Latency is left out."""

@@ -68,7 +68,7 @@ COMMANDS: dict[str, Command] = {
         positional=("command",),
     ),
     "plan": Command(
-        "Show how many bytes each compressor sends for a model, and what it saves on a network, without training.",
+        "Show how many bytes each compressor sends for a model, and the time it saves on a network, without training.",
         function=".plan:plan_command",
         examples=(
             "gradwire plan --model gpt --compressors none,int4,powersgd:rank=4 --workers 16",

@@ -172,7 +172,7 @@ def _check(state: Any, setup: str, rounds: Rounds) -> None:
             fields = state["parameters"].get(name, {})
             if not {"anchor", "momentum"} <= set(fields) <= {"anchor", "momentum", "captured"}:
                 raise ValueError(
-                    f"the state has an anchor and a momentum of parameter {name!r}, and what was captured at most; got "
+                    f"the state has an anchor and a momentum of parameter {name!r}, and a captured tensor at most; got "
                     f"{', '.join(map(repr, fields)) or 'nothing'}"
                 )
             for field, numbers in fields.items():

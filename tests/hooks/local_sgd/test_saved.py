@@ -79,7 +79,7 @@ def with_another_field(state):
         (lambda state: {"steps": "3"}, "steps are a whole number"),
         (lambda state: {"round": None}, "the round from -1 on; got 3 and None"),
         (without_captured, "different fields of the parameters"),
-        (with_another_field, "what was captured at most; got 'anchor', 'momentum'"),
+        (with_another_field, "a captured tensor at most; got 'anchor', 'momentum'"),
     ],
 )
 def test_a_state_that_does_not_fit_is_refused_before_anything_changes(local, change, words):
