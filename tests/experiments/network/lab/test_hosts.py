@@ -102,7 +102,8 @@ def test_clean_removes_what_dead_owners_left_and_nothing_else(running_lab, capsy
         owner.kill()
         owner.join()
         assert main(["netlab", "--clean"]) == 0
-        assert capsys.readouterr().out == f"removed the labs of {owner.pid}\n"
+        # a lab that another test makes in this moment may have removed them first
+        assert capsys.readouterr().out in (f"removed the labs of {owner.pid}\n", "nothing was left behind\n")
         assert left_by(owner.pid) == []
         assert interfaces_of(2**22 + 1) == [foreign]
     finally:
