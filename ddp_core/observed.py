@@ -157,6 +157,6 @@ class Observed:
         numbers = metrics(measured)
         parts = [what, f"rank {ranks.rank} of {ranks.world_size}"]
         parts += [f"{numbers['steps']} steps, {numbers['steps_here']} of them here"]
-        parts += [f"{numbers['ratio']:.4g}x fewer bytes"] if "ratio" in numbers else []
+        parts += [f"{numbers['ratio']:.1f}x fewer bytes"] if "ratio" in numbers else []
         parts += [] if measured.warm_up is None else [str(measured.warm_up)]
         return f"<{name}: {', '.join(parts)}>"

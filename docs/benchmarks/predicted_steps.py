@@ -188,15 +188,20 @@ EMULATED = {  # cases of docs/results/advise: trace, dilation, hosts, ranks a ho
 }
 
 
+def points(study: str) -> list[dict]:
+    """Return the points of a study: of those that ran again the last."""
+    lines = (ROOT / f"docs/results/{study}/points.jsonl").read_text("utf-8").splitlines()
+    return list({point["key"]: point for point in map(json.loads, lines)}.values())
+
+
 @cache
 def trainings() -> list[dict]:
     """Return the rows of docs/results/time-to-accuracy-gpt of four ranks on two cores that compress alike in all steps.
 
     Each has its `computer`.
     """
-    text = (ROOT / "docs/results/time-to-accuracy-gpt/points.jsonl").read_text("utf-8")
-    points = map(json.loads, text.splitlines())
-    rows = [row | {"computer": point["environment"]["platform"]} for point in points for row in point["rows"]]
+    found = points("time-to-accuracy-gpt")
+    rows = [row | {"computer": point["environment"]["platform"]} for point in found for row in point["rows"]]
     return [row for row in rows if "netlab.rate" in row and "warmup" not in row["compressor"]]  # others are simulated
 
 
@@ -230,7 +235,7 @@ def of_advise() -> Iterator[Check]:
 
 def of_bandwidth() -> Iterator[Check]:
     """Yield the steps of docs/results/gpt-bandwidth. Forward, backward and optimizer take what they took in that row."""
-    for point in map(json.loads, (ROOT / "docs/results/gpt-bandwidth/points.jsonl").read_text("utf-8").splitlines()):
+    for point in points("gpt-bandwidth"):
         dilate = next(float(each.removeprefix("--dilate=")) for each in point["arguments"] if "--dilate=" in each)
         for row in point["rows"]:
             forward, backward, rest = (row[f"phases.{name}"] / dilate for name in ("forward", "backward", "optimizer"))

@@ -64,10 +64,10 @@ def per_cent(mean: float, half_width: float | None) -> str:
     """A difference in per cent with its interval; no difference where the interval has zero in it.
 
     >>> per_cent(2.81, 0.5), per_cent(0.3, 1.0), per_cent(-0.52, None)
-    ('+2.8 ± 0.5 %', 'no difference seen (±1.0 %)', '-0.5 %')
+    ('+2.8 ± 0.5 %', 'no difference seen (+0.3 ± 1.0 %)', '-0.5 %')
     """
     if half_width is None:
         return f"{mean:+.1f} %"
     if abs(mean) <= half_width:
-        return f"no difference seen (±{half_width:.1f} %)"
+        return f"no difference seen ({mean:+.1f} ± {half_width:.1f} %)"
     return f"{mean:+.1f} ± {half_width:.1f} %"

@@ -25,21 +25,25 @@ class Report:
 
     def __str__(self) -> str:
         warming = "" if self.warm_up is None else str(self.warm_up)
-        return " | ".join(filter(None, (f"step {self.step}", warming, self._split(), self._bytes(), self._feedback())))
+        parts = (f"step {self.step}", warming, self._split(), self._buckets(), self._bytes(), self._feedback())
+        return " | ".join(filter(None, parts))
 
     def _split(self) -> str:
         """Return the milliseconds of a step in words, split into their parts."""
         found = self.metrics
         if "step_seconds" not in found:
             return ""
-        parts = [self._milliseconds(name) for name in ("compute", "exposed") if f"{name}_seconds" in found]
-        beside = [self._milliseconds(name) for name in ("encode", "wait", "decode") if f"{name}_seconds" in found]
-        whole = f"{found['step_seconds'] * MILLI:.1f} ms"
-        split = f": {', '.join(parts)}" if parts else ""
-        return whole + split + (f" ({', '.join(beside)})" if beside else "")
+        parts = self._milliseconds("compute", "exposed")
+        return f"{found['step_seconds'] * MILLI:.1f} ms" + (f": {parts}" if parts else "")
 
-    def _milliseconds(self, name: str) -> str:
-        return f"{name} {self.metrics[f'{name}_seconds'] * MILLI:.1f}"
+    def _buckets(self) -> str:
+        """Return the milliseconds of all buckets, which wait side by side: their sum may be longer than the step."""
+        parts = self._milliseconds("encode", "wait", "decode")
+        return f"sum of buckets: {parts}" if parts and "step_seconds" in self.metrics else ""
+
+    def _milliseconds(self, *names: str) -> str:
+        found = ((name, self.metrics.get(f"{name}_seconds")) for name in names)
+        return ", ".join(f"{name} {seconds * MILLI:.1f}" for name, seconds in found if seconds is not None)
 
     def _bytes(self) -> str:
         found = self.metrics
@@ -48,7 +52,7 @@ class Report:
         from rich.filesize import decimal  # not with gradwire itself
 
         parts = [f"sent {decimal(round(found['sent_bytes']))}"]
-        parts += [f"{found['ratio']:.4g}x fewer bytes"] if "ratio" in found else []
+        parts += [f"{found['ratio']:.1f}x fewer bytes"] if "ratio" in found else []
         if rate := found.get("link_bytes_per_second"):
             megabits = rate * BITS / MEGA
             parts.append(f"at {megabits:.0f} Mbit/s" if megabits >= 1000 else f"at {megabits:.3g} Mbit/s")

@@ -82,11 +82,8 @@ def loss(values: Sequence[float]) -> str:
     if len(values) < 3:
         return " and ".join(map(_signed, values)) + " %"
     width = interval(values)
-    return (
-        f"no difference seen (±{width:.1f} %)"
-        if abs(mean(values)) < width
-        else f"{_signed(mean(values))} ± {width:.1f} %"
-    )
+    text = f"{_signed(mean(values))} ± {width:.1f} %"
+    return f"no difference seen ({text})" if abs(mean(values)) < width else text
 
 
 def per_cent(values: Sequence[float]) -> str:

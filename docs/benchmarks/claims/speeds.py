@@ -66,14 +66,16 @@ def of_sites() -> Iterator[Claim]:
 
 
 def of_fsdp() -> Iterator[Claim]:
-    """Yield step times of FSDP2 over gradwire's own without compression, and losses."""
+    """Yield step times of FSDP2 over bf16 both ways, and losses."""
     cases = {case["case"].removeprefix("fsdp:").removesuffix("@0"): case for case in raw(FSDP)["cases"]}
     command = "gradwire netlab --hosts 4 --rate 1gbit -- python step_time.py fsdp:torch@0 fsdp:none/none@0 ..."
     source = Source(FSDP, command, CORES, "19 M", f"{raw(FSDP)['steps']}")
     for pair in cases:
-        compute = lambda pair=pair: [cases["none/none"]["median_s"] / cases[pair]["median_s"]]  # noqa: E731
+        compute = lambda pair=pair: [cases["bf16/bf16"]["median_s"] / cases[pair]["median_s"]]  # noqa: E731
         yield Claim(f"fsdp {pair}", MEASURED, source, compute, two_decimals)
-    yield Claim("fsdp over torch", MEASURED, source, lambda: [cases["none/none"]["speed"]], two_decimals)
+    for one, other in (("bf16/bf16", "none/none"), ("none/none", "torch")):
+        compute = lambda one=one, other=other: [cases[other]["median_s"] / cases[one]["median_s"]]  # noqa: E731
+        yield Claim(f"fsdp {one} over {other}", MEASURED, source, compute, two_decimals)
     losses = raw(FSDP_LOSS)["losses"]
     command = "python docs/benchmarks/fsdp2_losses.py none/none bf16/bf16 int8/int4 int4/int4 int2/int4"
     source = Source(FSDP_LOSS, command, "4 simulated ranks on two CPU cores", "0.1 M", "400")

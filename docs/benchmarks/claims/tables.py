@@ -60,7 +60,7 @@ def of_prediction(each: Situation) -> Row:
 @cache
 def all_rows() -> tuple[Row, ...]:
     """Return the rows, measured ones first."""
-    shown = (each for each in predicted() if each.micro_batches == 1 and each.network != 1)
+    shown = (each for each in predicted() if each.micro_batches == 1)
     ordered = sorted(shown, key=lambda each: (each.network or 1000, each.hosts, each.gpus_per_host))
     measured = (of_training("100 Mbit/s Ethernet", "100mbit"), of_training("1 Gbit/s Ethernet", "1gbit"))
     return (*measured, *map(of_prediction, ordered))

@@ -54,7 +54,7 @@ def test_the_table_shows_the_rows_that_the_study_wants_and_intervals_of_differen
     points = [Finished("", [], {}, each, 0.1, "2026-01-01", "", {}, "") for each in (rows, timed)]
     outcome = Outcome(config, "", [], points)
     lines = [line for line in outcome.page() if line.startswith("| ")][2:]
-    assert lines == ["| bf16 | 0 |", "| int4 | no difference seen (±0.7 %) |", "| powersgd | +10.3 ± 1.4 % |"]
+    assert lines == ["| bf16 | 0 |", "| int4 | no difference seen (+0.2 ± 0.7 %) |", "| powersgd | +10.3 ± 1.4 % |"]
     assert len(outcome.rows) == 4
 
 

@@ -24,11 +24,11 @@ def test_the_page_and_the_file_have_what_the_script_computes(script):
     assert script.STEPS.read_text("utf-8").splitlines() == list(script.all_rows()), "run predicted_steps.py --write"
 
 
-def test_measured_steps_of_gpus_and_of_uncompressed_accelerators_are_within_10_per_cent_by_the_median(script):
+def test_measured_steps_are_within_10_per_cent_by_the_median_and_15_where_ranks_share_cores(script):
     one, box, bandwidth, training, plain, _ = script.checks().values()
-    for group in (one, box, bandwidth, training, plain):
+    for group, most in ((one, 0.1), (box, 0.1), (bandwidth, 0.1), (plain, 0.1), (training, 0.15)):
         errors = sorted(abs(each.error) for each in group)
-        assert errors[len(errors) // 2] < 0.1
+        assert errors[len(errors) // 2] < most
 
 
 def test_situations_have_every_pair_and_compression_never_gains_more_than_its_bytes(script):

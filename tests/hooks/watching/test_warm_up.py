@@ -58,8 +58,8 @@ def test_a_warm_up_is_shown_while_it_lasts_and_logged_once(own, ranks):
                 False,
                 False,
             ]
-            assert "1x fewer bytes" in watched[0]
-            assert "1x fewer bytes" not in watched[-1]
+            assert "1.0x fewer bytes" in watched[0]
+            assert "1.0x fewer bytes" not in watched[-1]
 
 
 def test_a_warm_up_names_the_compressor_in_use():

@@ -133,8 +133,8 @@ NUMBERS = {
 
 def test_a_line_tells_the_split_bytes_norms_and_the_link():
     assert str(Report(1200, "topk", NUMBERS)) == (
-        "step 1200 | 41.2 ms: compute 30.1, exposed 11.1 (encode 3.2, wait 9.0, decode 1.1) | sent 1.2 MB, 20x fewer bytes, "
-        "at 100 Mbit/s | gradient 2, residual 6 (3.00x), cosine 0.50"
+        "step 1200 | 41.2 ms: compute 30.1, exposed 11.1 | sum of buckets: encode 3.2, wait 9.0, decode 1.1 | "
+        "sent 1.2 MB, 20.0x fewer bytes, at 100 Mbit/s | gradient 2, residual 6 (3.00x), cosine 0.50"
     )
     fast = {"sent_bytes": 8, "link_bytes_per_second": 173.4e6}
     assert str(Report(3, "none", fast)) == "step 3 | sent 8 bytes, at 1387 Mbit/s"
