@@ -17,7 +17,7 @@ SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all
 
 SITE ?= site
 
-.PHONY: help compare docs wheel test test-all test-rest compiled fuzz mutants gpu conformance asan sanitize lint format types clean
+.PHONY: help compare docs wheel test test-all test-rest compiled fuzz mutants gpu conformance asan sanitize lint format words types clean
 
 help:
 	@echo 'make compare  train a small GPT with each compressor, on a slow link and without  (ARGS="--steps 50")'
@@ -33,6 +33,7 @@ help:
 	@echo 'make sanitize the CUDA kernels on a GPU under compute-sanitizer: memcheck, then racecheck'
 	@echo 'make lint     ruff: rules and format'
 	@echo 'make format   ruff: repair both'
+	@echo 'make words    the rules of plain English, for pages and messages'
 	@echo 'make types    mypy, on the package as it is installed'
 	@echo 'make clean    remove $(VENV) and what tools leave behind'
 	@echo 'The first one makes $(VENV) with $(PYTHON); VENV=... and PYTHON=... choose others.'
@@ -108,6 +109,9 @@ lint: $(STAMP)
 format: $(STAMP)
 	@"$(BIN)/ruff" check --fix .
 	@"$(BIN)/ruff" format .
+
+words: $(STAMP)
+	@"$(BIN)/python" .ci/words.py
 
 # A package of links: mypy does not follow the mapping of folders to packages. Nothing is written in the tree but its cache.
 types: $(STAMP)

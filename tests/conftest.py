@@ -39,7 +39,6 @@ LONG = (  # files, and a folder
     "test_launchers_page.py",
     "test_docs.py",
     "test_package.py",
-    "test_host_time.py",
     "test_restarts.py",
     "test_elastic.py",
 )

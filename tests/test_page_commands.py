@@ -40,7 +40,6 @@ ELSEWHERE = {  # a test, and beginnings or all of the commands that it runs, wit
     ],
     "tests/hooks/local_sgd/test_example.py": [r"python docs/examples/train_sites.py", r"openssl "],
     "tests/test_plugin_page.py": [r"python -c 'import gradwire; print"],
-    "tests/test_makefile.py": [r"make (compare|test)\b"],
     "tests/test_demo_bytes.py": [r"python docs/benchmarks/demo_bytes.py$"],
     "tests/experiments/sweep/test_studies.py": [r"gradwire sweep --config [\w-]+ --short$"],
     "tests/experiments/test_rendezvous.py": [r"gradwire rendezvous"],
@@ -67,6 +66,7 @@ NOT_RUN = {
         r"torchrun --nnodes 2 --nproc-per-node 8 ",
     ],
     "it starts eight ranks, one for each GPU": [r"torchrun --nproc-per-node 8 train.py$"],
+    ".ci/run runs make test, and it takes minutes": [r"make (compare|test)\b"],
     "it installs, copies, or changes the host": [r"pip install", r"git clone", r"scp ", r"sudo ", r"export \w+=\S+"],
     "it tests a network that is not there": [r"hostname -I$", r"python -c 'import socket; "],
     "it adds a setting of torch to a command that runs": [
