@@ -1,4 +1,4 @@
-"""The rules of plain English: for pages, studies, docstrings and texts that people read. `make words` prints what breaks them."""
+"""The rules of plain English for pages, studies, docstrings and other texts. `make words` prints what breaks them."""
 
 import ast
 import re
