@@ -19,7 +19,7 @@ from .test_docs import ROOT
 SCRIPTS = ROOT / "docs" / "benchmarks"
 NAMES = ["README.md", *(f"docs/{name}.md" for name in (
     "choosing", "should-i-compress", "promises", "fsdp", "gpus-without-nvlink", "alternatives", "local-steps",
-    "local-steps-explained", "local-steps-ranks",
+    "local-steps-explained",
 ))]  # fmt: skip
 PER_CENT = 5  # above none: compressors worse than that are of no use to anybody
 
@@ -154,7 +154,7 @@ def test_the_named_compressors_are_candidates_of_advise_and_compared_by_default(
 
 
 def test_the_example_of_advise_has_the_losses_of_the_file():
-    page = (ROOT / "docs/advise.md").read_text("utf-8")
+    page = (ROOT / "docs/should-i-compress.md").read_text("utf-8")
     shown = re.findall(r"^(\S+) +(?:priority|backward) .* ([+-]\d+\.\d%)$", page, re.MULTILINE)
     losses = {each.spec: f"{each.losses[OPTIMIZERS[1]]:+.1%}" for each in CANDIDATES}
     assert shown
