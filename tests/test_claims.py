@@ -19,7 +19,7 @@ from .test_docs import ROOT
 SCRIPTS = ROOT / "docs" / "benchmarks"
 NAMES = ["README.md", *(f"docs/{name}.md" for name in (
     "choosing", "should-i-compress", "promises", "fsdp", "gpus-without-nvlink", "alternatives", "local-steps",
-    "local-steps-explained", "local-steps-ranks",
+    "local-steps-explained",
 ))]  # fmt: skip
 PER_CENT = 5  # above none: compressors worse than that are of no use to anybody
 
@@ -121,7 +121,7 @@ def test_every_finished_run_is_in_a_table_that_its_page_links():
 def test_every_finished_row_of_a_study_is_in_its_table(points):
     raw = importlib.import_module("claims.claim").raw
     rows = [row for point in raw(points.relative_to(ROOT).as_posix()) for row in point["rows"]]
-    shown = raw(points.with_name("study.json").relative_to(ROOT).as_posix())["rows"]
+    shown = importlib.import_module("claims.claim").study_rows(points.parent.name)
     elsewhere = points.parent.relative_to(ROOT).as_posix() in importlib.import_module("claims.runs").FOLDERS
     earlier = points.with_name("earlier.csv")  # runs of an earlier configuration
     old = csv.DictReader(earlier.read_text("utf-8").splitlines()) if earlier.exists() else ()
@@ -154,7 +154,7 @@ def test_the_named_compressors_are_candidates_of_advise_and_compared_by_default(
 
 
 def test_the_example_of_advise_has_the_losses_of_the_file():
-    page = (ROOT / "docs/advise.md").read_text("utf-8")
+    page = (ROOT / "docs/should-i-compress.md").read_text("utf-8")
     shown = re.findall(r"^(\S+) +(?:priority|backward) .* ([+-]\d+\.\d%)$", page, re.MULTILINE)
     losses = {each.spec: f"{each.losses[OPTIMIZERS[1]]:+.1%}" for each in CANDIDATES}
     assert shown
@@ -163,7 +163,7 @@ def test_the_example_of_advise_has_the_losses_of_the_file():
 
 def gpt(study):
     """{compressor: its row} of the GPT on four ranks; warm-ups under one name."""
-    rows = importlib.import_module("claims.claim").raw(f"docs/results/{study}/study.json")["rows"]
+    rows = importlib.import_module("claims.claim").study_rows(study)
     return {
         row["compressor"].replace("=60", "=20"): row for row in rows if (row["model"], row["world_size"]) == ("gpt", 4)
     }

@@ -2,7 +2,7 @@
 
 A page's ```python blocks run as one script. A ```text block right behind one shows all that the block prints. Commands
 stand behind "$ " in ```console blocks, or alone in blocks of no language (tests/test_page_commands.py runs some of them). In
-the headings of error-messages.md, "…" stands for a value in the program's message.
+the headings of troubleshooting.md, "…" stands for a value in the program's message.
 """
 
 import ast
@@ -184,7 +184,7 @@ def messages():
 
 
 def test_the_error_messages_are_those_of_the_program():
-    quoted = re.findall(r"^#+ `(.+)`$", PAGES["docs/error-messages.md"], re.MULTILINE)
+    quoted = re.findall(r"^#+ `(.+)`$", PAGES["docs/troubleshooting.md"], re.MULTILINE)
     texts = list(messages())
     assert quoted
     for message in quoted:

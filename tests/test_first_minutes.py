@@ -1,6 +1,5 @@
 """What a newcomer runs first: README's script and the complete training script, started as their pages say."""
 
-import json
 import os
 import re
 import shlex
@@ -9,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from gradwire.experiments.cli import main
 
@@ -238,9 +238,10 @@ def test_the_readmes_first_chart_shows_its_readers_networks_and_says_that_they_a
     ((words, picture),) = re.findall(r"!\[([^]]*)\]\(([^)]*)\)", first)
     assert "over bf16 at 1 and 10 Gbit/s" in words
     assert "emulated" in words
-    study = json.loads((ROOT / picture).with_name("study.json").read_text("utf-8"))
-    (figure,) = [each for each in study["config"]["figures"] if each["name"] == Path(picture).stem]
+    name = (ROOT / picture).parent.name
+    study = yaml.safe_load((ROOT / f"experiments/configs/studies/{name}.yaml").read_text("utf-8"))
+    (figure,) = [each for each in study["figures"] if each["name"] == Path(picture).stem]
     assert figure["y"] == "over_bf16"
-    assert [rate for point in study["config"]["grid"] for rate in point["netlab.rate"]] == ["1gbit", "10gbit"]
+    assert [rate for point in study["grid"] for rate in point["netlab.rate"]] == ["1gbit", "10gbit"]
     assert "emulated" in figure["title"]
     assert f"]({picture.removeprefix('docs/')})" in PAGES["docs/index.md"]

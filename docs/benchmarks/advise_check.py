@@ -2,9 +2,10 @@
 
     python docs/benchmarks/advise_check.py RUNS [CASE ...]
 
-runs `gradwire advise` for each case and then `gradwire bench` for each of its methods, keeps their files in the folder RUNS,
-and prints the tables of docs/results/advise/README.md from all that is there. A case that is named again is run again,
-and medians count: what a machine does changes from minute to minute. Labs need Linux and root; a case takes some minutes.
+runs `gradwire advise` for each case and then `gradwire bench` for each of its compressors, and keeps their files in the
+folder RUNS. It writes steps.csv there and prints the table of docs/results/advise/README.md, from all that is there. A case
+that is named again is run again, and medians count: what a machine does changes from minute to minute. Labs need Linux and
+root; a case takes some minutes.
 """
 
 import json
@@ -105,16 +106,16 @@ def best_measured(pairs: Pairs) -> Key:
 
 
 def report(folder: Path, names: list[str]) -> None:
-    """Both tables, as Markdown."""
-    errors, good = [], []
-    print("| case | compressor | order | predicted, ms | measured, ms | error |\n|---|---|---|---|---|---|")
+    """The steps as CSV, and the table of recommendations in Markdown."""
+    errors, good, steps = [], [], ["case,compressor,order,predicted_ms,measured_ms,error"]
     cases = {name: found for name in names if (found := beside(folder, name))[0]}
     for name, (pairs, _) in cases.items():
         for (spec, order), (predicted, measured) in pairs.items():
             errors.append(abs(predicted / measured - 1))
             error = f"{predicted / measured - 1:+.1%}"
-            print(f"| {name} | `{spec}` | {order} | {predicted * 1e3:.1f} | {measured * 1e3:.1f} | {error} |")
-    print("\n| case | recommended | its step, ms | measures best | its step, ms | |\n|---|---|---|---|---|---|")
+            steps.append(f'{name},"{spec}",{order},{predicted * 1e3:.1f},{measured * 1e3:.1f},{error}')
+    (folder / "steps.csv").write_text("\n".join(steps) + "\n")
+    print("| case | recommended | its step, ms | measures best | its step, ms | |\n|---|---|---|---|---|---|")
     for name, chosen in ((name, chosen) for name, (_, all_chosen) in cases.items() for chosen in all_chosen):
         pairs = cases[name][0]
         best = best_measured(pairs)

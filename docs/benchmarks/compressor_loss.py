@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from driver import parser_of
 from finished_runs import FinishedRuns
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
@@ -109,7 +110,7 @@ def trained(spec: str | Compressor, task: Task, seed: int, dataset: Dataset) -> 
 
 def options() -> argparse.Namespace:
     """Return the command line's options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("file", type=Path, help="of the results, which grows by a run at a time")
     parser.add_argument("--tasks", default=",".join(TASKS), help=f"of {', '.join(TASKS | LONGER)}")
     parser.add_argument("--compressors", nargs="+", default=[each.spec for each in CANDIDATES])

@@ -7,15 +7,12 @@ the nonconvex regularizer of the paper, lambda sum x^2 / (1 + x^2). Each rank se
 each, per step. The learning rate is the best of a list for each row: the one with the smallest norm at the end.
 """
 
-import argparse
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from driver import about, parser_of, write_results
 from torch import Tensor
-
-import gradwire
 
 RANKS, KEPT, BITS = 20, 10, 64  # ranks; elements that each sends in a step; bits of an element and its place
 STEPS, ETA, LAMBDA = 2000, 0.1, 1e-3  # steps; weight of the newest gradient in the momentum; of the regularizer
@@ -151,16 +148,14 @@ def table(rows: list[dict]) -> str:
 
 def main() -> None:
     """Compute all rows, write them, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("file", type=Path, help="of the results")
     parser.add_argument("--seeds", type=int, default=3)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     problem = digits()
     rows = [row(name, batch, range(asked.seeds), problem) for batch in BATCHES for name in COMPRESSORS]
-    about = {"torch": torch.__version__, "gradwire": gradwire.__version__, "seeds": asked.seeds}
-    asked.file.parent.mkdir(parents=True, exist_ok=True)
-    asked.file.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+    write_results(asked.file, {**about(), "seeds": asked.seeds, "rows": rows})
     print(table(rows))
 
 

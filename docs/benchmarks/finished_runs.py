@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from driver import write_results
 
 import gradwire
 
@@ -34,5 +35,4 @@ class FinishedRuns:
         """Print a run of `missing` with what it found, and write it."""
         self._kept["runs"].append({**run, **found})
         print(self._kept["runs"][-1], f"{time.monotonic() - self._began:.0f} s", flush=True)
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        self._file.write_text(json.dumps(self._kept, indent=1) + "\n")
+        write_results(self._file, self._kept)

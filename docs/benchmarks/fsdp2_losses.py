@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 from bytes_gpt import SIZES, Gpt, Text, loss_of, text_of, validation_loss
+from driver import parser_of
 from torch import Tensor, nn
 
 from gradwire.compress import Layout, Ranks, simulate
@@ -157,7 +158,7 @@ class Losses:
 
 def main() -> None:
     """Train what the file lacks, and print each compressor's losses and the excess over the first one's by seed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("compressors", nargs="+", metavar="WEIGHTS/GRADIENTS")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--per-host", type=int, default=2, help="ranks of each host, for hosts+")

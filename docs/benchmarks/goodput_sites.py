@@ -6,14 +6,14 @@ trains, asks for a meeting, and a round takes as long as given. Work is counted 
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import itertools
-import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from driver import parser_of, write_results
 
 from gradwire.hooks.local_sgd.gathering import Arrival, Gathering
 from gradwire.hooks.local_sgd.standing import NEW, Claim
@@ -242,7 +242,7 @@ CASES = {
 
 def main() -> None:
     """Print a row for each case, and write all to a file."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -257,8 +257,7 @@ def main() -> None:
             f"| {name} | {100 * row['goodput']:.1f} % | {row['rounds']:.0f} | {row['rounds_again']:.0f} | "
             f"{row['longest_wait']:.1f} s |"
         )
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=2) + "\n")
+    write_results(arguments.json, rows)
 
 
 if __name__ == "__main__":

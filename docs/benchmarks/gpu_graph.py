@@ -9,14 +9,13 @@ from the same numbers, and must give the same bits. Times are the host's until a
 In a clone that is not installed, put its root on PYTHONPATH, as `make gpu` does.
 """
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from driver import about, parser_of, write_results
 from torch import Tensor
 
 import gradwire
@@ -111,7 +110,7 @@ def compared(spec: str) -> dict[str, float | int | str | bool]:
 
 def main() -> int:
     """Compare both ways for each compressor; 1 where bits differ."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("cases", nargs="*", default=CASES, metavar="COMPRESSOR")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -121,9 +120,7 @@ def main() -> int:
             "{case:20} {launched_us:7.0f} us launched {replayed_us:7.0f} us as {graphs} graphs, same bits: {same_bits}"
         )
         print(told.format(**row))
-    if arguments.json:
-        about = {"torch": torch.__version__, "gradwire": gradwire.__version__, "gpu": torch.cuda.get_device_name()}
-        arguments.json.write_text(json.dumps({**about, "cases": rows}, indent=1) + "\n")
+    write_results(arguments.json, {**about("cuda"), "cases": rows})
     return 0 if all(row["same_bits"] for row in rows) else 1
 
 

@@ -8,7 +8,6 @@ compare counts and shares, not milliseconds with those of gpu_step.py.
 In a clone that is not installed, put its root on PYTHONPATH, as `make gpu` does.
 """
 
-import argparse
 import cProfile
 import os
 import pstats
@@ -16,6 +15,7 @@ import pstats
 import gpu_step
 import torch
 import torch.distributed as dist
+from driver import parser_of
 from torch.profiler import ProfilerActivity, profile
 
 STEPS = 10
@@ -46,7 +46,7 @@ def profiled(case: gpu_step.Case, inputs: torch.Tensor, rows: int) -> None:
 
 def main() -> None:
     """Profile the cases one after the other in this process."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("bound", choices=gpu_step.WORKLOADS)
     parser.add_argument("cases", nargs="+", metavar="WHAT@MEGABYTES")
     parser.add_argument("--rows", type=int, default=25)

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import torch
 from bytes_gpt import SIZES, Gpt, Text, loss_of, text_of, validation_loss
+from driver import parser_of, write_results
 from torch import nn
 
 import gradwire
@@ -286,7 +287,7 @@ def show(rows: list[dict], title: str) -> None:
 
 def options(given: list[str] | None) -> argparse.Namespace:
     """Return what the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("compressors", nargs="*", default=DEFAULTS)
     parser.add_argument("--seed", type=int, nargs="+", default=[0], help="a run of each compressor for each of these")
     parser.add_argument("--steps", type=int, help="of each run; by default as many as --seconds allows")
@@ -359,9 +360,8 @@ def main(given: list[str] | None = None) -> None:
         rows.append(row)
     rows = compared(rows)
     show(rows, f"{rows[0]['parameters']:,} parameters, {asked.ranks} ranks, {runs[0].steps} steps, {asked.optimizer}")
-    if asked.json:
-        about = {**environment(device), "text": text.about, "seconds": time.monotonic() - began}
-        asked.json.write_text(json.dumps({**about, "runs": rows}, indent=1) + "\n")
+    seconds = time.monotonic() - began
+    write_results(asked.json, {**environment(device), "text": text.about, "seconds": seconds, "runs": rows})
 
 
 if __name__ == "__main__":

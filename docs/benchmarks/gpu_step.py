@@ -10,7 +10,6 @@ host waits for the device.
 In a clone that is not installed, put its root on PYTHONPATH, as `make gpu` does.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING
 import step_time
 import torch
 import torch.distributed as dist
+from driver import about, parser_of, write_results
 from torch import Tensor, nn
 
 import gradwire
@@ -193,7 +193,7 @@ def table(rows: list[dict], bound: str) -> "Table":
 
 def main() -> None:
     """Run the cases in turn on this process alone."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("bound", choices=WORKLOADS)
     parser.add_argument("cases", nargs="+", metavar="WHAT@MEGABYTES")
     parser.add_argument("--rounds", type=int, default=3, help="how often all cases are built anew")
@@ -206,17 +206,9 @@ def main() -> None:
     dist.init_process_group("nccl", rank=0, world_size=1)
     rows = measured(arguments.cases, WORKLOADS[arguments.bound], arguments.rounds, arguments.turns)
     show(rows, arguments.bound)
-    if arguments.json:
-        about = {
-            "torch": torch.__version__,
-            "gradwire": gradwire.__version__,
-            "gpu": torch.cuda.get_device_name(),
-            "backends": [each.name for each in kernels.backends() if each.available],
-            "bound": arguments.bound,
-            "rounds": arguments.rounds,
-            "turns": arguments.turns,
-        }
-        arguments.json.write_text(json.dumps({**about, "cases": rows}, indent=1) + "\n")
+    settings = {name: getattr(arguments, name) for name in ("bound", "rounds", "turns")}
+    backends = [each.name for each in kernels.backends() if each.available]
+    write_results(arguments.json, {**about("cuda"), "backends": backends, **settings, "cases": rows})
     dist.destroy_process_group()
 
 

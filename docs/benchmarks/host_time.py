@@ -14,9 +14,7 @@ A profile has the share of each Python function that a step without DDP does not
 functions look longer there than they are.
 """
 
-import argparse
 import cProfile
-import json
 import pstats
 import statistics
 import sys
@@ -29,10 +27,10 @@ from typing import Any
 
 import step_time
 import torch
+from driver import about, parser_of, write_results
 from null_device import NullKernel, null_device
 from torch import Tensor, nn
 
-import gradwire
 from gradwire.compress import Layout, Ranks
 from gradwire.compress.protocol.requests import Program, next_request
 from gradwire.compress.shards.layout import ShardLayout
@@ -177,7 +175,7 @@ def shard_row(spec: str, ranks: int, turns: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure on this process alone."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE", help="of step_time.py, without megabytes")
     parser.add_argument("--shards", action="store_true", help="measure FSDP2's reductions in place of DDP's cases")
     parser.add_argument("--turns", type=int, default=100)
@@ -195,9 +193,7 @@ def main() -> None:
         print("{case:34} {us:7.0f} us {least_us:7.0f} us {calls:6.0f} calls {launches:4.0f} launches".format(**each))
         for name, share in list(each.get("profile", {}).items())[: arguments.profile]:
             print(f"{share:12.0%} {share * each['us']:7.0f} us  {name}")
-    if arguments.json:
-        about = {"torch": torch.__version__, "gradwire": gradwire.__version__, "processor": step_time.processor()}
-        arguments.json.write_text(json.dumps({**about, "turns": arguments.turns, "cases": rows}, indent=1) + "\n")
+    write_results(arguments.json, {**about(), "turns": arguments.turns, "cases": rows})
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ the same parameters.
 """
 
 import argparse
-import json
 import multiprocessing
 import os
 import signal
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from driver import parser_of, write_results
 from rich.console import Console
 from rich.table import Table
 
@@ -126,7 +126,7 @@ def send(process: BaseProcess, number: signal.Signals) -> None:
 
 def parsed() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=100, help="at which training ends")
     parser.add_argument("--pace", type=float, default=0.4, help="seconds that a step takes beside its computation")
     parser.add_argument("--limit", type=float, default=45.0, help="seconds of a round")
@@ -152,8 +152,7 @@ def main() -> None:
             shown = {**answer, **short, "longest_seconds": f"{answer['longest_seconds']:.1f}"}
             table.add_row(name, *(str(shown[each]) for each in names))
     Console().print(table)
-    if options.json:
-        options.json.write_text(json.dumps({"options": {**vars(options), "json": None}, "runs": told}, indent=1))
+    write_results(options.json, {"options": {**vars(options), "json": None}, "runs": told})
 
 
 if __name__ == "__main__":

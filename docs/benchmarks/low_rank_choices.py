@@ -7,7 +7,6 @@ choices of ranks send as many bytes, to 8 per cent; ranks by spectrum send up to
 that the file has are skipped.
 """
 
-import argparse
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 from compressor_loss import RANKS, Task, trained
+from driver import parser_of
 from finished_runs import FinishedRuns
 from torch import Tensor
 
@@ -177,7 +177,7 @@ def choices(dataset: Dataset, seed: int) -> dict[str, str | Compressor]:
 
 def main() -> None:
     """Run all that the file lacks."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("file", type=Path, help="of the results, which grows by a run at a time")
     parser.add_argument("--seeds", type=int, default=3)
     asked = parser.parse_args()

@@ -19,7 +19,6 @@ steps. Both are the mean over ranks. `beyond torch` is the peak minus that of to
 fsdp:none for FSDP2), and `plan` what gradwire.plan says of both.
 """
 
-import argparse
 import gc
 import json
 import multiprocessing
@@ -30,6 +29,7 @@ from queue import Empty
 
 import torch
 import torch.distributed as dist
+from driver import parser_of, write_results
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -188,7 +188,7 @@ def planned(case: str, width: int) -> dict[str, float]:
 
 def main() -> None:
     """Measure all cases, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("cases", nargs="*", default=CASES, metavar="HOW:COMPRESSOR")
     parser.add_argument("--width", type=int, default=1024, help="of the matrices; 2048 for 67 M parameters")
     parser.add_argument("--json", type=Path, help="file for the results")
@@ -199,8 +199,7 @@ def main() -> None:
     found = earlier(given.json, of)
     for case in given.cases:
         found[case] = per_parameter(case, given.width) | planned(case, given.width)
-        if given.json:
-            given.json.write_text(json.dumps(of | {"cases": beyond_torch(found)}, indent=1) + "\n")
+        write_results(given.json, of | {"cases": beyond_torch(found)})
     columns = ["live", "peak", "beyond torch", "plan live", "plan peak"]
     table = Table("case", *columns, title="bytes per parameter beyond parameters and gradients")
     for case, numbers in beyond_torch(found).items():

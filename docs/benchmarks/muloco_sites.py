@@ -7,7 +7,6 @@ DiLoCo is local SGD with AdamW inside, and MuLoCo the same with Muon. The sites 
 list, uncompressed and with the first seed. Runs that the file has are skipped.
 """
 
-import argparse
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from driver import parser_of
 from finished_runs import FinishedRuns
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -161,7 +161,7 @@ def lines(known: Known, seeds: range) -> Iterator[str]:
 
 def main() -> None:
     """Run all that the file lacks, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("file", type=Path, help="of the results, which grows by a run at a time")
     parser.add_argument("--seeds", type=int, default=2)
     asked = parser.parse_args()

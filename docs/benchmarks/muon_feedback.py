@@ -7,13 +7,13 @@ rest. Each way changes what the matrices' gradients become; the rest is sent wit
 None of the ways is a part of gradwire. Runs that the file has are skipped.
 """
 
-import argparse
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from compressor_loss import MUON_LR, TASKS, Task, trained
+from driver import parser_of
 from finished_runs import FinishedRuns
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
@@ -164,7 +164,7 @@ WAYS: dict[str, tuple[Task, str | Compressor]] = {
 
 def main() -> None:
     """Run all that the file lacks."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("file", type=Path, help="of the results, which grows by a run at a time")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY")

@@ -2,7 +2,7 @@
 
     python docs/benchmarks/order_gain.py
 
-prints the table in docs/order-of-sending.md. Fixed orders: backward's, and forward's.
+prints the table in docs/overlap.md. Fixed orders: backward's, and forward's.
 """
 
 from collections.abc import Iterator

@@ -14,6 +14,7 @@ import time
 from itertools import pairwise, product
 
 import torch
+from driver import parser_of
 from torch import nn
 
 import gradwire
@@ -61,7 +62,7 @@ def rows_of(options: argparse.Namespace) -> None:
 
 def main() -> None:
     """Run a lab for each delay."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument(
         "--delays", type=int, nargs="+", default=[0, 15, 30], help="milliseconds, a quarter of a round trip"

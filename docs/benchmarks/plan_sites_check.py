@@ -10,9 +10,7 @@ the plan names.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import statistics
 import sys
 from collections import OrderedDict
@@ -22,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from driver import parser_of, write_results
 from rich.console import Console
 from rich.table import Table
 
@@ -262,7 +261,7 @@ def errors(rows: list[dict[str, Any]], name: str) -> list[float]:
 
 def main() -> None:
     """Run the cases and show them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--cases", type=int, nargs="+", default=list(range(len(CASES))), help="their numbers")
     parser.add_argument("--json", type=Path, help="file for the rows")
     options = parser.parse_args()
@@ -283,8 +282,7 @@ def main() -> None:
             *(f"{row[n]:.3f}" for n in ("seconds", "seconds_planned", "computing", "computing_planned")),
             flush=True,
         )
-        if options.json:
-            options.json.write_text(json.dumps(rows, indent=1) + "\n")
+        write_results(options.json, rows)
     headings = ("compressor", "sites", "up, down", "every", "fragments", "round, s", "planned", "computing", "planned")
     table = Table(*headings)
     for row in rows:

@@ -7,8 +7,8 @@
 Both come from one function, `gradwire.hooks.advice.assumed_parts.predicted_step`.
 """
 
+import csv
 import json
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -224,13 +224,14 @@ WORDY = 19_210_240  # parameters of that training's model
 
 def of_advise() -> Iterator[Check]:
     """Yield the steps of docs/results/advise in backward's order, but for those of a model that computes on shared cores."""
-    text = (ROOT / "docs/results/advise/README.md").read_text("utf-8")
-    for case, spec, seconds in re.findall(r"\| (\S+) \| `(\S+)` \| backward \| [\d.]+ \| ([\d.]+) \|", text):
-        if case in EMULATED:
+    text = (ROOT / "docs/results/advise/steps.csv").read_text("utf-8")
+    for row in csv.DictReader(text.splitlines()):
+        case, spec, milliseconds = row["case"], row["compressor"], row["measured_ms"]
+        if case in EMULATED and row["order"] == "backward":
             trace, dilate, hosts, ranks, rate = EMULATED[case]
             cluster, cost = Cluster(hosts, ranks, rate * GIGABIT, rings=True), on_cores(spec, hosts * ranks, dilate)
             step = predicted_step(of_trace(trace), cluster, spec, cost=cost).step
-            yield Check(case, spec, step, float(seconds) / 1e3)
+            yield Check(case, spec, step, float(milliseconds) / 1e3)
 
 
 def of_bandwidth() -> Iterator[Check]:

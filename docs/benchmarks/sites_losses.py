@@ -14,6 +14,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import torch
+from driver import parser_of
 
 from gradwire import LocalSteps
 from gradwire.experiments.compare.config import CompareConfig
@@ -98,7 +99,7 @@ def loss(asked: argparse.Namespace, seed: int) -> float:
 
 def main() -> None:
     """Train once with each seed, and print the losses and their mean."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--every", type=int, default=8)
     parser.add_argument("--fragments", type=int, default=4)
     parser.add_argument("--compressor", default="none")

@@ -22,6 +22,7 @@ from pathlib import Path
 import step_time
 import torch
 import torch.distributed as dist
+from driver import parser_of
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -94,7 +95,7 @@ def milliseconds(folder: Path) -> dict[str, Counter]:
 
 def main() -> None:
     """Record and show, or be one of the ranks."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("cases", nargs="+", metavar="WHAT@MEGABYTES")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=12, help="measured steps of each case in a round")

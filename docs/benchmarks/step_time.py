@@ -19,9 +19,7 @@ with their 95 % interval by Student's t. Of one round, it is the median of the t
 turns have their range.
 """
 
-import argparse
 import gc
-import json
 import math
 import statistics
 import time
@@ -33,6 +31,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from driver import about, parser_of, write_results
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
@@ -118,12 +117,6 @@ MODELS = {
     "tiny": (tiny_layers, sum_loss),
     "matrices": (matrices, sum_loss),
 }
-
-
-def processor() -> str:
-    """The machine's, as Linux calls it."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 class Case:
@@ -256,7 +249,7 @@ def table(rows: list[dict], world_size: int) -> "Table":
 
 def main() -> None:
     """Run the cases turn by turn and show them on rank 0."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("cases", nargs="+", metavar="WHAT@MEGABYTES")
     parser.add_argument("--steps", type=int, default=10, help="measured steps of each case in a round")
     parser.add_argument("--rounds", type=int, default=1, help="how often all cases are built anew")
@@ -275,16 +268,8 @@ def main() -> None:
         from rich.console import Console
 
         Console(width=110).print(table(rows, dist.get_world_size()))
-        if arguments.json:
-            versions = {
-                "torch": torch.__version__,
-                "gradwire": gradwire.__version__,
-                "machine": processor(),
-            }
-            arguments.json.write_text(
-                json.dumps({**versions, "rounds": arguments.rounds, "steps": arguments.steps, "cases": rows}, indent=1)
-                + "\n"
-            )
+        settings = {"rounds": arguments.rounds, "steps": arguments.steps}
+        write_results(arguments.json, {**about(), **settings, "cases": rows})
     dist.barrier()
     dist.destroy_process_group()
 

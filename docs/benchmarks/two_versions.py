@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from driver import parser_of, write_results
 from rich.console import Console
 from rich.table import Table
 
@@ -44,7 +45,7 @@ def rows(old: list[dict[str, float]], new: list[dict[str, float]]) -> list[dict[
 
 def main() -> None:
     """Run both in turn, the first one first in every other pair, and show the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--old", required=True, help="an interpreter")
     parser.add_argument("--new", required=True, help="another one")
     parser.add_argument("--runs", type=int, default=6, help="of each")
@@ -66,10 +67,7 @@ def main() -> None:
         speeds = [f"{row[key]:.3f}x" for key in ("speed", "low", "high")]
         table.add_row(str(row["case"]), f"{row['old_s']:.4f}", f"{row['new_s']:.4f}", *speeds)
     Console(width=110).print(table)
-    if arguments.json:
-        arguments.json.write_text(
-            json.dumps({"runs": arguments.runs, "command": command, "cases": found}, indent=1) + "\n"
-        )
+    write_results(arguments.json, {"runs": arguments.runs, "command": command, "cases": found})
 
 
 if __name__ == "__main__":

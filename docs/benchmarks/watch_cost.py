@@ -7,7 +7,6 @@ and has one report in its middle, to a console that goes nowhere and to a folder
 training's thread spends in reports, and those of them in which it had a core.
 """
 
-import argparse
 import io
 import statistics
 import tempfile
@@ -16,6 +15,7 @@ from contextlib import closing, nullcontext
 
 import torch
 import torch.distributed as dist
+from driver import parser_of
 from rich.console import Console
 from step_time import sum_loss, tiny_layers
 from torch import nn
@@ -69,7 +69,7 @@ class Training:
 
 def main() -> None:
     """Print the medians, their ratio, and what reports took."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("compressor", nargs="?", default="topk:ratio=0.01")
     parser.add_argument("--blocks", type=int, default=20)
     parser.add_argument("--every", type=int, default=100)

@@ -18,8 +18,8 @@ from ..results.files import command_line, prepared_folder
 from ..results.progress_bar import progress_bar
 from ..results.rows import Row
 from .config import SweepConfig
-from .outcome import PAGE, STUDY, Outcome
-from .points import POINTS, Point, append_point, points_of, read_points
+from .outcome import PAGE, ROWS, Outcome
+from .points import POINTS, Finished, Key, Point, append_point, points_of, read_points
 from .rows import check_columns
 from .run import run_point
 
@@ -34,7 +34,7 @@ def sweep_command(config: SweepConfig) -> int:
     if config.drawn:
         import_module("matplotlib")  # which is optional: without it, before anything runs
     points = points_of(config)
-    keys = [point.key() for point in points]
+    keys = [point.key for point in points]
     out = prepared_folder(config.out or f"runs/{_file_name(config)}")
     cached = read_points(out)
     rows = [row for key in keys if key in cached for row in cached[key].rows]
@@ -43,13 +43,21 @@ def sweep_command(config: SweepConfig) -> int:
     missing = {} if config.redraw else {k: p for k, p in zip(keys, points, strict=True) if k not in cached}
     Console().print(_start(config, points, missing, out), markup=False, highlight=False)
     failures, interrupted = _run(missing, config, out, rows)
-    cached = read_points(out)
-    command = command_line().replace(" --redraw", "")
-    outcome = Outcome(config, command, points, [cached[key] for key in keys if key in cached], failures)
+    outcome = Outcome(config, command_line().replace(" --redraw", ""), _finished(out, keys), failures)
     if config.redraw and not outcome.finished:
         raise ValueError(f"there is nothing to draw in {out}: run the study without --redraw first")
     _keep(outcome, out)
     return INTERRUPTED if interrupted else int(bool(failures))
+
+
+def outcome_of(config: SweepConfig, out: Path, command: str) -> Outcome:
+    """Return what a folder has of a study. `command` is the line that runs the study."""
+    return Outcome(config, command, _finished(out, [point.key for point in points_of(config)]))
+
+
+def _finished(out: Path, keys: Sequence[Key]) -> list[Finished]:
+    cached = read_points(out)
+    return [cached[key] for key in keys if key in cached]
 
 
 def _file_name(config: SweepConfig) -> str:
@@ -57,7 +65,7 @@ def _file_name(config: SweepConfig) -> str:
     return f"{name}-short" if config.short else name
 
 
-def _start(config: SweepConfig, points: Sequence[Point], missing: Mapping[str, Point], out: Path) -> str:
+def _start(config: SweepConfig, points: Sequence[Point], missing: Mapping[Key, Point], out: Path) -> str:
     shown = f"{config.title}: {len(points)} points of gradwire {config.command}"
     if config.redraw:
         return shown
@@ -67,7 +75,7 @@ def _start(config: SweepConfig, points: Sequence[Point], missing: Mapping[str, P
 
 
 def _run(
-    missing: Mapping[str, Point], config: SweepConfig, out: Path, rows: Sequence[Row]
+    missing: Mapping[Key, Point], config: SweepConfig, out: Path, rows: Sequence[Row]
 ) -> tuple[dict[str, str], bool]:
     """Run points one after the other; why some failed, and whether it was interrupted. `rows`: of those that are there.
 
@@ -99,23 +107,23 @@ def _keep(outcome: Outcome, out: Path) -> None:
     """Write, draw and show; what is written is there even if a picture fails."""
     console = Console(width=max(Console().width, 120))
     if outcome.finished:
-        outcome.write(out)
-        if outcome.config.drawn:
-            outcome = _drawn(outcome, out)
-            outcome.write(out)
+        outcome = written(outcome, out)
         console.print(outcome.table())
     for label in outcome.labels:
         console.print(f"NOT REAL: {label}", markup=False, highlight=False, soft_wrap=True)
     for label, why in outcome.failures.items():
         console.print(f"failed: {label}: {why}", style="red", markup=False, highlight=False, soft_wrap=True)
-    places = {"points": [POINTS], "study": [STUDY, PAGE], "pictures": list(outcome.pictures)}
+    places = {"points": [POINTS], "table": [PAGE, ROWS], "pictures": list(outcome.pictures)}
     for name, files in places.items():
         there = ", ".join(str(out / file) for file in files if (out / file).exists())
         console.print(f"{name:<11}{there}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _drawn(outcome: Outcome, out: Path) -> Outcome:
-    """With the pictures of those figures that there are rows for."""
+def written(outcome: Outcome, out: Path) -> Outcome:
+    """Write page and table, draw the figures that there are rows for, and name these on the page."""
+    outcome.write(out)
+    if not outcome.config.drawn:
+        return outcome
     from .picture import draw  # here, since matplotlib is optional
 
     shown = [(figure, figure.shown(outcome.rows)) for figure in outcome.config.drawn]
@@ -124,4 +132,6 @@ def _drawn(outcome: Outcome, out: Path) -> Outcome:
         for figure, rows in shown
         if rows
     }
-    return dataclasses.replace(outcome, pictures=pictures)
+    outcome = dataclasses.replace(outcome, pictures=pictures)
+    outcome.write(out)
+    return outcome

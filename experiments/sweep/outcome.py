@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,13 @@ from ..results.rows import Row, shown
 from ..results.statistics import per_cent
 from .columns import INTERVAL, derived, matching, means
 from .config import SweepConfig
-from .points import Finished, Point
-from .rows import column_of
+from .points import POINTS, Finished
+from .rows import column_of, stored
 
-STUDY = "study.json"
 PAGE = "README.md"
+ROWS = "rows.csv"
+LONGEST = 20  # rows of a table on the page
 IDENTITY = ("model", "world_size", *FACTORS)  # besides the grid: what a row is compared at
-PROCESSOR = "processor"
 DAY = len("2026-01-31")  # of a point's date
 
 
@@ -38,7 +38,6 @@ class Outcome:
 
     config: SweepConfig
     command: str
-    points: Sequence[Point]
     finished: Sequence[Finished]
     failures: Mapping[str, str] = field(default_factory=dict)
     pictures: Mapping[str, str] = field(default_factory=dict)
@@ -59,9 +58,12 @@ class Outcome:
 
     @cached_property
     def columns(self) -> list[str]:
-        """The columns of the table: those asked for that any of its rows has and that are no lists."""
-        rows = self.listed
-        wanted = dict.fromkeys(column_of(name, rows[0]) for name in self.config.shown) if rows else {}
+        """The columns of the table."""
+        return self._filled(self.listed)
+
+    def _filled(self, rows: Sequence[Row], more: Sequence[str] = ()) -> list[str]:
+        """Return the columns that the study shows, behind others, of which any of these rows has a value that is no list."""
+        wanted = dict.fromkeys(column_of(name, rows[0]) for name in (*more, *self.config.shown)) if rows else {}
         return [name for name in wanted if any(_plain(row.get(name)) for row in rows)]
 
     @property
@@ -70,15 +72,15 @@ class Outcome:
         return labels_of(self.rows)
 
     @property
-    def provenance(self) -> dict[str, Any]:
-        """Versions and dates of the points that ran, and the environment of the last."""
-        dates = sorted(point.date for point in self.finished) or [""]
+    def provenance(self) -> dict[str, str]:
+        """Versions, days and processors of the points that ran, in order of time."""
         ordered = sorted(self.finished, key=lambda point: point.date)
+        days = list(dict.fromkeys(point.date[:DAY] for point in ordered)) or [""]
         return {
-            "gradwire": ", ".join(dict.fromkeys(point.gradwire or __version__ for point in self.finished)),
-            "torch": ", ".join(dict.fromkeys(point.torch or torch.__version__ for point in self.finished)),
-            "date": dates[-1] if dates[0][:DAY] == dates[-1][:DAY] else f"{dates[0]} to {dates[-1]}",
-            "environment": {**ordered[-1].environment, **_processors(ordered)} if ordered else {},
+            "date": days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}",
+            "gradwire": _each(point.gradwire or __version__ for point in ordered),
+            "torch": _each(point.torch or torch.__version__ for point in ordered),
+            "processor": _each(str(point.environment.get("processor", "")) for point in ordered),
         }
 
     def heading(self, rows: Sequence[Row], title: str = "") -> str:
@@ -87,53 +89,45 @@ class Outcome:
         return "\n".join(filter(None, [*words, _warning(self.config.short)]))
 
     def write(self, folder: Path) -> None:
-        """Write `study.json` and `README.md`."""
-        document = json.dumps(self.document(), indent=1, default=str)
-        (folder / STUDY).write_text(document + "\n", encoding="utf-8")
+        """Write `README.md` and `rows.csv`."""
         (folder / PAGE).write_text("\n".join(self.page()) + "\n", encoding="utf-8")
+        (folder / ROWS).write_text(self.csv(), encoding="utf-8")
 
-    def document(self) -> dict[str, Any]:
-        """All of it for other programs."""
-        config = self.config
-        return {
-            "kind": "sweep",
-            **self.provenance,
-            "title": config.title,
-            "source": config.source,
-            "notes": config.notes,
-            "short": config.short,
-            "labels": self.labels,
-            "command": self.command,
-            "commands": self.commands(),
-            "config": asdict(config),
-            "columns": self.columns,
-            "rows": self.rows,
-            "pictures": dict(self.pictures),
-            "failures": dict(self.failures),
-        }
-
-    def commands(self) -> list[str]:
-        """The command line of every point."""
-        return [shlex.join(["gradwire", *point.arguments]) for point in self.points]
+    def csv(self) -> str:
+        """Return all rows as CSV, with their places on the grid, and numbers with the digits that points have."""
+        text = io.StringIO()
+        writer = csv.DictWriter(
+            text, self._filled(self.rows, self.config.varied), extrasaction="ignore", lineterminator="\n"
+        )
+        writer.writeheader()
+        writer.writerows(map(stored, self.rows))
+        return text.getvalue()
 
     def page(self) -> list[str]:
         """The study in Markdown."""
-        columns, config = self.columns, self.config
+        config = self.config
         lines = [f"# {config.title}", "", *filter(None, [config.source, _warning(config.short)]), ""]
         lines += [config.notes, ""] * bool(config.notes)
         lines += [f"Labels: {'; '.join(self.labels)}.", ""] * bool(self.labels)
-        if columns:
-            lines += [_line(columns), _line(["---"] * len(columns))]
-            lines += [_line([self._cell(row, name) for name in columns]) for row in self.listed]
+        lines += self._shown_table()
         for name, caption in self.pictures.items():
-            lines += ["", f"![{caption or name}]({name})", "", caption]
-        lines += ["", *[f"- failed: {label}: {why.splitlines()[0]}" for label, why in self.failures.items()]]
-        lines += ["", "The study:", "", "```console", f"$ {self.command}", "```"]
-        lines += ["", "The points:", "", "```console", *[f"$ {each}" for each in self.commands()], "```", ""]
+            lines += ["", f"![{caption or name}]({name})"]
+        lines += [""] * bool(self.failures)
+        lines += [f"- failed: {label}: {why.splitlines()[0]}" for label, why in self.failures.items()]
         told = self.provenance
-        known = {key: value for key, value in told["environment"].items() if _plain(value) and key not in told}
-        machine = ", ".join(f"{key} {value}" for key, value in known.items())
-        return [*lines, f"{told['date']}, gradwire {told['gradwire']}, torch {told['torch']}; {machine}."]
+        ran = [told["date"], f"gradwire {told['gradwire']}", f"torch {told['torch']}", told["processor"]]
+        lines += ["", f"Data: [{POINTS}]({POINTS}). This runs the study:", "", "```console", f"$ {self.command}", "```"]
+        return [*lines, "", f"{', '.join(filter(None, ran))}."]
+
+    def _shown_table(self) -> list[str]:
+        """The table in Markdown, or a link to a long one."""
+        columns = self.columns
+        if not columns:
+            return []
+        if len(self.listed) > LONGEST:
+            return [f"The table has {len(self.listed)} rows: [{ROWS}]({ROWS})."]
+        cells = [[self._cell(row, name) for name in columns] for row in self.listed]
+        return [_line(columns), _line(["---"] * len(columns)), *map(_line, cells)]
 
     def table(self) -> Table:
         """The rows for a terminal."""
@@ -159,10 +153,9 @@ def labels_of(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(label for row in rows for label in row.get("labels") or ()))
 
 
-def _processors(points: Sequence[Finished]) -> dict[str, str]:
-    """Return all processors that points ran on, as one entry of an environment."""
-    found = dict.fromkeys(str(point.environment[PROCESSOR]) for point in points if PROCESSOR in point.environment)
-    return {PROCESSOR: ", ".join(found)} if found else {}
+def _each(values: Iterable[str]) -> str:
+    """Return all different values as one text."""
+    return ", ".join(filter(None, dict.fromkeys(values)))
 
 
 def _warning(short: bool) -> str:

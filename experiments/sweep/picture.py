@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
+from PIL import Image
 
 from ..network.link import shown_rate
 from ..results.palette import DPI, look
@@ -46,8 +48,15 @@ def draw(figure: Figure, rows: Sequence[Row], title: str, out: Path) -> Path:
     if len(labels) > 1:
         columns = max(1, LEGEND_CHARACTERS // (HANDLE_CHARACTERS + max(map(len, labels))))
         canvas.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8)
-    canvas.savefig(out / f"{figure.name}.png", dpi=DPI)
-    return out / f"{figure.name}.png"
+    return saved(canvas, out / f"{figure.name}.png")
+
+
+def saved(canvas: Canvas, file: Path) -> Path:
+    """Write a picture with 256 colours, which takes a quarter of the bytes; where it is."""
+    pixels = io.BytesIO()
+    canvas.savefig(pixels, dpi=DPI)
+    Image.open(pixels).convert("RGB").quantize(method=Image.Quantize.FASTOCTREE).save(file, optimize=True)
+    return file
 
 
 def series_of(figure: Figure, rows: Sequence[Row]) -> dict[str, list[Row]]:

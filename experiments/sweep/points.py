@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import logging
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,11 @@ from ... import __version__
 from ..cli.commands import COMMANDS
 from ..cli.parsing import configuration
 from .config import SweepConfig
+from .rows import restored, stored
 
 logger = logging.getLogger(__name__)
 POINTS = "points.jsonl"
+Key = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,17 @@ class Point:
         """The words behind `gradwire` on the command line."""
         return [self.command, *_flags(self.given)]
 
-    def key(self) -> str:
-        """Return the identity of the run: its command line, in any order of options, and gradwire's version.
+    @property
+    def key(self) -> Key:
+        """The identity of the run: its command line, in any order of options, and gradwire's version.
 
         A command that gets a new option keeps the points that ran without it.
         """
-        identity = [sorted(self.arguments), __version__]
-        return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+        return _key(self.arguments, __version__)
+
+
+def _key(arguments: Sequence[str], version: str) -> Key:
+    return (*sorted(arguments), version)
 
 
 def points_of(config: SweepConfig) -> list[Point]:
@@ -105,7 +110,6 @@ def _text(value: Any) -> str:
 class Finished:
     """A point that ran. `rows`: what it measured; `seconds`: that the whole command took; `date`: when it ended."""
 
-    key: str
     arguments: list[str]
     chosen: Mapping[str, Any]
     rows: list[dict[str, Any]]
@@ -115,11 +119,16 @@ class Finished:
     environment: Mapping[str, Any]
     torch: str = ""
 
+    @property
+    def key(self) -> Key:
+        """The identity of the run, as that of its point."""
+        return _key(self.arguments, self.gradwire)
 
-def read_points(folder: Path) -> dict[str, Finished]:
+
+def read_points(folder: Path) -> dict[Key, Finished]:
     """All points of a folder by their keys, the last line of each winning; one cut short is left out with a warning."""
     path = folder / POINTS
-    found: dict[str, Finished] = {}
+    found: dict[Key, Finished] = {}
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     for number, line in enumerate(filter(None, lines), start=1):
         try:
@@ -127,13 +136,19 @@ def read_points(folder: Path) -> dict[str, Finished]:
         except (json.JSONDecodeError, TypeError) as error:
             logger.warning("%s line %d is left out, its point will run again: %s", path, number, error)
             continue
-        found[point.key] = point
+        found[point.key] = replace(point, rows=[restored(row) for row in point.rows])
     return found
+
+
+def written(point: Finished) -> str:
+    """Return the line of a point: numbers to the digits that `stored` keeps."""
+    kept = replace(point, rows=[stored(row) for row in point.rows])
+    return json.dumps(asdict(kept), default=str, separators=(",", ":"))
 
 
 def append_point(folder: Path, point: Finished) -> None:
     """Add a line in a single write, on the disk before this returns."""
-    line = json.dumps(asdict(point), default=str) + "\n"
+    line = written(point) + "\n"
     with (folder / POINTS).open("a+b", buffering=0) as file:
         if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
             line = "\n" + line  # after a line that a crash cut short

@@ -13,6 +13,8 @@ USE = "netlab.utilization"  # a file of the point's, read into its rows
 USED_BY = "bench"  # the command whose points may have it
 STEPS_WATCHED = 2  # the last ones of a point whose links are watched
 LINK_SECONDS, LINK_SENT = "link.seconds", "link.sent_mbit"
+STEP, CURVE = "step", "loss"  # a curve of steps is known from that of losses, and not stored
+DIGITS, DIGITS_OF_A_LIST = 6, 5  # that are stored of a number, and of each number of a list, which are many
 SOMETIMES = {"bench": (LINK_SECONDS, LINK_SENT)}  # columns of some points only, as their options are
 
 
@@ -24,17 +26,10 @@ def _compare(document: Mapping[str, Any]) -> list[Row]:
         "world_size": document["world_size"],
         SOURCE: document["data"]["source"],
     }
-    runs = [{name: _short(value) for name, value in flat(run).items()} for run in document["runs"]]
+    runs = [flat(run) for run in document["runs"]]
     for run in runs:  # each has a network of its own where several were compared
-        run |= {"labels": list(filter(None, [run.get("network") or network])), "step": list(range(1, run["steps"] + 1))}
-    return [{**shared, **run} for run in runs]
-
-
-def _short(value: Any) -> Any:
-    """Curves to six digits: there are many."""
-    if not isinstance(value, list):
-        return value
-    return [float(f"{each:.6g}") if isinstance(each, float) else each for each in value]
+        run["labels"] = list(filter(None, [run.get("network") or network]))
+    return [restored({**shared, **run}) for run in runs]
 
 
 def _listed(document: Mapping[str, Any]) -> list[Row]:
@@ -58,6 +53,25 @@ def rows_of(command: str, document: Mapping[str, Any], chosen: Mapping[str, Any]
     if not rows:
         raise ValueError(f"{command} measured nothing")
     return [{**{key: value for key, value in chosen.items() if column_of(key, row) not in row}, **row} for row in rows]
+
+
+def stored(row: Row) -> Row:
+    """Return a row as its file has it: rounded, and without the curve of steps."""
+    return {name: _rounded(value, DIGITS) for name, value in row.items() if name != STEP}
+
+
+def restored(row: Row) -> Row:
+    """Return a row of a file with its curve of steps."""
+    curve = row.get(CURVE)
+    return {**row, STEP: list(range(1, len(curve) + 1))} if isinstance(curve, list) else row
+
+
+def _rounded(value: Any, digits: int) -> Any:
+    if isinstance(value, list):
+        return [_rounded(each, DIGITS_OF_A_LIST) for each in value]
+    if isinstance(value, Mapping):
+        return {name: _rounded(each, digits) for name, each in value.items()}
+    return float(f"{value:.{digits}g}") if isinstance(value, float) else value
 
 
 def check_columns(named: Sequence[str], command: str, rows: Sequence[Row]) -> None:

@@ -35,7 +35,6 @@ def run_point(point: Point, limit: float) -> Finished:
         run_to_end(shlex.join(["gradwire", *arguments]), command, limit, Path(folder) / "written")
         document = _document(Path(folder) / name)
         return Finished(
-            key=point.key(),
             arguments=point.arguments,
             chosen=point.chosen,
             rows=_rows(point, document, use if watched else None),

@@ -1,5 +1,6 @@
 """A claim: a figure of a page, where it comes from, and how it is computed."""
 
+import csv
 import json
 import subprocess
 from collections.abc import Callable, Iterable, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 from gradwire.experiments.results.statistics import interval
 
 ROOT = Path(__file__).parents[3]
+RESULTS = ROOT / "docs" / "results"
 MEASURED, PREDICTED, PUBLISHED, SETTING = KINDS = ("measured", "predicted", "published", "setting")
 
 
@@ -63,6 +65,20 @@ def raw(file: str) -> Any:
     """Return the contents of a file of points: JSON, or a list of JSON lines."""
     text = (ROOT / file).read_text("utf-8")
     return [json.loads(line) for line in text.splitlines()] if file.endswith(".jsonl") else json.loads(text)
+
+
+@cache
+def study_rows(name: str) -> list[dict[str, Any]]:
+    """Return the table of a study, means over its seeds; numbers as numbers, None where a cell is empty."""
+    text = (RESULTS / name / "rows.csv").read_text("utf-8")
+    return [{key: _value(cell) for key, cell in row.items()} for row in csv.DictReader(text.splitlines())]
+
+
+def _value(cell: str) -> Any:
+    try:
+        return float(cell)
+    except ValueError:
+        return cell or None
 
 
 def only(values: Iterable[float]) -> tuple[float]:

@@ -18,7 +18,6 @@ NAMES = (
     "docs/alternatives.md",
     "docs/local-steps.md",
     "docs/local-steps-explained.md",
-    "docs/local-steps-ranks.md",
 )
 
 

@@ -5,7 +5,7 @@ from functools import cache
 
 import torch
 
-from claims.claim import MEASURED, SETTING, Claim, Source, finely, loss, number, per_cent, raw, times
+from claims.claim import MEASURED, SETTING, Claim, Source, finely, loss, number, per_cent, raw, study_rows, times
 from claims.losses import STUDY
 from gradwire.experiments.sweep.columns import time_to_loss
 
@@ -27,10 +27,10 @@ def to_target(spec: str, rate: str) -> tuple[list[float], int]:
 
     It is a mean over seeds, or that of an earlier run of one seed. It is empty if a seed never gets there.
     """
-    for row in raw(STUDY.replace("points.jsonl", "study.json"))["rows"]:
-        if row.get("simulated") and row["compressor"] == spec:
-            found = row.get(f"speedup_{rate}")
-            return [found] if isinstance(found, float | int) else [], row["runs"]
+    for row in study_rows("time-to-accuracy-gpt"):
+        if row["compressor"] == spec and row["netlab.rate"] is None:
+            found = row[f"speedup_{rate}"]
+            return [found] if isinstance(found, float) else [], int(row["runs"])
     rows = [
         row for point in raw(STUDY) for row in point["rows"] if row.get("netlab.rate") == rate and row["steps"] == 120
     ]
@@ -58,9 +58,9 @@ def of_sites() -> Iterator[Claim]:
     """Yield the loss of local SGD after as many steps as bf16 at every step, at the learning rate of the latter."""
     study = "docs/results/local-steps/points.jsonl"
     source = Source(study, "gradwire sweep --config local-steps", "four simulated ranks", "0.9 M", "200")
-    for row in raw(study.replace("points.jsonl", "study.json"))["rows"]:
-        if (row["steps"], row.get("local_every"), row.get("lr")) == (200, 32, 0.003):
-            told = f"{loss([row['excess_loss']])} ({row['runs']} seed{'s' * (row['runs'] > 1)})"
+    for row in study_rows("local-steps"):
+        if (row["steps"], row["local_every"], row["lr"]) == (200, 32, 0.003):
+            told = f"{loss([row['excess_loss']])} ({row['runs']:.0f} seed{'s' * (row['runs'] > 1)})"
             values = [row["excess_loss"]]
             yield Claim(f"sites {row['compressor']}", MEASURED, source, lambda it=values: it, lambda _, it=told: it)
 

@@ -1,4 +1,4 @@
-import json
+import csv
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -32,8 +32,9 @@ def with_key(line):
     return "\n".join([*kept, line])
 
 
-def document(out):
-    return json.loads((out / "study.json").read_text())
+def shown(out):
+    """The rows of the table, as text."""
+    return list(csv.DictReader((out / "rows.csv").read_text().splitlines()))
 
 
 def stat(pid):

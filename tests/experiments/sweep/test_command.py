@@ -7,7 +7,7 @@ import pytest
 from gradwire.experiments.sweep import command, picture
 from gradwire.experiments.sweep.points import POINTS, read_points
 
-from .given import STUDY, document, sweep, with_key
+from .given import STUDY, shown, sweep, with_key
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -19,16 +19,16 @@ def test_a_study_runs_every_point_of_the_grid_and_leaves_rows_page_and_pictures(
     monkeypatch.setattr(sys, "argv", ["gradwire", "sweep", "--config", "FILE", "--out", str(out), "--redraw"])
     assert sweep(study, out) == 0
     assert ran == [10, 100, 1000]
-    assert {file.name for file in out.iterdir()} == {POINTS, "study.json", "README.md", "pieces.png"}
-    assert [row["slowdown"] for row in document(out)["rows"]] == pytest.approx([100, 10, 1])
+    assert {file.name for file in out.iterdir()} == {POINTS, "rows.csv", "README.md", "pieces.png"}
+    assert [row["slowdown"] for row in shown(out)] == ["100.0", "10.0", "1.0"]
     page = (out / "README.md").read_text()
     assert "![Smaller is slower.](pieces.png)" in page
     assert f"$ gradwire sweep --config FILE --out {out}\n" in page
-    assert "$ gradwire collective --nproc=1 --total=1000 --repeats=1 --elements=10" in page
+    assert "[points.jsonl](points.jsonl)" in page
     assert "| 1,000 |" in page.replace("1000", "1,000")
-    shown = capsys.readouterr().out
-    assert "3 points of gradwire collective, 0 of them already" in shown
-    assert "slowdown" in shown
+    printed = capsys.readouterr().out
+    assert "3 points of gradwire collective, 0 of them already" in printed
+    assert "slowdown" in printed
 
 
 def test_a_second_run_computes_only_what_is_missing(study, ran, tmp_path):
@@ -37,7 +37,7 @@ def test_a_second_run_computes_only_what_is_missing(study, ran, tmp_path):
     assert ran == [1000]
     assert sweep(study, out) == 0
     assert ran == [1000, 10, 100]
-    assert [row["elements"] for row in document(out)["rows"]] == [10, 100, 1000]
+    assert [row["elements"] for row in shown(out)] == ["10", "100", "1000"]
 
 
 def test_a_finished_study_that_is_started_again_says_so_and_how_to_start_over(study, ran, tmp_path, capsys):
@@ -46,8 +46,8 @@ def test_a_finished_study_that_is_started_again_says_so_and_how_to_start_over(st
     assert "already finished" not in capsys.readouterr().out
     assert sweep(study, out, "--short") == 0
     assert ran == [1000]
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "1 points of gradwire collective, already finished: delete" in shown
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "1 points of gradwire collective, already finished: delete" in printed
     (out / "points.jsonl").unlink()
     assert sweep(study, out, "--short") == 0
     assert ran == [1000, 1000]
@@ -65,12 +65,11 @@ def test_a_failed_point_is_told_and_runs_again_next_time_while_the_others_are_ke
     ran.fails = (100,)
     assert sweep(study, out) == 1
     assert "failed: elements 100: ended with exit code 3" in capsys.readouterr().out
-    assert list(document(out)["failures"]) == ["elements 100"]
     assert "- failed: elements 100" in (out / "README.md").read_text()
     ran.fails = ()
     assert sweep(study, out) == 0
     assert ran == [10, 100, 1000, 100]
-    assert not document(out)["failures"]
+    assert "failed" not in (out / "README.md").read_text()
 
 
 def test_ctrl_c_keeps_what_is_done(study, ran, tmp_path, monkeypatch, capsys):
@@ -85,7 +84,7 @@ def test_ctrl_c_keeps_what_is_done(study, ran, tmp_path, monkeypatch, capsys):
     assert sweep(study, out) == 130
     assert "finished points are kept" in capsys.readouterr().err
     assert len(read_points(out)) == 1
-    assert [row["elements"] for row in document(out)["rows"]] == [10]
+    assert [row["elements"] for row in shown(out)] == ["10"]
 
 
 def test_a_terminal_that_goes_keeps_what_is_done(study, ran, tmp_path, monkeypatch):
@@ -105,7 +104,7 @@ def test_a_terminal_that_goes_keeps_what_is_done(study, ran, tmp_path, monkeypat
         assert sweep(study, out) == 130
     finally:
         signal.signal(signal.SIGHUP, before)
-    assert [row["elements"] for row in document(out)["rows"]] == [10]
+    assert [row["elements"] for row in shown(out)] == ["10"]
 
 
 def test_redraw_runs_nothing(study, ran, tmp_path, capsys):
@@ -130,7 +129,7 @@ def test_a_run_that_diverged_is_drawn_and_written_as_far_as_its_losses_go(study,
     out = tmp_path / "out"
     assert sweep(study, out) == 0
     assert {"loss-true.png", "loss-false.png"} <= {file.name for file in out.iterdir()}
-    assert [row["loss"] for row in document(out)["rows"]] == list(curves.values())
+    assert [point.rows[0]["loss"] for point in read_points(out).values()] == list(curves.values())
     assert "(loss-true.png)" in (out / "README.md").read_text()
 
 
@@ -174,7 +173,7 @@ def test_what_was_measured_is_written_before_anything_is_drawn(study, ran, tmp_p
     monkeypatch.setattr(picture, "draw", broken)
     with pytest.raises(RuntimeError, match="no room"):
         sweep(study, tmp_path)
-    assert len(document(tmp_path)["rows"]) == 3
+    assert len(shown(tmp_path)) == 3
     assert "| 1,000 |" in (tmp_path / "README.md").read_text()
 
 
@@ -187,4 +186,14 @@ def test_without_matplotlib_a_study_with_figures_is_refused_before_anything_runs
     assert not ran
     study.write_text(with_key("figures: []"))
     assert sweep(study, tmp_path / "out") == 0
-    assert len(document(tmp_path / "out")["rows"]) == 3
+    assert len(shown(tmp_path / "out")) == 3
+
+
+def test_a_long_table_is_a_file_that_the_page_links(study, ran, tmp_path):
+    study.write_text(with_key(f"grid: {{elements: {list(range(1, 42))}}}"))
+    out = tmp_path / "out"
+    assert sweep(study, out, "--derive={}") == 0
+    page = (out / "README.md").read_text()
+    assert "The table has 41 rows: [rows.csv](rows.csv)." in page
+    assert "| " not in page
+    assert len(shown(out)) == 41

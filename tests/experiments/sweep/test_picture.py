@@ -1,8 +1,8 @@
 """Pictures of studies: what is drawn, and that nothing is covered."""
 
 import pytest
-from matplotlib.figure import Figure as Canvas
 
+from gradwire.experiments.sweep import picture
 from gradwire.experiments.sweep.config import Figure
 from gradwire.experiments.sweep.picture import draw
 
@@ -14,7 +14,7 @@ def drawn(monkeypatch, tmp_path):
     def of(figure, rows):
         with monkeypatch.context() as patch:
             kept = []
-            patch.setattr(Canvas, "savefig", lambda canvas, *args, **kwargs: kept.append(canvas))
+            patch.setattr(picture, "saved", lambda canvas, file: kept.append(canvas))
             draw(figure, rows, "A title\nand another line", tmp_path)
         kept[0].draw_without_rendering()
         return kept[0]

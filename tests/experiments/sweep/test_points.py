@@ -11,7 +11,7 @@ def test_the_points_are_the_product_of_the_grid_in_order():
     points = points_of(config)
     assert [tuple(point.chosen.values()) for point in points] == [(1, 3), (1, 4), (2, 3), (2, 4)]
     assert points[0].arguments == ["compare", "--model.name=mlp", "--model.width=16", "--lr=1", "--seed=3"]
-    assert len({point.key() for point in points}) == 4
+    assert len({point.key for point in points}) == 4
 
 
 def test_a_point_is_known_by_its_command_line_in_any_order():
@@ -20,7 +20,7 @@ def test_a_point_is_known_by_its_command_line_in_any_order():
         for base in ({"lr": 3, "steps": 5}, {"steps": 5, "lr": 3})
     )
     assert first.arguments != second.arguments
-    assert first.key() == second.key() != points_of(SweepConfig(command="compare", base={"lr": 3}))[0].key()
+    assert first.key == second.key != points_of(SweepConfig(command="compare", base={"lr": 3}))[0].key
 
 
 def test_several_grids_come_one_after_the_other_each_with_options_of_its_own():
@@ -56,7 +56,7 @@ def test_a_part_that_is_run_first_has_the_points_of_the_whole():
     whole, part = (
         points_of(SweepConfig(command="compare", grid=[GRID], **only)) for only in ({}, {"only": {"nproc": 4}})
     )
-    assert {point.key() for point in part} < {point.key() for point in whole}
+    assert {point.key for point in part} < {point.key for point in whole}
 
 
 def test_a_part_that_the_grid_does_not_have_is_refused():
@@ -67,12 +67,20 @@ def test_a_part_that_the_grid_does_not_have_is_refused():
 
 
 def test_a_line_that_a_crash_cut_short_is_left_out_and_does_not_spoil_the_next(tmp_path, caplog):
-    whole = [Finished(key, [], {}, [], 1.0, "2026", "0.1.0", {}) for key in "abc"]
+    whole = [Finished([key], {}, [], 1.0, "2026", "0.1.0", {}) for key in "abc"]
     append_point(tmp_path, whole[0])
     append_point(tmp_path, whole[1])
     text = (tmp_path / POINTS).read_text()
     (tmp_path / POINTS).write_text(text[:-20])
-    assert list(read_points(tmp_path)) == ["a"]
+    assert [point.arguments for point in read_points(tmp_path).values()] == [["a"]]
     assert "line 2 is left out" in caplog.text
     append_point(tmp_path, whole[2])
-    assert list(read_points(tmp_path)) == ["a", "c"]
+    assert [point.arguments for point in read_points(tmp_path).values()] == [["a"], ["c"]]
+
+
+def test_what_a_file_keeps_of_a_row_is_rounded_and_curves_are_whole_again(tmp_path):
+    row = {"loss": [2.345678, None], "step": [1, 2], "eval.loss": 2.34567891, "seconds": {"encode": 0.123456789}}
+    append_point(tmp_path, Finished(["a"], {}, [row], 1.0, "2026", "0.1.0", {}))
+    assert '"step"' not in (tmp_path / POINTS).read_text()
+    [[kept]] = [point.rows for point in read_points(tmp_path).values()]
+    assert kept == {"loss": [2.3457, None], "step": [1, 2], "eval.loss": 2.34568, "seconds": {"encode": 0.123457}}

@@ -15,6 +15,7 @@ from gradwire.experiments.cli import COMMANDS, main
 from gradwire.experiments.cli.commands import CONFIGS
 from gradwire.experiments.cli.parsing import configuration
 from gradwire.experiments.sweep import points, run
+from gradwire.experiments.sweep.command import outcome_of
 from gradwire.experiments.sweep.points import points_of, read_points
 
 from .given import descendants, state
@@ -71,7 +72,7 @@ def parsed_once(monkeypatch):
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_point_of_the_full_study_is_one_that_its_command_accepts(name):
     config = configuration(COMMANDS["sweep"], "gradwire sweep", ["--config", name])
-    keys = [point.key() for point in points_of(config)]
+    keys = [point.key for point in points_of(config)]
     assert len(set(keys)) == len(keys) > 1
     assert config.title
     assert config.source
@@ -89,7 +90,7 @@ def test_the_study_in_the_documentation_is_one_that_is_accepted(tmp_path):
     (example,) = re.findall(r"```yaml\n(.*?)```", DOCUMENTATION.read_text(), flags=re.DOTALL)
     (tmp_path / "study.yaml").write_text(example)
     config = configuration(COMMANDS["sweep"], "gradwire sweep", ["--config", str(tmp_path / "study.yaml")])
-    assert len({point.key() for point in points_of(config)}) == 6
+    assert len({point.key for point in points_of(config)}) == 6
 
 
 @pytest.fixture
@@ -120,12 +121,13 @@ def test_the_short_form_runs_with_points_in_processes_of_their_own(tmp_path):
 
 def assert_short_form_runs(name, out):
     assert main(["sweep", "--config", name, "--short", f"--out={out}"]) == 0
-    document = json.loads((out / "study.json").read_text())
-    assert document["rows"]
-    assert not document["failures"]
-    assert all(any(row.get(name) is not None for row in document["rows"]) for name in document["columns"])
-    assert list(document["pictures"]) == drawable(name, document["rows"])
-    assert all((out / picture).stat().st_size for picture in document["pictures"])
+    config = configuration(COMMANDS["sweep"], "gradwire sweep", ["--config", name, "--short"])
+    outcome = outcome_of(config, out, "")
+    assert outcome.rows
+    assert "failed" not in (out / "README.md").read_text()
+    assert all(any(row.get(name) is not None for row in outcome.rows) for name in outcome.columns)
+    assert sorted(picture.name for picture in out.glob("*.png")) == sorted(drawable(name, outcome.rows))
+    assert all(picture.stat().st_size for picture in out.glob("*.png"))
     assert all(point.gradwire and point.torch for point in read_points(out).values())
     page = (out / "README.md").read_text()
     assert "its figures mean nothing" in page

@@ -61,8 +61,7 @@ LINES = [  # a page, a word of its block, lines before and after it, and package
 ELSEWHERE = {  # where other blocks run
     "launchers": "docs/examples/train_ray.py",  # a worker of Ray has to call them
     "local-steps": "tests/hooks/local_sgd/test_example.py",
-    "local-steps-ranks": "tests/hooks/local_sgd/test_example.py",
-    "two-sites": "tests/hooks/local_sgd/test_example.py",
+    "local-steps-explained": "tests/hooks/local_sgd/test_example.py",
 }
 
 

@@ -38,7 +38,7 @@ def certificate(folder):
     """The file that the page's command makes."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
-    made = re.search(r"^\$ (openssl .*)$", PAGES["docs/two-sites.md"], re.MULTILINE)[1]
+    made = re.search(r"^\$ (openssl .*)$", PAGES["docs/local-steps.md"], re.MULTILINE)[1]
     subprocess.run(made, shell=True, cwd=folder, check=True, capture_output=True)
     return folder / "sites.pem"
 
@@ -78,7 +78,7 @@ local.finish()
 """
 
 
-@pytest.mark.parametrize("page", ["local-steps", "local-steps-ranks", "two-sites"])
+@pytest.mark.parametrize("page", ["local-steps", "local-steps-explained"])
 def test_lines_to_paste_train_two_sites(page, tmp_path):
     (block,) = re.findall(r"^```py\n(.*?)^```$", PAGES[f"docs/{page}.md"], re.MULTILINE | re.DOTALL)
     secret = certificate(tmp_path) if "sites.pem" in block else ""

@@ -41,7 +41,7 @@ def pairs(tmp_path_factory):
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
     page = PAGE.read_text("utf-8").replace("\\\n", " ")
-    command = re.search(r"^openssl req .*sites\.pem$", page, re.MULTILINE)[0]
+    command = re.search(r"^\$ (openssl req .*sites\.pem)$", page, re.MULTILINE)[1]
     assert shlex.split(command) == shlex.split(secret.MAKE)
     folders = [tmp_path_factory.mktemp("pair") for _ in range(2)]
     for folder in folders:
