@@ -191,7 +191,7 @@ EMULATED = {  # cases of docs/results/advise: trace, dilation, hosts, ranks a ho
 def points(study: str) -> list[dict]:
     """Return the points of a study: of those that ran again the last."""
     lines = (ROOT / f"docs/results/{study}/points.jsonl").read_text("utf-8").splitlines()
-    return list({point["key"]: point for point in map(json.loads, lines)}.values())
+    return list({tuple(sorted(point["arguments"])): point for point in map(json.loads, lines)}.values())
 
 
 @cache
