@@ -20,8 +20,8 @@ import gradwire
 from gradwire.experiments.network.lab.config import NetlabConfig
 from gradwire.experiments.network.lab.launcher import run_on_hosts
 from gradwire.experiments.ranks.launchers import lab_here
+from gradwire.hooks.internet.server import keep
 from gradwire.hooks.local_sgd.plan import Wan, layout_of, round_plan
-from gradwire.hooks.local_sgd.server import keep
 
 SITES, PORT, UP, DOWN, MBIT = 4, 29500, 110, 500, 1e6 / 8
 PAUSE, FIRST = 0.3, 3  # seconds; rounds that do not count, in which connections begin

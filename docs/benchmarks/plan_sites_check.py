@@ -30,13 +30,13 @@ from gradwire.compress import Layout, Ranks
 from gradwire.compress.protocol.requests import AllGather, AllReduce
 from gradwire.compress.simulate import STEADY, requests_of
 from gradwire.experiments.plan import FOR_SITES
+from gradwire.hooks.internet.link import Listener, dial
+from gradwire.hooks.internet.records import read, written
+from gradwire.hooks.internet.relay import Star, joined
+from gradwire.hooks.internet.secret import Secret
+from gradwire.hooks.internet.server import Server
 from gradwire.hooks.local_sgd.fragment import grouped
-from gradwire.hooks.local_sgd.link import Listener, dial
 from gradwire.hooks.local_sgd.plan import Wan, computing_share, layout_of, recommended, round_plan, sites_plan
-from gradwire.hooks.local_sgd.records import read, written
-from gradwire.hooks.local_sgd.relay import Star, joined
-from gradwire.hooks.local_sgd.secret import Secret
-from gradwire.hooks.local_sgd.server import Server
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the clone, whose tests have the emulated lines
 from tests.wan import Direction

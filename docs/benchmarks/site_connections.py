@@ -19,8 +19,9 @@ from rich.table import Table
 
 from gradwire import Rendezvous
 from gradwire.compress.protocol.requests import AllGather
-from gradwire.hooks.local_sgd.server import keep
-from gradwire.hooks.local_sgd.sites import GroupMeeting, Meeting
+from gradwire.hooks.internet.meeting import Meeting
+from gradwire.hooks.internet.server import keep
+from gradwire.hooks.local_sgd.sites import GroupMeeting
 
 SECRET = "a secret of this benchmark alone"
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ...compress import Layout
 from ...compress.protocol.layout import working_dtype
+from ..internet.meeting import CPU
 from .inside import Inside
-from .sites import CPU
 
 Part = Callable[[Tensor], Tensor]
 ALL: Part = Inside().part  # where a site has one rank

@@ -12,8 +12,8 @@ from ...compress import Compressor, Layout, Ranks
 from ...compress.protocol.requests import AllGather, AllReduce, Request
 from ...compress.simulate import STEADY, requests_of, work_memory
 from ...compress.state.tree import Leaves
+from ..internet.relay import PART
 from .fragment import grouped
-from .relay import PART
 
 EVERY = (8, 16, 32, 64, 128, 256, 500)  # steps between two averages, of which the first that suffices is named
 FRAGMENTS = (4, 2, 1)

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from ...kernels import all_finite
+from ..internet.standing import Claim
 from .fragment import Fragment
 from .joining import flags
 from .outliers import BEYOND, LEAST, bounded, factors, shares
-from .standing import Claim
 
 DIGEST = 1 << 62  # digests and identities are below it, so that they fit a tensor's numbers
 PART = 1 << 20  # elements

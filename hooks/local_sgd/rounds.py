@@ -25,14 +25,13 @@ from ...ddp_core.engine.lanes import Task
 from ...ddp_core.measure.step import Record
 from ...ddp_core.memory.bucket_memory import BucketMemory
 from ...ddp_core.transport.protocol import Decorator, Transport
+from ..internet.meeting import Meeting, bytes_of
+from ..internet.standing import NEW, Claim, Verdict, judge
 from .fragment import Fragment
 from .inside import Sites
 from .joining import anchors, joined
-from .meeting import bytes_of
 from .outer import Outer
 from .reports import DIGEST, Report, identity, is_weight, largest_average, norm_of, shares_of
-from .sites import Meeting
-from .standing import NEW, Claim, Verdict, judge
 
 logger = logging.getLogger(__name__)
 ATTEMPTS = 5  # of a round, among whoever is left

@@ -9,9 +9,9 @@ import torch
 
 import gradwire
 from gradwire import LocalSteps
-from gradwire.hooks.local_sgd import meeting
+from gradwire.hooks.internet import meeting
+from gradwire.hooks.internet.link import Link
 from gradwire.hooks.local_sgd.fragment import fragments
-from gradwire.hooks.local_sgd.link import Link
 from gradwire.hooks.local_sgd.outer import outer
 from gradwire.hooks.local_sgd.rounds import Rounds
 

@@ -7,11 +7,12 @@ import torch
 
 import gradwire
 from gradwire import LocalSteps
-from gradwire.hooks.local_sgd import rendezvous, reports
+from gradwire.hooks.internet import rendezvous
+from gradwire.hooks.internet.offers import checked_offers
+from gradwire.hooks.internet.records import written
+from gradwire.hooks.local_sgd import reports
 from gradwire.hooks.local_sgd.fragment import fragments
-from gradwire.hooks.local_sgd.offers import checked_offers
 from gradwire.hooks.local_sgd.outer import outer
-from gradwire.hooks.local_sgd.records import written
 from gradwire.hooks.local_sgd.rounds import Rounds
 
 from .sites import Net, descend, together

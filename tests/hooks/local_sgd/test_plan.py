@@ -5,10 +5,10 @@ import torch
 
 import gradwire
 from gradwire.compress import Layout
-from gradwire.hooks.local_sgd.background import Background
+from gradwire.hooks.internet.background import Background
+from gradwire.hooks.internet.relay import PART
+from gradwire.hooks.internet.server import keep
 from gradwire.hooks.local_sgd.plan import Phase, SitesPlan, Wan, computing_share, recommended, round_plan, sites_plan
-from gradwire.hooks.local_sgd.relay import PART
-from gradwire.hooks.local_sgd.server import keep
 
 from ...wan import Direction
 from ...wan import Wan as Line
