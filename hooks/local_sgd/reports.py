@@ -20,8 +20,8 @@ from .outliers import BEYOND, LEAST, bounded, factors, shares
 
 DIGEST = 1 << 62  # digests and identities are below it, so that they fit a tensor's numbers
 PART = 1 << 20  # elements
-BITS = struct.Struct("<d"), struct.Struct("<q")
-REALS = 3  # real numbers in a report, whose bits travel
+REALS = 3  # numbers of a report whose bits travel: norm, owed, weight
+BITS = struct.Struct(f"<{REALS}d"), struct.Struct(f"<{REALS}q")
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Report:
     def of(cls, row: Sequence[int]) -> Report:
         """Return what these numbers say."""
         number, able, training, drawn, *told, lineage = row[: 4 + REALS + 1]
-        norm, owed, weight = map(_real, told)
+        norm, owed, weight = BITS[0].unpack(BITS[1].pack(*told))
         able = bool(able) and is_weight(weight) and 0 <= norm < math.inf and 0 <= owed < math.inf
         rest = list(row[4 + REALS + 1 :])
         return cls(number, able, identity(training), drawn, norm, owed, weight, lineage, rest)
@@ -73,7 +73,7 @@ class Report:
     def row(self) -> list[int]:
         """The numbers that other sites get."""
         training = int(self.training or "0", 16)
-        told = map(_whole, (self.norm, self.owed, self.weight))
+        told = BITS[1].unpack(BITS[0].pack(self.norm, self.owed, self.weight))
         return [self.round, self.able, training, self.drawn, *told, self.lineage, *self.flags]
 
 
@@ -119,13 +119,3 @@ def largest_average(
 def norm_of(numbers: Tensor) -> float:
     """Return the norm in 64 bits, part by part: torch would copy all numbers in 64 bits."""
     return math.hypot(*(float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in numbers.split(PART)))
-
-
-def _whole(number: float) -> int:
-    real, whole = BITS
-    return int(whole.unpack(real.pack(number))[0])
-
-
-def _real(number: int) -> float:
-    real, whole = BITS
-    return float(real.unpack(whole.pack(number))[0])

@@ -48,7 +48,7 @@ def catch_up(rounds, town):
 
     def run(site):
         until(lambda: site < len(rounds) - 1 or waiting() == site)
-        return rounds[site]._until_done(None, None)
+        return rounds[site].begin(None, None).result()
 
     wrong = [each for each in together(len(rounds), run) if isinstance(each, Exception)]
     assert not wrong
