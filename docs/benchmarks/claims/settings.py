@@ -10,8 +10,8 @@ from torch import nn
 import gradwire
 from claims.claim import PREDICTED, PUBLISHED, SETTING, Claim, Source, number, times
 from gradwire.hooks.advice import Rule
-from gradwire.hooks.fsdp.plan import plan_sharded
 from gradwire.hooks.internet.rendezvous import SEARCH
+from gradwire.hooks.plan import plan_sharded
 
 PLAN = Source("hooks/plan.py", "gradwire.plan", "computed from shapes", "124 M")
 BOX = Source("hooks/plan.py", "gradwire.plan", "computed from shapes", "1.2 B")
