@@ -24,8 +24,7 @@ from ...ddp_core.transport.rank_messages import checksum
 from ..internet.rendezvous import Rendezvous, TrainingEnded
 from . import arguments, saved
 from .arguments import rounds_of
-from .buffers import Buffers
-from .fragment import Fragment
+from .fragment import Buffers, Fragment
 from .inside import inside_of, sharded_modules, show_shards
 from .joining import stray_message, strays
 from .outer import outer, suited

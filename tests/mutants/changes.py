@@ -116,7 +116,7 @@ MUTANTS = [
     ),
     Mutant(
         "the weights of sites do not count",
-        "hooks/local_sgd/outliers.py",
+        "hooks/local_sgd/reports.py",
         "return [weight / usual for weight in weights]",
         "return [1.0 for weight in weights]",
         "tests/hooks/local_sgd/test_outliers.py -k average_by_weight",
