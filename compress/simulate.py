@@ -177,12 +177,16 @@ def rehearse(compressor: Compressor, layout: Layout, step: int, method: int | No
 
 
 def requests_of(compressor: Compressor, layout: Layout, step: int, method: int | None = None) -> Iterator[Request]:
-    """Yield the requests of a step on a bucket of zeros where all ranks do as this one."""
-    program = _begun(compressor, layout, _zeros(layout), step, method)
+    """The requests of a step on a bucket of zeros where all ranks do as this one."""
+    return requests_in(_begun(compressor, layout, _zeros(layout), step, method), layout.ranks)
+
+
+def requests_in(program: Program[Any], ranks: Ranks) -> Iterator[Request]:
+    """Yield the requests of a program where all ranks do as this one."""
     request, _ = next_request(program, None)
     while request is not None:
         yield request
-        request, _ = next_request(program, alike(request, layout.ranks))
+        request, _ = next_request(program, alike(request, ranks))
 
 
 def _zeros(layout: Layout) -> Tensor:

@@ -26,6 +26,7 @@ from .memory.loss_scale import Scaler
 from .reducer.autograd import outside_transforms, transformed, watched, weak_call
 from .reducer.bucket_order import BucketOrder
 from .reducer.forks import ForkGuard
+from .reducer.launch_ready_buckets import AT_END
 from .reducer.same_model import BufferSync, described, verify
 from .reducer.stray_gradients import Strays
 from .torch_compat.arguments import Arguments, localize, refuse_around, refuse_inside, states, trained, trained_now
@@ -145,13 +146,14 @@ class DistributedDataParallel(TorchAttributes):
             parameters, sparse, rules.caps, alias=rules.gradient_as_bucket_view, allocate=allocate
         )
         averages: Averager = averager if self._hook is None else HookAverager(*self._hook)
-        self.reducer = TorchReducer(parameters, names, assignment, rules, self._messages, averages, timeout)
+        with_whom = self._messages, averages, timeout, self._overlap or AT_END
+        self.reducer = reducer = TorchReducer(parameters, names, assignment, rules, *with_whom)
         if self._buffer_hook is not None:
             self.reducer.at_end.append(self._buffers_sync.wait)
         self._strays = Strays(named, self.reducer.hooks.nodes, self.module, REFRESH)
         self._forks = ForkGuard(self.reducer.hooks.nodes, weak_call(self.reducer.fills_buckets))
         self.timeline = self.reducer.timeline
-        self._order = BucketOrder(assignment, names, self._messages, self.device)
+        self._order = BucketOrder(assignment, names, self._messages, self.device, lambda: reducer.delivery.leave())
         self._lazy_init_ran = False
         self.reducer.logger = self.logger = Logger(self)
         if self._overlap is not None:
@@ -245,7 +247,8 @@ class DistributedDataParallel(TorchAttributes):
 
     @torch._disable_dynamo
     def _post_forward(self, output: Any) -> Any:
-        self.timeline.forward_ends(0.0 if self._overlap is None else self._overlap.forward_ends())
+        waited = 0.0 if self._overlap is None else self._overlap.forward_ends()
+        self.timeline.forward_ends(waited, self.reducer.delivery.now())
         self.sync_buffers(candidate=True, after_forward=True)
         synced = torch.is_grad_enabled() and self.require_backward_grad_sync
         if self.require_forward_param_sync != synced:  # setting a module's attribute is dear
@@ -309,7 +312,7 @@ class DistributedDataParallel(TorchAttributes):
         if self._hook is not None:
             raise RuntimeError("overlap() takes no model with a communication hook: make it with compressor=...")
         self._bind_overlap(overlap)
-        self._overlap = overlap
+        self._overlap = self.reducer.delivery = overlap
 
     def _bind_overlap(self, overlap: Overlap) -> None:
         overlap.bind(self.reducer, self.compression.averager, self._order)

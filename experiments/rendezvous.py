@@ -10,8 +10,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..hooks.local_sgd.secret import SECRET, Secret
-from ..hooks.local_sgd.server import keep as keep_rendezvous
+from ..hooks.internet.secret import SECRET, Secret
+from ..hooks.internet.server import keep as keep_rendezvous
 
 FILES = 1 << 15  # that the rendezvous may open
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from .hooks.frameworks.accelerate import accelerate, accelerate_locally
     from .hooks.frameworks.accelerate_kwargs import AccelerateKwargs
     from .hooks.frameworks.gathered_state import GatheredState
+    from .hooks.internet.rendezvous import Rendezvous
     from .hooks.local_sgd.local_steps import LocalSteps
-    from .hooks.local_sgd.rendezvous import Rendezvous
     from .hooks.overlap import overlap
     from .hooks.plan import Plan, plan
     from .hooks.report_loss import report_loss
@@ -44,7 +44,7 @@ _FILES = {  # imported when they are first asked for
     "GatheredState": "hooks.frameworks.gathered_state",
     "LocalSteps": "hooks.local_sgd.local_steps",
     "Plan": "hooks.plan",
-    "Rendezvous": "hooks.local_sgd.rendezvous",
+    "Rendezvous": "hooks.internet.rendezvous",
     "accelerate": "hooks.frameworks.accelerate",
     "accelerate_locally": "hooks.frameworks.accelerate",
     "advise": "hooks.advice",

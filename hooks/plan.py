@@ -1,20 +1,27 @@
-"""The traffic of a compressor for a model, before anything is trained."""
+"""The traffic and memory of a step with compressors, before anything is trained: of DDP and of FSDP2."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..compress import Compressor, Layout, Ranks, Spec, Traffic, compressor
+from ..compress import AllGather, Compressor, Layout, Program, Ranks, Spec, Traffic, compressor
 from ..compress.builder.options import whole_number
-from ..compress.simulate import steady_traffic, work_memory
+from ..compress.shards.layout import ShardLayout
+from ..compress.shards.reduction import ShardSum, shard_sum
+from ..compress.shards.weights import HeldWeights, OwnRows, WeightGather, WeightKind, weight_gather
+from ..compress.simulate import WorkMemory, memory_of, requests_in, steady_traffic, traffic, work_memory
+from ..compress.state.shares import placed_on_hosts
 from ..ddp_core import assigned, caps_in_bytes, layout_of
-from ..ddp_core.engine.lanes import in_flight
+from ..ddp_core.engine.lanes import MODULES_IN_FLIGHT, in_flight
 from ..ddp_core.memory.out_of_memory import kept_bytes
+
+META = torch.device("meta")
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,14 @@ class Plan:
     compression_ratio: float
     state_bytes: int = 0
     work_bytes: int = 0
+
+    @classmethod
+    def of(
+        cls, name: str, elements: int, world_size: int, now: Traffic, before: Traffic, state_bytes: int, work_bytes: int
+    ) -> Plan:
+        """Return the plan of a step with the traffic `now`, which without compressors would be `before`."""
+        sent = _ratio(before, now, world_size)
+        return cls(name, elements, world_size, now.payload_bytes, now.sent_bytes, sent, state_bytes, work_bytes)
 
     @property
     def peak_bytes(self) -> int:
@@ -96,19 +111,11 @@ def plan(
     ready = parameters[::-1] if order is None else list(order)
     ranks = Ranks(world_size, 0, ranks_per_host)
     layouts = bucket_layouts({names[parameter]: parameter for parameter in ready}, bucket_mb, ranks)
-    total = steady_traffic(built, layouts)
-    elements = sum(p.numel() for p in parameters)
-    name = spec if isinstance(spec, str) else repr(built)
-    return Plan(
-        name,
-        elements,
-        world_size,
-        total.payload_bytes,
-        total.sent_bytes,
-        ratio(sum(layout.numel * layout.dtype.itemsize for layout in layouts), total, world_size),
-        state_bytes(built, layouts),
-        work_bytes(built, layouts),
-    )
+    now = steady_traffic(built, layouts)
+    before = _uncompressed(sum(layout.numel * layout.dtype.itemsize for layout in layouts), world_size)
+    elements, name = sum(p.numel() for p in parameters), spec if isinstance(spec, str) else repr(built)
+    state, work = state_bytes(built, layouts), work_bytes(built, layouts)
+    return Plan.of(name, elements, world_size, now, before, state, work)
 
 
 def state_bytes(built: Compressor, layouts: Sequence[Layout]) -> int:
@@ -133,18 +140,24 @@ def work_bytes(built: Compressor, layouts: Sequence[Layout]) -> int:
 
 def ratio(gradient_bytes: int, traffic: Traffic, world_size: int) -> float:
     """Return the bytes sent by uncompressed ring all-reduces of the gradients, divided by the bytes sent now."""
-    dense = Traffic(1, gradient_bytes, 2 * (world_size - 1) / world_size * gradient_bytes)
-    now, before = (
-        (traffic.sent_bytes, dense.sent_bytes) if world_size > 1 else (traffic.payload_bytes, dense.payload_bytes)
-    )
-    return before / now if now else 1.0
+    return _ratio(_uncompressed(gradient_bytes, world_size), traffic, world_size)
+
+
+def _uncompressed(gradient_bytes: int, world_size: int) -> Traffic:
+    return Traffic(1, gradient_bytes, 2 * (world_size - 1) / world_size * gradient_bytes)
+
+
+def _ratio(before: Traffic, now: Traffic, world_size: int) -> float:
+    """Of the bytes sent; on one rank of those given to collectives."""
+    old, new = ((each.sent_bytes if world_size > 1 else each.payload_bytes) for each in (before, now))
+    return old / new if new else 1.0
 
 
 def bucket_layouts(
     ready: Mapping[str, Tensor],
     bucket_mb: float | None,
     ranks: Ranks,
-    device: torch.device = torch.device("meta"),  # noqa: B008  a constant
+    device: torch.device = META,
 ) -> list[Layout]:
     """DDP's buckets, in the order sent, once it has rebuilt them: parameters as they get ready, one dtype a bucket."""
     names, parameters = list(ready), list(ready.values())
@@ -170,3 +183,115 @@ def ready_order(model: nn.Module, loss: Callable[[], Tensor]) -> list[Tensor]:
             parameter.grad = None
     seen = set(map(id, ready))
     return ready + [p for p in reversed(parameters) if id(p) not in seen]
+
+
+def plan_sharded(parts: Sequence[Mapping[str, Tensor]], gather: Spec, reduce: Spec, *, world_size: int) -> Plan:
+    """Compute the traffic of a step by a dry run: forward, backward with one synchronization, no mixed precision.
+
+    Args:
+        parts: the parameters of each module that `fully_shard` is applied to; the root, which keeps its weights until
+            backward, is the last one.
+        gather: the compressor of weights.
+        reduce: the compressor of gradients.
+        world_size: the number of ranks.
+
+    Returns:
+        The traffic and memory of one rank. `compression_ratio` is against "none" for both, `work_bytes` is beyond the
+        memory of torch's own communication.
+
+    Raises:
+        ValueError: a compressor is refused.
+    """
+    ranks, weights, reduction = Ranks(world_size), weight_gather(gather), shard_sum(reduce)
+    hosts = [ranks if each.hosts is None else placed_on_hosts(each.hosts, ranks) for each in (weights, reduction)]
+    weights, reduction = weights.placed(hosts[0].per_host, world_size), reduction.placed(hosts[1].per_host, world_size)
+    wholes = [layout_of(part, torch.float32, META, ranks) for part in parts if part]
+    layouts = [ShardLayout(whole, (0,) * len(whole.names)) for whole in wholes]
+    gathers = [2] * (len(layouts) - 1) + [1]
+    now, before = (
+        sum((_step(*each, *ways) for each in zip(layouts, gathers, strict=True)), Traffic())
+        for ways in ((weights, reduction), (WeightGather(), ShardSum()))
+    )
+    elements = sum(each.numel() for part in parts for each in part.values())
+    state = sum(_state_bytes(layout, weights, reduction) for layout in layouts)
+    name = f"{gather}/{reduce}"
+    return Plan.of(name, elements, world_size, now, before, state, _shard_work_bytes(layouts, weights, reduction))
+
+
+def _step(layout: ShardLayout, gathers: int, weights: WeightGather, reduction: ShardSum) -> Traffic:
+    """The traffic of a module: so many gathers, one where differences travel, and a reduction."""
+    ranks, program = layout.whole.ranks, _gather(layout, weights)
+    if program is None:
+        one = traffic(AllGather(torch.empty(layout.row, device=META)), ranks)
+    else:
+        one = _sent(program, replace(ranks, per_host=weights.per_host))
+    reduced = _sent(_reduce(layout, reduction), replace(ranks, per_host=reduction.per_host))
+    return sum([one] * (1 if weights.differences else gathers), reduced)
+
+
+def _gather(layout: ShardLayout, weights: WeightGather) -> Program[Tensor] | None:
+    """Return the program of a module's gather; None where torch gathers it."""
+    if weights.codec is None and weights.per_host == 1:
+        return None
+    row = torch.empty(layout.row, device=META)
+    rows = row.expand(layout.whole.ranks.world_size, -1).clone() if weights.differences else None
+    held = None if rows is None else HeldWeights(_own_rows(layout), rows)
+    return weights.gather(row, torch.empty(layout.numel, device=META), WeightKind(torch.float32, layout), held)
+
+
+def _own_rows(layout: ShardLayout) -> OwnRows:
+    """Return rows as they are after a step, with room for those of the next one."""
+    own = OwnRows.empty(layout)
+    own.update()
+    own.keep()
+    return own
+
+
+def _reduce(layout: ShardLayout, reduction: ShardSum) -> Program[Tensor]:
+    grad, out = torch.empty(layout.numel, device=META), torch.empty(layout.row, device=META)
+    return reduction.reduce(grad, reduction.init(layout), out)
+
+
+def _sent(program: Program[Any], ranks: Ranks) -> Traffic:
+    return sum((traffic(request, ranks) for request in requests_in(program, ranks)), Traffic())
+
+
+def _state_bytes(layout: ShardLayout, weights: WeightGather, reduction: ShardSum) -> int:
+    residual = reduction.init(layout).residual
+    own = 2 * _own_rows(layout).flat.nbytes  # for checkpoints, before and after a step
+    held = 4 * layout.numel + own if weights.differences else 0
+    return held + (0 if residual is None else residual.flat.nbytes)
+
+
+def _shard_work_bytes(layouts: Sequence[ShardLayout], weights: WeightGather, reduction: ShardSum) -> int:
+    """Return the most bytes of a step, without state, beyond the most that torch's own communication takes.
+
+    In backward a module has its weights, then gradients as large, while the next weights are gathered. The root has its
+    weights until its own turn, and torch keeps the gradients that were reduced last. Here gradients of `MODULES_IN_FLIGHT`
+    modules are on their way, too. Then the module's weights go, its gradients leave, and one module's are encoded or
+    decoded. Gradients that travel as they are keep their memory.
+    """
+    ranks, sent = layouts[0].whole.ranks, reduction.codec is None and reduction.per_host == 1
+    backward = [*layouts[-2::-1], layouts[-1]]
+    sizes = [4 * each.numel for each in backward]
+    sums = [memory_of(_reduce(each, reduction), replace(ranks, per_host=reduction.per_host)) for each in backward]
+    gathers = [_gather_memory(each, weights) for each in backward]
+    torchs, ours = 0, max(size + each.most for size, each in zip(sizes, gathers, strict=True))  # in forward
+    for place, size in enumerate(sizes):
+        after, first = place + 1, max(0, place - MODULES_IN_FLIGHT)
+        both = sum(sizes[after:-1][:1]) + sum(sizes[after:][-1:])  # the next weights, and the root's
+        kept = sum(sizes[first:place][-1:])
+        torchs = max(torchs, both + 2 * size + kept)
+        waiting = sum(each.waiting for each in sums[first:place]) + sent * sum(sizes[first:place])
+        waiting += 0 if weights.differences else sum(each.waiting for each in gathers[after:-1][:1])
+        computed = max(each.most - each.waiting for each in sums[first:after])
+        leaving = size + 4 * backward[place].row + sums[place].waiting + computed
+        ours = max(ours, both + waiting + max(2 * size + kept * (not sent), leaving))
+    return max(0, ours - torchs)
+
+
+def _gather_memory(layout: ShardLayout, weights: WeightGather) -> WorkMemory:
+    """Return the memory of a module's gather beside that of torch's, which has the output, too."""
+    program = _gather(layout, weights)
+    ranks = replace(layout.whole.ranks, per_host=weights.per_host)
+    return WorkMemory() if program is None else memory_of(program, ranks)

@@ -15,7 +15,7 @@ from ...kernels import Residual
 from ..protocol.compressor import Compressor, Traits, inside, own_traits, traits_of, with_traits
 from ..protocol.layout import Layout
 from ..protocol.registry import register
-from ..protocol.requests import AllReduce, Broadcast, Program, ReduceScatter, Request, next_request
+from ..protocol.requests import AllGather, AllReduce, Broadcast, Program, ReduceScatter, Request, next_request
 from .adapters import TwoShot
 from .dense import Dense
 from .payload import padded, rounded_once
@@ -162,6 +162,8 @@ class Cast:
             changed["op"] = "sum" if request.op == "mean" else request.op
         else:
             kernels.cast_scaled(wide, narrow, 1.0)
+            if isinstance(request, AllGather):
+                changed["within"] = None  # that has wide numbers
         return dataclasses.replace(request, **changed)
 
     def _widen(self, answer: Tensor, request: Request) -> Tensor:

@@ -98,13 +98,15 @@ class Hierarchical:
             residual.after.zero_()
         share = yield ReduceScatter(wide, "mean", "host", state.share.sizes)
         yield from self._average(share, state)
-        if grad.dtype != share.dtype:
-            wide, share = share, torch.empty_like(share, dtype=grad.dtype)
-            held = None if state.keeps is None else state.keeps.open()
-            kernels.cast_scaled(wide, share, 1.0, None if held is None else held.in_place())
-            if state.keeps is not None and held is not None:
-                state.keeps.close(held)
-        return (yield AllGather(share, "host", state.share.sizes))
+        if grad.dtype == share.dtype:
+            return (yield AllGather(share, "host", state.share.sizes, within=wide))
+        narrow = torch.empty_like(share, dtype=grad.dtype)
+        held = None if state.keeps is None else state.keeps.open()
+        kernels.cast_scaled(share, narrow, 1.0, None if held is None else held.in_place())
+        if state.keeps is not None and held is not None:
+            state.keeps.close(held)
+        del wide, share  # their memory is free while the others travel
+        return (yield AllGather(narrow, "host", state.share.sizes))
 
     def _average(self, share: Tensor, state: HierarchicalState) -> Program[None]:
         """The inner average of the share over hosts, in place, in as many rounds as the host's other ranks take."""

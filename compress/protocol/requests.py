@@ -74,11 +74,13 @@ class AllGather:
     """Every rank's `tensor`; the reply has shape (members, *tensor.shape), in rank order.
 
     `sizes`: of the members' tensors where they differ, in elements; then these are flat, and so is the reply.
+    `within`: the tensor whose parts the members have summed and give back, which then may be the reply.
     """
 
     tensor: Tensor
     scope: Scope = "all"
     sizes: tuple[int, ...] = ()
+    within: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.scope not in SCOPES:

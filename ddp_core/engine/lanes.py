@@ -192,6 +192,9 @@ class WaitedTask:
         return self.task.result
 
 
+MODULES_IN_FLIGHT = 4  # of FSDP2, whose shards are on their way; each keeps the memory of all ranks' shards
+
+
 def in_flight(nbytes: Sequence[int]) -> int:
     """Return how many of these tasks, in the order submitted, may be on their way at once; `nbytes`: of their gradients."""
     together = list(accumulate(nbytes))

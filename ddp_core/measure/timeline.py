@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +70,7 @@ class StepTimes:
 class Timeline:
     """The clock of a model's steps. A step that fails leaves no trace; `last` is then the one before.
 
-    `names`: of the parameters. `now`: takes the marks of the next step that a planner wants to know, see `Step`.
+    `names`: of the parameters.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -79,15 +79,14 @@ class Timeline:
         self._ended: tuple[Step, Sequence[Sequence[int]]] | None = None  # the last step, where nobody has asked yet
         self._recordings: dict[int, list[StepTimes]] = {}
         self.forward = (0.0, 0.0)
-        self.now: Callable[[], float] = time.perf_counter
 
     def forward_begins(self) -> None:
         """The module's forward is about to run."""
         self.forward = time.perf_counter(), self.forward[1]
 
-    def forward_ends(self, waited: float = 0.0) -> None:
+    def forward_ends(self, waited: float, now: float) -> None:
         """End the forward. `waited`: its seconds of waits for averages of the step before, which count as that step's."""
-        self.forward = self.forward[0] + waited, self.now()
+        self.forward = self.forward[0] + waited, now
 
     def step_ends(self, step: Step, buckets: Sequence[Sequence[int]]) -> None:
         """End the step, whose averages are all there. `buckets`: the parameters of each."""

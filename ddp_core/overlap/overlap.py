@@ -16,7 +16,7 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -29,8 +29,9 @@ from ..averaging.averager import CompressedAverager
 from ..buckets.assignment import allocate_own
 from ..buckets.sparse import SparseBucket
 from ..reducer.autograd import compiles, scripted, weak_call
+from ..reducer.backward import Backward
 from ..reducer.bucket_order import BucketOrder
-from ..reducer.launch_ready_buckets import Backward, Reducer
+from ..reducer.launch_ready_buckets import AT_END, Reducer
 from . import error_messages
 from .early_reads import EarlyReadWarning
 from .measured_step import noted
@@ -99,8 +100,7 @@ class Overlap:
         """Take over a model's reducer: slices for buckets, and averages that come later. A collective call."""
         self._reducer, self._averager = reducer, averager
         device = reducer.device
-        averager.drain, buckets.drain = weak_call(self.drain), weak_call(self._leave)
-        self._buckets = buckets
+        averager.drain, self._buckets = weak_call(self.drain), buckets
         self._members = {}
         self._updates, self._measured, self._now = [], True, time.perf_counter
         self._slice()
@@ -108,7 +108,7 @@ class Overlap:
         self.order = SliceOrder(self._wanted, reducer.assignment, reducer.transport, devices)
         self._marks_late = not self.order.clock.at_once
         self._refuses_capture = device.type == "cuda" and self._wanted != "synchronous"
-        reducer.deferred = self
+        self.now: Callable[[], float] = time.perf_counter
 
     def update(self) -> None:
         """Between steps, where all ranks are: see `SliceOrder`. After a swap the slices are made anew."""
@@ -118,8 +118,7 @@ class Overlap:
         finished = self._reducer.finished
         self.order.update(finished)
         if self._marks_late:  # which costs something, where an order is looked for
-            measures = self.order.measures(finished)
-            self._reducer.timeline.now = self.order.clock.now if measures else time.perf_counter
+            self.now = self.order.clock.now if self.order.measures(finished) else time.perf_counter
 
     def _slice(self) -> None:
         """Make buckets of the size of slices, and cut what is larger, where that is of use and what is remembered allows."""
@@ -136,19 +135,23 @@ class Overlap:
         """True if any update is under way."""
         return bool(self._pending)
 
-    def takes(self, backward: Backward) -> bool:
-        """Return True if this backward's averages may come later; raises RuntimeError in a CUDA graph."""
+    def deliver(self, reducer: Reducer, backward: Backward) -> None:
+        """Hand out averages where they are used; at backward's end where these may not come later.
+
+        Raises RuntimeError in a CUDA graph.
+        """
         if self._refuses_capture and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(error_messages.CAPTURED)
         if self._unseen and (used := self._reducer.brought_of(self._unseen)):
             self._warn(error_messages.unseen(self._reducer.names_of(used)))
         if not self.order.overlaps(self._reducer.finished):
             self._updates = list(self._pending)
-            return False
+            return AT_END.deliver(reducer, backward)
         if reason := self._obstacle(backward):
             self._warn(error_messages.synchronous(reason))
-            return False
-        return True
+            return AT_END.deliver(reducer, backward)
+        reducer.end(backward)
+        self._hold(backward)
 
     def _warn(self, text: str) -> None:
         """Once."""
@@ -168,7 +171,7 @@ class Overlap:
             return "an optimizer that steps in backward"
         return "create_graph=True" if torch.is_grad_enabled() else ""
 
-    def hold(self, backward: Backward) -> None:
+    def _hold(self, backward: Backward) -> None:
         """Let the parameters of a step, all of which was sent, wait for its averages."""
         with self._lock:
             self._averager.engines.send_all()
@@ -239,7 +242,7 @@ class Overlap:
             for update in list(self._pending):
                 self._settle(update)
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
         """Have nothing more to do with today's buckets, which need their memory for others."""
         self.drain()
         self._updates, self._measured, self._now = [], True, time.perf_counter

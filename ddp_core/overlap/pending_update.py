@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..buckets.grad_bucket import GRADIENT, GradBucket
-from ..reducer.launch_ready_buckets import Backward
+from ..reducer.backward import Backward
 from .pending_parameter import mark_pending, restore
 
 

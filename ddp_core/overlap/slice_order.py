@@ -15,8 +15,8 @@ from ..buckets.assignment import DEFAULT_CAP_MB, MEBIBYTE, BucketAssignment
 from ..measure.clock import clock_of
 from ..transport.protocol import Transport
 from ..transport.rank_messages import broadcast
+from .link_schedule import arrivals, backward_order, optimal, priority_order, step_seconds, synchronous
 from .measured_step import Measurements
-from .replay import backward_order, optimal, priority_order, replay, synchronous
 from .step_model import StepModel
 
 ORDERS = ("auto", "priority", "backward", "synchronous")
@@ -103,7 +103,7 @@ class SliceOrder:
     def _chosen(self, model: StepModel) -> tuple[bool, list[int]]:
         """Return whether to overlap, and the places of what is sent today in the order to send them."""
         now, order = list(range(len(model.pieces))), priority_order(model)
-        needed, today = replay(model, order).step, replay(model, now).step
+        needed, today = (step_seconds(model, arrivals(model, each)) for each in (order, now))
         if self._wanted == "priority":
             return True, order if needed < WORTH * today or not self._by_need else now
         if min(needed, today) > WORTH * synchronous(model):

@@ -22,7 +22,8 @@ BROKEN_OFF = (
 class BucketOrder:
     """Decides between steps, on all ranks alike, whether the buckets of `assignment` are made anew.
 
-    `names`: of the parameters. `device`: of what ranks tell each other.
+    `names`: of the parameters. `device`: of what ranks tell each other. `drain`: waits for averages that are not handed out
+    yet, before the buckets are made anew.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class BucketOrder:
         names: Sequence[str],
         transport: Transport,
         device: torch.device,
+        drain: Callable[[], None] = lambda: None,
     ) -> None:
         self._assignment, self._names = assignment, names
         self._transport, self._device = transport, device
@@ -40,7 +42,7 @@ class BucketOrder:
         self._captured = False  # a CUDA graph writes to the buckets whenever it is replayed
         self._kept: list[Tensor] = []  # buffers of former buckets that a graph may write to
         self._making = False  # buckets, in a place where an error would leave this rank with others than the rest
-        self.drain: Callable[[], None] = lambda: None  # before the buckets are made anew
+        self.drain = drain
 
     def update(self, steps: int, averager: CompressedAverager | None, *, hooked: bool, dynamic: bool) -> None:
         """Once after the first step and now and then: take rank 0's order. `steps`: so far.

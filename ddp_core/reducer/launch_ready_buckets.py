@@ -7,10 +7,8 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
-from enum import Enum, auto
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -25,56 +23,48 @@ from ..measure.timeline import Timeline
 from ..transport.protocol import Transport
 from . import error_messages
 from .autograd import ParameterHooks, arriving, gradient_node
+from .backward import Backward, Stage
 from .stray_gradients import OutsideGradients, SharedParameters, living
 from .unused_parameters import Rules, Usage
 
 COMPILED = "torch._dynamo.compiled_autograd"  # what runs a backward without Python, where it is in use
 
 
-class Stage(Enum):
-    """The stages of a synchronized backward, in order. Most steps begin with SENDING.
-
-    `Reducer.start` ends EXPECTED, `_end` ends COUNTING, `_launch` ends SENDING, and `_finish` ends SENT.
-    """
-
-    EXPECTED = auto()  # forward has ended, and backward has to show first which parameters it will reach
-    COUNTING = auto()  # the first step of a static graph: no bucket leaves before the last gradient
-    SENDING = auto()  # a bucket leaves once all of its gradients are ready, and all buckets before it have left
-    SENT = auto()  # all buckets have left
-    AVERAGING = auto()  # backward has ended: averages are waited for, and handed out
-    BROKEN = auto()  # an average did not come
-
-
-@dataclass
-class Backward:
-    """The progress of one synchronized backward."""
-
-    step: Step  # the record of it
-    stage: Stage
-    missing: list[int]  # by parameter, firings of its hook until its gradient is ready; below 0 there were too many
-    asks: bool  # ranks tell each other which parameters they used
-    leaves_out: bool  # a bucket that no rank used is not sent, or zeros stand for its old gradients
-    usage: Usage | None  # the answer, or that of a static graph's first step; None where nobody asks, or not yet
-    order: list[int] = field(default_factory=list)  # parameters as they got ready; those of all firings in COUNTING
-    undefined: set[int] = field(default_factory=set)  # parameters whose hook fired with no gradient
-    launched: int = 0  # of what `BucketAssignment.sending` lists
-    why_broken: str = ""  # an error's text
+class Delivery(Protocol):
+    """Hands out the averages of a backward that has ended: then, or where they are used."""
 
     @property
-    def under_way(self) -> bool:
-        """True if other ranks may have received something of it."""
-        asked = self.asks and self.usage is not None
-        return bool(self.order or self.launched or asked or self.stage is Stage.BROKEN)
+    def now(self) -> Callable[[], float]:
+        """The clock of the next step's marks, see `Step`."""
 
-    def firings(self) -> list[int]:
-        """Return how often each parameter fired in the first backward of a static graph, which now sends them all.
+    def deliver(self, reducer: Reducer, backward: Backward) -> None:
+        """Call the reducer's `end` once the averages are handed out, or are sure to be; its `delivered` after them."""
 
-        The order keeps the last firings.
-        """
-        counted = [1 - missing for missing in self.missing]
-        self.missing = [1] * len(counted)
-        self.order = list(dict.fromkeys(reversed(self.order)))[::-1]
-        return counted
+    def leave(self) -> None:
+        """Wait for what is not handed out yet: the buckets are about to be made anew."""
+
+
+class AtEnd:
+    """All averages are handed out before backward returns."""
+
+    now = staticmethod(time.perf_counter)
+
+    def deliver(self, reducer: Reducer, backward: Backward) -> None:
+        """Wait for the buckets, in order, and hand out the averages."""
+        with torch.no_grad():
+            for bucket in reducer.assignment.buckets:
+                if (average := reducer.average_of(bucket, backward)) is not None:
+                    average = average if reducer.share == 1.0 else average.div_(reducer.share)
+                    bucket.deliver(average, None if backward.usage is None else backward.usage.by_any())
+        reducer.end(backward)
+        reducer.delivered(backward)
+
+    def leave(self) -> None:
+        """Nothing is on its way between steps."""
+        return None
+
+
+AT_END = AtEnd()
 
 
 class Reducer:
@@ -92,6 +82,7 @@ class Reducer:
         transport: Transport,
         averager: Averager,
         timeout: timedelta,
+        delivery: Delivery = AT_END,
     ) -> None:
         self.parameters, self.names = list(parameters), list(names)
         self.hooks = ParameterHooks(self.parameters, self.fired, weakref.ref(self))
@@ -111,7 +102,7 @@ class Reducer:
         self.share = 1.0  # of the ranks that have inputs, where the average is to be over these
         self.at_end: list[Callable[[], None]] = []
         self.optimizers: list[Callable[[], None]] = []  # their steps, at the end of backward
-        self.deferred: Any = None  # an Overlap: it takes backwards, whose averages it hands out after their end
+        self.delivery = delivery
         self._shared = SharedParameters()
         self.timeline = Timeline(names)
         self.assignment = assignment
@@ -154,7 +145,7 @@ class Reducer:
         self._outside.forward_ends()
         if len(living) > 1:
             self._shared.look(self)
-        self._backward = self._opened(Step(forward=self.timeline.forward, now=self.timeline.now))
+        self._backward = self._opened(Step(forward=self.timeline.forward, now=self.delivery.now))
         for index, firings in enumerate(self._firings or ()):
             if not firings:
                 self._pass_over(self._backward, index)
@@ -329,31 +320,20 @@ class Reducer:
 
     @torch._disable_dynamo
     def _finish(self) -> None:
-        """Wait for the buckets, in order, and hand out the averages; or leave that to whoever hands them out later."""
+        """Have the averages handed out; nothing else of this backward comes."""
         backward = self._backward
         if backward is None or backward.stage is not Stage.SENT:
             return
         backward.stage = Stage.AVERAGING
         backward.step.computed = time.perf_counter()
         self.assignment.traces.append(backward.order)
-        try:
-            later = self.deferred if self.deferred is not None and self.deferred.takes(backward) else None
-            if later is None:
-                with torch.no_grad():
-                    for bucket in self.assignment.buckets:
-                        if (average := self.average_of(bucket, backward)) is not None:
-                            average = average if self.share == 1.0 else average.div_(self.share)
-                            bucket.deliver(average, None if backward.usage is None else backward.usage.by_any())
-        except BaseException as error:
-            self.fail(backward, error)
-            raise
-        self._backward = None
         self._outside.late = True
-        self._end_step(backward)
-        if later is None:
-            self.delivered(backward)
-        else:
-            later.hold(backward)
+        try:
+            self.delivery.deliver(self, backward)
+        except BaseException as error:
+            if self._backward is backward:
+                self.fail(backward, error)
+            raise
         for end in (*self.at_end, *self.optimizers):
             end()
 
@@ -370,8 +350,9 @@ class Reducer:
         backward.step.done.setdefault(bucket.number, time.perf_counter())
         return average
 
-    def _end_step(self, backward: Backward) -> None:
-        """This rank has given what it has to give."""
+    def end(self, backward: Backward) -> None:
+        """End a backward, all of whose averages are there or on their way to whoever uses them."""
+        self._backward = None
         if backward.order:  # not where this rank had no inputs
             before, self.traced = self.traced or backward.order, backward.order
             if before != self.traced and set(before) != set(self.traced):

@@ -21,7 +21,8 @@ from torch.distributed.algorithms.join import JoinHook
 from ..averaging.averager import Averager
 from ..measure.step import Step
 from ..measure.timeline import StepTimes
-from ..reducer.launch_ready_buckets import Backward, Reducer
+from ..reducer.backward import Backward
+from ..reducer.launch_ready_buckets import Reducer
 from ..reducer.same_model import agreed_rank
 from ..transport.torch_groups import gloo_threads
 
@@ -180,8 +181,7 @@ class TorchReducer(Reducer):
         except BaseException as error:
             self.fail(backward, error)
             raise
-        self._backward = None
-        self._end_step(backward)
+        self.end(backward)
         backward.step.ended = time.perf_counter()
         self.averager.end_step()
 

@@ -48,7 +48,6 @@ class HostMemory(Decorated):
         self._check = check
         self._in_vain: set[int] = set()  # for so many ranks of a host there is no memory
         self._buffers: dict[int, WeakTensorKeyDictionary] = defaultdict(WeakTensorKeyDictionary)  # by ranks, and tensor
-        self._shares: dict[int, Share] = {}  # under way, by the identity of their numbers
 
     @property
     def allocates(self) -> bool:
@@ -87,27 +86,27 @@ class HostMemory(Decorated):
             return SharedReply(buffer, buffer.place, partial(copied, buffer.memory, tensor), self._check)
         hosts = self._buffers[self.ranks.per_host]
         if isinstance(request, ReduceScatter) and request.scope == "host" and (buffer := hosts.get(tensor)):
-            return self._sum_share(buffer, request)
-        if isinstance(request, AllGather) and (share := self._shares.pop(id(tensor), None)):
-            buffer = share.buffer
+            copied(tensor, buffer.memory)
+            buffer.sums.arrive(2 * buffer.place)
+            scale = 1 / self.ranks.per_host if request.op == "mean" else 1.0
+            finish = partial(self._share(buffer, request.sizes).sum, scale)
+            return SharedReply(buffer, 2 * buffer.place, finish, self._check)
+        if isinstance(request, AllGather) and request.within is not None and (buffer := hosts.get(request.within)):
+            share = self._share(buffer, request.sizes)
+            copied(tensor, share.numbers)
             buffer.sums.share(buffer.place, share.first, share.numbers.numel())
             buffer.sums.arrive(2 * buffer.place + 1)
-            finish = partial(copied, buffer.memory, share.flat)
+            finish = partial(copied, buffer.memory, request.within)
             return SharedReply(buffer, 2 * buffer.place + 1, finish, self._check)
         return self.inner.start(request, channel)
 
-    def _sum_share(self, buffer: SharedBuffer, request: ReduceScatter) -> Reply:
-        place, scale = self.ranks.place, 1 / self.ranks.per_host if request.op == "mean" else 1.0
-        first = sum(request.sizes[:place])
-        share = Share(buffer, request.tensor, first, buffer.memory[first : first + request.sizes[place]])
-        self._shares[id(share.numbers)] = share
-        copied(share.flat, buffer.memory)
-        buffer.sums.arrive(2 * buffer.place)
-        return SharedReply(buffer, 2 * buffer.place, partial(share.sum, scale), self._check)
+    def _share(self, buffer: SharedBuffer, sizes: Sequence[int]) -> Share:
+        """This rank's part of a bucket that the ranks of a host have cut into parts of these sizes."""
+        first = sum(sizes[: self.ranks.place])
+        return Share(buffer, first, buffer.memory[first : first + sizes[self.ranks.place]])
 
     def abort(self) -> None:
         """Have no rank wait for this one any more."""
-        self._shares = {}
         try:
             for buffers in list(self._buffers.values()):
                 for buffer in list(buffers.values()):
@@ -118,10 +117,9 @@ class HostMemory(Decorated):
 
 @dataclass(frozen=True)
 class Share:
-    """This rank's part of a bucket that lies at `flat`: `numbers`, from its element `first` on."""
+    """This rank's part of a bucket: `numbers`, from its element `first` on."""
 
     buffer: SharedBuffer
-    flat: Tensor
     first: int
     numbers: Tensor
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from driver import parser_of, write_results
 
-from gradwire.hooks.local_sgd.gathering import Arrival, Gathering
-from gradwire.hooks.local_sgd.standing import NEW, Claim
+from gradwire.hooks.internet.gathering import Arrival, Gathering
+from gradwire.hooks.internet.standing import NEW, Claim
 
 HOUR = 3600.0
 

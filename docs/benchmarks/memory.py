@@ -38,8 +38,8 @@ from torch.distributed.fsdp import fully_shard
 
 import gradwire
 from gradwire.experiments.workloads.memory import peak_memory, reset_peak_memory
-from gradwire.hooks.fsdp.plan import plan_sharded
-from gradwire.hooks.local_sgd.plan import SitesPlan, Wan, round_plans
+from gradwire.hooks.advice.local_sgd import SitesPlan, Wan, round_plans
+from gradwire.hooks.plan import plan_sharded
 
 RANKS, LAYERS = 2, 16
 STEPS = 3  # DDP rebuilds its buckets in the second one

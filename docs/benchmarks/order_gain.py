@@ -8,7 +8,7 @@ prints the table in docs/overlap.md. Fixed orders: backward's, and forward's.
 from collections.abc import Iterator
 from statistics import median
 
-from gradwire.ddp_core.overlap.replay import backward_order, priority_order, replay
+from gradwire.ddp_core.overlap.link_schedule import arrivals, backward_order, priority_order, step_seconds
 from gradwire.ddp_core.overlap.step_model import LinkCost, StepModel
 from gradwire.experiments.workloads.emulation import load_trace
 from gradwire.experiments.workloads.emulation.shipped import SHIPPED
@@ -22,8 +22,9 @@ WORTH = 0.03
 def gain(step: StepModel) -> float:
     """Return the part by which the better fixed order's step is longer than the planned one's."""
     forward = sorted(range(len(step.pieces)), key=lambda place: step.pieces[place].needed)
-    fixed = min(replay(step, order).step for order in (backward_order(step), forward))
-    return fixed / replay(step, priority_order(step)).step - 1
+    orders = (backward_order(step), forward, priority_order(step))
+    *fixed, planned = (step_seconds(step, arrivals(step, order)) for order in orders)
+    return min(fixed) / planned - 1
 
 
 def rows() -> Iterator[str]:

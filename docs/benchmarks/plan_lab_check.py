@@ -21,8 +21,8 @@ import gradwire
 from gradwire.experiments.network.lab.config import NetlabConfig
 from gradwire.experiments.network.lab.launcher import run_on_hosts
 from gradwire.experiments.ranks.launchers import lab_here
-from gradwire.hooks.local_sgd.plan import Wan, layout_of, round_plan
-from gradwire.hooks.local_sgd.server import keep
+from gradwire.hooks.advice.local_sgd import Wan, round_plan
+from gradwire.hooks.internet.server import keep
 
 SITES, PORT, UP, DOWN, MBIT = 4, 29500, 110, 500, 1e6 / 8
 PAUSE, FIRST = 0.3, 3  # seconds; rounds that do not count, in which connections begin
@@ -54,7 +54,7 @@ def rows_of(options: argparse.Namespace) -> None:
     (delay,), rank = options.delays, int(os.environ["RANK"])
     wan = Wan(SITES, UP * MBIT, DOWN * MBIT, 4 * delay / 1000)
     for side, spec in product(options.sides, options.compressors):
-        planned = round_plan(gradwire.compressor(spec), layout_of({"weight": torch.empty(side, side)}), wan)
+        planned = round_plan(gradwire.compressor(spec), {"weight": torch.empty(side, side)}, wan)
         quartile = statistics.quantiles(site(rank, spec, side, options.rounds), n=4)[0]
         if rank == 0:
             print(f"| `{spec}` | {side**2:,} | {4 * delay} ms | {quartile:.2f} | {planned.seconds:.2f} |", flush=True)

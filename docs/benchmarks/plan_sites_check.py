@@ -25,17 +25,18 @@ from rich.console import Console
 from rich.table import Table
 
 from gradwire import compressor
-from gradwire.compress import Layout, Ranks
+from gradwire.compress import Ranks
 from gradwire.compress.protocol.requests import AllGather, AllReduce
 from gradwire.compress.simulate import STEADY, requests_of
+from gradwire.ddp_core import layout_of
 from gradwire.experiments.plan import FOR_SITES
+from gradwire.hooks.advice.local_sgd import Wan, computing_share, recommended, round_plan, sites_plan
+from gradwire.hooks.internet.link import Listener, dial
+from gradwire.hooks.internet.records import read, written
+from gradwire.hooks.internet.relay import Star, joined
+from gradwire.hooks.internet.secret import Secret
+from gradwire.hooks.internet.server import Server
 from gradwire.hooks.local_sgd.fragment import grouped
-from gradwire.hooks.local_sgd.link import Listener, dial
-from gradwire.hooks.local_sgd.plan import Wan, computing_share, layout_of, recommended, round_plan, sites_plan
-from gradwire.hooks.local_sgd.records import read, written
-from gradwire.hooks.local_sgd.relay import Star, joined
-from gradwire.hooks.local_sgd.secret import Secret
-from gradwire.hooks.local_sgd.server import Server
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the clone, whose tests have the emulated lines
 from tests.wan import Direction
@@ -74,9 +75,9 @@ class Case:
         return {str(place): torch.empty(SIDE, SIDE, device="meta") for place in range(self.parameters // SIDE**2)}
 
     @property
-    def layouts(self) -> list[Layout]:
-        """The layout of each fragment."""
-        return [layout_of(part) for part in grouped(self.matrices, self.fragments).values()]
+    def parts(self) -> list[dict[str, torch.Tensor]]:
+        """The parameters of each fragment."""
+        return list(grouped(self.matrices, self.fragments).values())
 
 
 CASES = [
@@ -196,13 +197,12 @@ async def measured(case: Case) -> dict[str, Any]:
     for _ in range(case.sites):
         rates = (Direction(rate * MBIT, case.trip / 2) for rate in (case.up, case.down))
         lines.append(Line(HERE, port, *rates))
-    asked = [
-        list(requests_of(compressor(case.compressor), replace(layout, ranks=Ranks(case.sites)), STEADY))
-        for layout in case.layouts
-    ]
+    ranks, meta = Ranks(case.sites), torch.device("meta")
+    layouts = [layout_of(part, torch.float32, meta, ranks) for part in case.parts]
+    asked = [list(requests_of(compressor(case.compressor), layout, STEADY)) for layout in layouts]
     sites = [Site(place, case, await line.open(), asked) for place, line in enumerate(lines)]
     await asyncio.gather(*(each.train() for each in sites))
-    rounds = [round_plan(compressor(case.compressor), layout, case.wan).seconds for layout in case.layouts]
+    rounds = [round_plan(compressor(case.compressor), part, case.wan).seconds for part in case.parts]
     shares = [computing_share(case.every, len(rounds), case.step, each) for each in rounds]
     return asdict(case) | {
         "seconds_planned": statistics.mean(rounds),

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from gradwire import compressor, plan
 from gradwire.experiments.workloads.models import ModelConfig, build_model
+from gradwire.hooks.advice.local_sgd import EVERY, Wan, computing_share, round_plan
 from gradwire.hooks.local_sgd.fragment import grouped
-from gradwire.hooks.local_sgd.plan import EVERY, Wan, computing_share, layout_of, round_plan
 
 GBIT, MBIT, SIDE, ENDLESS = 1e9 / 8, 1e6 / 8, 4096, 1e15
 SHARES = (0.5, 0.8, 0.9, 0.95, 0.99)
@@ -51,7 +51,7 @@ def matrices(elements: float) -> dict[str, Tensor]:
 def seconds_of_rounds(spec: str, parameters: Mapping[str, Tensor], fragments: int, wan: Wan) -> list[float]:
     """Return the seconds of each fragment's round."""
     parts = grouped(parameters, fragments).values()
-    return [round_plan(compressor(spec), layout_of(part), wan).seconds for part in parts]
+    return [round_plan(compressor(spec), part, wan).seconds for part in parts]
 
 
 def share(every: int, step: float, rounds: list[float], *, overlap: bool = True) -> float:
@@ -101,7 +101,7 @@ def many() -> Table:
         for sites in MANY:
             wan = Wan(sites, 110 * MBIT, 500 * MBIT, 0.06)
             parts = grouped(matrices(1e9), 4).values()
-            rounds = [round_plan(compressor(spec), layout_of(part), wan) for part in parts]
+            rounds = [round_plan(compressor(spec), part, wan) for part in parts]
             seconds = [each.seconds for each in rounds]
             every = next((each for each in EVERY if share(each, 1.0, seconds) >= 0.95), EVERY[-1])
             up, down, mean = (sum(each) / 4 for each in ((r.up for r in rounds), (r.down for r in rounds), seconds))

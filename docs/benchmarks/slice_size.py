@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from gradwire.ddp_core.overlap.replay import priority_order, replay
+from gradwire.ddp_core.overlap.link_schedule import arrivals, priority_order, step_seconds
 from gradwire.ddp_core.overlap.step_model import LinkCost, StepModel
 from gradwire.experiments.workloads.emulation import load_trace, step_by_slices
 from gradwire.hooks.advice.shared_cores import Work
@@ -49,8 +49,10 @@ def ratios(alpha: float, under_way: int) -> Iterator[tuple[float, float]]:
             held = (replace(piece, wire=piece.wire + alpha * rounds) for piece in model.pieces)
             waiting = replace(model, pieces=tuple(held))
             order = priority_order(waiting)
-            one = under_way == 1
-            found.append(replay(waiting, order).step if one else seconds(model, order, rounds, alpha, under_way))
+            if under_way == 1:
+                found.append(step_seconds(waiting, arrivals(waiting, order)))
+            else:
+                found.append(seconds(model, order, rounds, alpha, under_way))
         yield rate, found[0] / found[1]
 
 

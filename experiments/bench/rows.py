@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ...ddp_core.overlap.replay import optimal, synchronous
+from ...ddp_core.overlap.link_schedule import optimal, synchronous
 from ...ddp_core.overlap.step_model import LinkCost, StepModel
 from ..network.link import parse_rate
 from ..results.statistics import percentiles

@@ -16,9 +16,9 @@ from torch import Tensor
 from ...compress.protocol.requests import Request
 from ...compress.simulate import answered
 from ...ddp_core.transport.protocol import Reply
-from ...hooks.local_sgd.meeting import SiteReply
-from ...hooks.local_sgd.sites import WAITS, Meeting
-from ...hooks.local_sgd.standing import Claim
+from ...hooks.internet.meeting import Meeting, SiteReply
+from ...hooks.internet.standing import Claim
+from ...hooks.local_sgd.sites import WAITS
 from ..results.comparison import RunResult
 from .communication import NOT_MEASURED, of_local
 from .data import Dataset

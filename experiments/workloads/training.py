@@ -22,10 +22,9 @@ from ...compress import Optimizers, compressor, warm_up_steps
 from ...compress.builder.optimizer_defaults import tuned_specification
 from ...ddp_core import Decorator, DistributedDataParallel, Handle, exchange, over
 from ...hooks.fsdp import ShardHandle
-from ...hooks.fsdp.plan import plan_sharded
 from ...hooks.local_sgd.local_steps import LocalSteps
 from ...hooks.local_sgd.outer import outer
-from ...hooks.plan import Plan, plan, ratio
+from ...hooks.plan import Plan, plan, plan_sharded, ratio
 from ...hooks.torch_ddp import attach
 from ..network.ranks_config import RanksConfig
 from ..results.comparison import Evaluation, RunResult

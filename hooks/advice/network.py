@@ -106,7 +106,8 @@ class Network:
         whole = torch.zeros(members * row, dtype=dtype, device=self._device)
         if form is AllGather and scope == "host":  # of a share of the sums
             scattered = ReduceScatter(self._room(whole), "sum", scope, (row,) * members)
-            return AllGather(self._transport.start(scattered, 0).wait(self._timeout), scope, (row,) * members)
+            share = self._transport.start(scattered, 0).wait(self._timeout)
+            return AllGather(share, scope, scattered.sizes, within=scattered.tensor)
         if form is AllGather:
             return AllGather(whole[:row].clone(), scope)
         if form is AllToAll:

@@ -1,4 +1,4 @@
-"""A whole step replayed: computation, copies, each round's arithmetic and transfer, on cores that they share.
+"""A replay of a step: computation, copies, each round's arithmetic and transfer, on cores that they share.
 
 Runs as the engine does: one thread computes, a lane a round does the arithmetic of all buckets in their order, and one link
 carries what was sent first, first.

@@ -13,8 +13,7 @@ from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
 
 from ...ddp_core import Pending
-
-IN_FLIGHT = 4  # modules whose shards are on their way; each keeps the memory of all ranks' shards
+from ...ddp_core.engine.lanes import MODULES_IN_FLIGHT
 
 
 class Stepped(Protocol):
@@ -40,7 +39,7 @@ class Arrivals:
         model: nn.Module,
         device: torch.device,
         timeout: timedelta,
-        in_flight: int | None = IN_FLIGHT,
+        in_flight: int | None = MODULES_IN_FLIGHT,
     ) -> None:
         self._steps, self._device, self._timeout, self._in_flight = steps, device, timeout, in_flight
         self._pendings: list[Pending] = []

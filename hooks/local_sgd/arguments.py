@@ -19,7 +19,7 @@ from ...ddp_core.transport.protocol import Decorator, time_limit
 from .fragment import fragments
 from .inside import Inside, Sites, named_parameters
 from .outer import outer
-from .outliers import checked
+from .reports import checked
 from .rounds import Rounds
 from .sites import FixedSites
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor, nn
 
 from ...ddp_core.transport.rank_messages import checksum
+from ..internet.meeting import Meeting
 from .fragment import Fragment
-from .sites import Meeting
 
 logger = logging.getLogger(__name__)
 FAR = 1000.0  # times the largest number of the model, or 1, that a parameter which joins may have

@@ -21,14 +21,13 @@ from ...compress.builder.options import whole_number
 from ...ddp_core.engine.engine import DEFAULT_TIMEOUT
 from ...ddp_core.transport.protocol import Decorator
 from ...ddp_core.transport.rank_messages import checksum
+from ..internet.rendezvous import Rendezvous, TrainingEnded
 from . import arguments, saved
 from .arguments import rounds_of
-from .buffers import Buffers
-from .fragment import Fragment
+from .fragment import Buffers, Fragment
 from .inside import inside_of, sharded_modules, show_shards
 from .joining import stray_message, strays
 from .outer import outer, suited
-from .rendezvous import Rendezvous, TrainingEnded
 from .rounds import RoundStats
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,8 @@
-"""The numbers that each site tells the others before a round: whole ones, which a tensor carries exactly."""
+"""What each site tells the others before a round, in whole numbers, which a tensor carries exactly; and the shares by it.
+
+The share of a difference in the average is by its site's weight, and less where its norm is far above others'. A site
+reports its norm and its weight itself, so the others bound both by the median of theirs, and measure the average.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +11,24 @@ import secrets
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 
 import torch
 from torch import Tensor
 
 from ...kernels import all_finite
+from ..internet.standing import Claim
 from .fragment import Fragment
 from .joining import flags
-from .outliers import BEYOND, LEAST, bounded, factors, shares
-from .standing import Claim
 
+CHOICES = ("keep", "clip", "drop")
+FAR = 3.0  # a norm is far above the median of the others' from this factor on
+LEAST = 3  # sites: of two nobody knows which one is faulty
+BEYOND = 10.0  # an average has no larger norm than this times the reported ones: compressors round, some upwards
 DIGEST = 1 << 62  # digests and identities are below it, so that they fit a tensor's numbers
 PART = 1 << 20  # elements
-BITS = struct.Struct("<d"), struct.Struct("<q")
-REALS = 3  # real numbers in a report, whose bits travel
+REALS = 3  # numbers of a report whose bits travel: norm, owed, weight
+BITS = struct.Struct(f"<{REALS}d"), struct.Struct(f"<{REALS}q")
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,7 @@ class Report:
     def of(cls, row: Sequence[int]) -> Report:
         """Return what these numbers say."""
         number, able, training, drawn, *told, lineage = row[: 4 + REALS + 1]
-        norm, owed, weight = map(_real, told)
+        norm, owed, weight = BITS[0].unpack(BITS[1].pack(*told))
         able = bool(able) and is_weight(weight) and 0 <= norm < math.inf and 0 <= owed < math.inf
         rest = list(row[4 + REALS + 1 :])
         return cls(number, able, identity(training), drawn, norm, owed, weight, lineage, rest)
@@ -73,7 +80,7 @@ class Report:
     def row(self) -> list[int]:
         """The numbers that other sites get."""
         training = int(self.training or "0", 16)
-        told = map(_whole, (self.norm, self.owed, self.weight))
+        told = BITS[1].unpack(BITS[0].pack(self.norm, self.owed, self.weight))
         return [self.round, self.able, training, self.drawn, *told, self.lineage, *self.flags]
 
 
@@ -85,6 +92,51 @@ def identity(number: int) -> str:
 def is_weight(weight: object) -> bool:
     """Return True for the weight of a site: a finite number above 0."""
     return isinstance(weight, int | float) and 0 < weight < math.inf
+
+
+def checked(choice: str) -> str:
+    """Return the choice. Raises ValueError for one that there is not."""
+    if choice not in CHOICES:
+        raise ValueError(f"outliers is {', '.join(map(repr, CHOICES))}; got {choice!r}")
+    return choice
+
+
+def factors(norms: Sequence[float], choice: str) -> list[float]:
+    """Return the factor for each site's difference, from the norms of all: 1, or less for a norm that is far above.
+
+    >>> factors([1.0, 1.0, 100.0], "clip"), factors([1.0, 1.0, 100.0], "drop"), factors([1.0, 100.0], "drop")
+    ([1.0, 1.0, 0.01], [1.0, 1.0, 0.0], [1.0, 1.0])
+    """
+    if choice == "keep" or len(norms) < LEAST:
+        return [1.0] * len(norms)
+    usual = [median([*norms[:place], *norms[place + 1 :]]) for place in range(len(norms))]
+    far = [0 < FAR * others < norm for norm, others in zip(norms, usual, strict=True)]
+    less = [others / norm if choice == "clip" and norm else 0.0 for norm, others in zip(norms, usual, strict=True)]
+    return [each if outlying else 1.0 for outlying, each in zip(far, less, strict=True)]
+
+
+def bounded(numbers: Sequence[float], choice: str) -> list[float]:
+    """Return sites' own words, each at most FAR times the median of the others'.
+
+    >>> bounded([1.0, 1.0, 1e30], "clip"), bounded([1.0, 1.0, 1e30], "keep")
+    ([1.0, 1.0, 3.0], [1.0, 1.0, 1e+30])
+    """
+    if choice == "keep" or len(numbers) < LEAST:
+        return list(numbers)
+    others = [median([*numbers[:place], *numbers[place + 1 :]]) for place in range(len(numbers))]
+    return [min(number, FAR * usual) for number, usual in zip(numbers, others, strict=True)]
+
+
+def shares(weights: Sequence[float]) -> list[float]:
+    """Return the factor for each site's difference, of which the mean is the average by these weights.
+
+    >>> shares([1.0, 3.0]), shares([0.1, 0.1, 0.1])
+    ([0.5, 1.5], [1.0, 1.0, 1.0])
+    """
+    if len(set(weights)) < 2:
+        return [1.0] * len(weights)  # exactly
+    usual = fmean(weights)
+    return [weight / usual for weight in weights]
 
 
 def shares_of(reports: Sequence[Report], counted: Sequence[bool], outliers: str) -> tuple[list[float], list[float]]:
@@ -119,13 +171,3 @@ def largest_average(
 def norm_of(numbers: Tensor) -> float:
     """Return the norm in 64 bits, part by part: torch would copy all numbers in 64 bits."""
     return math.hypot(*(float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in numbers.split(PART)))
-
-
-def _whole(number: float) -> int:
-    real, whole = BITS
-    return int(whole.unpack(real.pack(number))[0])
-
-
-def _real(number: int) -> float:
-    real, whole = BITS
-    return float(real.unpack(whole.pack(number))[0])

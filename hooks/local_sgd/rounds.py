@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -25,14 +25,13 @@ from ...ddp_core.engine.lanes import Task
 from ...ddp_core.measure.step import Record
 from ...ddp_core.memory.bucket_memory import BucketMemory
 from ...ddp_core.transport.protocol import Decorator, Transport
+from ..internet.meeting import Meeting, bytes_of
+from ..internet.standing import NEW, Claim, Verdict, judge
 from .fragment import Fragment
 from .inside import Sites
 from .joining import anchors, joined
-from .meeting import bytes_of
 from .outer import Outer
 from .reports import DIGEST, Report, identity, is_weight, largest_average, norm_of, shares_of
-from .sites import Meeting
-from .standing import NEW, Claim, Verdict, judge
 
 logger = logging.getLogger(__name__)
 ATTEMPTS = 5  # of a round, among whoever is left
@@ -55,6 +54,193 @@ class RoundStats:
     sent_bytes: float
     replaced: bool
     outliers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Given:
+    """What this site gives to a round.
+
+    `difference`: of the fragment whose turn it is; None where there is none, as after a start. `unfrozen`: the first values
+    of parameters that the user has unfrozen. `weight`: of the site in the average.
+    """
+
+    difference: Tensor | None
+    buffers: Tensor | None
+    unfrozen: Mapping[str, Tensor]
+    weight: float
+
+
+class Round:
+    """One attempt at a round, in one meeting: tell, judge, catch up, average, apply.
+
+    A failure before `apply` leaves what the sites have in common as it was, but for a model that `catch_up` has taken over
+    whole: `Rounds.replaced` says so, and the next attempt gives no difference from the model before.
+    """
+
+    def __init__(self, rounds: Rounds, meeting: Meeting, given: Given) -> None:
+        self._rounds, self._meeting, self._given = rounds, meeting, given
+
+    def run(self, began: float) -> RoundStats:
+        """Take part from the first message to the last. `began`: the time of the first attempt, by time.perf_counter."""
+        rounds, before = self._rounds, self._meeting.sent_bytes
+        reports = self.tell()
+        verdict = self.judge(reports)
+        current = self.catch_up(reports, verdict.round)
+        rounds.training, rounds.round = verdict.training, max(verdict.round, 0)
+        self.turn = rounds.turn
+        able = [alike and each.able for alike, each in zip(current, reports, strict=True)]
+        self.shares, self.clipped = shares_of(reports, able, rounds.outliers)
+        task = None
+        if any(self.shares):
+            flagged = {site: each.flags for site, each in enumerate(reports) if current[site]}
+            joining = anchors(self._meeting, rounds.fragments, flagged, self._given.unfrozen)
+            task = self.average()
+            self.apply(task.result, largest_average(reports, self.shares, self.clipped, rounds.outliers))
+            rounds.lineage = self._meeting.lineage
+            if joining:
+                rounds.join(rounds.joined | joining.keys(), joining)
+        return self._stats(task, began, before)
+
+    def tell(self) -> list[Report]:
+        """Give this site's report to the others, and return those of all."""
+        rounds, given = self._rounds, self._given
+        mine = Report.now(
+            rounds.claim, rounds.lineage, given.difference, given.weight, rounds.fragments, given.unfrozen, rounds.owed
+        )
+        return [Report.of(row) for row in self._meeting.tell(mine.row)]
+
+    def judge(self, reports: Sequence[Report]) -> Verdict:
+        """Return the training and the round of the meeting: as the rendezvous found them, or by the sites' own words.
+
+        Raises ValueError where ranks of a process group have loaded states of different trainings or rounds.
+        """
+        meeting = self._meeting
+        if meeting.round is not None:
+            return Verdict(meeting.training, meeting.round)
+        claims = {
+            name: Claim(each.training if each.round > 0 else "", each.round)
+            for name, each in zip(meeting.names, reports, strict=True)
+        }
+        verdict = judge(claims, meeting.names, "")
+        if verdict.refused:
+            told = "; ".join(f"{name}: {reason}" for name, reason in verdict.refused.items())
+            self._refuse(f"load states that all sites saved after one step of one training: {told}")
+        return Verdict(verdict.training or identity(reports[0].drawn), verdict.round)
+
+    def _refuse(self, text: str) -> NoReturn:
+        """Raise ValueError, as all sites do: once they have told each other, or who raises first would cut others short."""
+        with suppress(RuntimeError):
+            self._meeting.tell([0])
+        raise ValueError(text)
+
+    def catch_up(self, reports: Sequence[Report], number: int) -> list[bool]:
+        """Have all sites take the model of those at round `number`; return which sites had it already.
+
+        It is the model of the majority of these. At the start it is the first site's.
+        """
+        meeting, rounds = self._meeting, self._rounds
+        current = [each.round == number for each in reports]
+        if number != NEW and all(current) and len({each.lineage for each in reports}) == 1:
+            return current
+        digests = [digest for (digest,) in meeting.tell([rounds.digest()])]
+        if number == NEW and rounds.divided and len(set(digests)) > 1:
+            self._refuse(
+                "the sites start with different weights, and equal ranks of different sites might take parts of different "
+                "ones: start all sites with one seed, or load one checkpoint at all of them"
+            )
+        holders = [site for site, alike in enumerate(current) if alike]
+        votes = Counter(digests[site] for site in holders)
+        digest = digests[holders[0]] if number == NEW else max(votes, key=votes.__getitem__)
+        source = next(site for site in holders if digests[site] == digest)
+        if number != NEW and len(votes) > 1:
+            others = ", ".join(meeting.names[site] for site in holders if digests[site] != digest)
+            logger.warning("the model of %s differs from the majority's, which these sites take over", others)
+        takers = [site for site, each in enumerate(digests) if each != digest]
+        self._take_over(source, digest, joined(rounds.fragments, reports[source].flags), takers)
+        rounds.replaced = rounds.replaced or meeting.ranks.rank in takers
+        rounds.lineage = digest
+        return [alike and (number == NEW or each == digest) for alike, each in zip(current, digests, strict=True)]
+
+    def _take_over(self, source: int, digest: int, names: Collection[str], takers: Collection[int]) -> None:
+        """Copy what another site has, all of it or nothing, to those that have another model.
+
+        `names`: the parameters that have joined there.
+        """
+        meeting, rounds = self._meeting, self._rounds
+        fresh = rounds.common
+        if meeting.ranks.rank in takers:
+            layouts = [part.layout_with(names) for part in rounds.fragments]
+            empty = [torch.empty(each.numel, dtype=each.dtype) for each in layouts for _ in range(2)]
+            fresh = [torch.empty_like(rounds.buffers), *empty]
+        if takers:
+            meeting.copy_from(source, fresh, takers, rounds.note_move)
+        name = meeting.names[source]
+        if _digest(fresh) != digest:
+            raise RuntimeError(f"the model from {name} is not the one that it has announced")
+        if not all(bool(each.isfinite().all()) for each in fresh[1:]):  # a buffer may be infinite, such as a mask
+            raise ValueError(f"the model of {name}, which all sites begin with, has values that are not finite")
+        rounds.join(names, {})
+        for mine, theirs in zip(rounds.common, fresh, strict=True):
+            mine.copy_(theirs)
+
+    def average(self) -> Task:
+        """Run the compressor's program over the meeting; its result is the mean difference, with the buffers' behind it."""
+        rounds, meeting, given = self._rounds, self._meeting, self._given
+        share, clipped = self.shares[meeting.ranks.rank], self.clipped[meeting.ranks.rank]
+        layout = rounds.fragments[self.turn].layout
+        if share and given.difference is not None:
+            flat = given.difference * (share * clipped)
+            buffers = torch.zeros_like(rounds.buffers) if given.buffers is None else given.buffers * share
+        else:
+            flat, buffers = torch.zeros(layout.numel, dtype=layout.dtype), torch.zeros_like(rounds.buffers)
+        program = rounds.memory(meeting.ranks).reduce(flat, rounds.round // len(rounds.fragments), True)
+        if self.turn == len(rounds.fragments) - 1 and buffers.numel():
+            program = _with_buffers(program, buffers)
+        task = Task(program, "a local step's round")
+        transport: Transport = meeting if rounds.decorate is None else rounds.decorate(meeting)
+        while task.advance(transport, 0, meeting.timeout):
+            pass
+        return task
+
+    def apply(self, average: Tensor | None, most: float) -> None:
+        """Let the outer optimizer make its step, if the average is finite and its norm at most `most`.
+
+        All sites have the same bits of it, so they decide alike.
+        """
+        assert average is not None
+        rounds = self._rounds
+        fragment, memory = rounds.fragments[self.turn], rounds.memories[self.turn]
+        count = fragment.layout.numel
+        finite, norm = memory.finite(), norm_of(average[:count]) if most < math.inf else 0.0
+        good = finite and norm <= most
+        memory.end_step(keep=good, carrying=False)
+        memory.leaves.drop_room()  # rounds are rare: one fragment alone has a second copy, during its round
+        rounds.round += 1
+        if not good:
+            told = f"has a norm of {norm:.3g}, where the sites' reports allow {most:.3g}" if finite else "is not finite"
+            logger.warning("round %d is skipped: its average %s", rounds.round, told)
+            return
+        rounds.outer.step(fragment.anchor, average[:count].to(fragment.layout.dtype), fragment.momentum)
+        if average.numel() > count:  # a buffer may be infinite, such as a mask
+            buffers = average[count:]
+            rounds.buffers.copy_(torch.where(buffers.isfinite(), buffers, rounds.buffers))
+
+    def _stats(self, task: Task | None, began: float, before: int | None) -> RoundStats:
+        meeting, number = self._meeting, self._rounds.round
+        traffic = (Record() if task is None else task.record).traffic
+        seconds, after = time.perf_counter() - began, meeting.sent_bytes
+        sent = traffic.sent_bytes if before is None or after is None else after - before
+        far = tuple(name for name, each in zip(meeting.names, self.clipped, strict=True) if each < 1)
+        if far:
+            logger.warning("round %d: the differences of %s are far larger than the others'", number, ", ".join(far))
+        replaced, sites = not self.shares[meeting.ranks.rank], meeting.ranks.world_size
+        return RoundStats(number, self.turn, sites, seconds, traffic.payload_bytes, sent, replaced, far)
+
+
+def _with_buffers(averaging: Program[Tensor], buffers: Tensor) -> Program[Tensor]:
+    """The average with the mean of the buffers behind it, in the wider type of both."""
+    averages: list[Tensor] = yield from together(averaging, all_reduce(buffers))
+    return torch.cat(averages)
 
 
 class Rounds:
@@ -82,13 +268,13 @@ class Rounds:
         divided: bool = False,
     ) -> None:
         self.sites, self.fragments, self.buffers = sites, list(fragments), buffers
-        self.round, self._divided = NEW, divided
+        self.round, self.divided = NEW, divided
         self.training = ""
         self.moved = 0
         self.lineage = 0  # alike at sites whose models are: which meeting's average was the last, or a digest
         self.memories: dict[int, BucketMemory] = {}  # by fragment
-        self._outer, self.compressor, self._decorate = outer, compressor, decorate
-        self._outliers, self.replaced = outliers, False  # True: another model was taken over in this round
+        self.outer, self.compressor, self.decorate = outer, compressor, decorate
+        self.outliers, self.replaced = outliers, False  # True: another model was taken over in this round
         self._abandoned = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gradwire-local-steps")
         # the interpreter's end waits for that thread; what the standard library registers for this runs after it
@@ -118,24 +304,16 @@ class Rounds:
         if not is_weight(weight):
             raise ValueError(f"the weight of a site is a finite number above 0, such as its batch size; got {weight!r}")
         unfrozen = {name: value for part in self.fragments for name, value in part.unfrozen.items()}
-        return self._thread.submit(self._until_done, difference, buffers, unfrozen, weight)
+        return self._thread.submit(self._until_done, Given(difference, buffers, unfrozen, weight))
 
-    def _until_done(
-        self,
-        difference: Tensor | None,
-        buffers: Tensor | None,
-        unfrozen: Mapping[str, Tensor] | None = None,
-        weight: float = 1.0,
-    ) -> RoundStats:
+    def _until_done(self, given: Given) -> RoundStats:
         began, failures, stood_at, self.replaced = time.perf_counter(), 0, self.round, False
         while True:
             meeting = self.sites.meet(self.claim)
-            if (
-                self.round != stood_at or self.replaced
-            ):  # another model was taken over before a failure: this is no difference from it
-                difference = buffers = None
+            if self.round != stood_at or self.replaced:  # a model was taken over before a failure
+                given = replace(given, difference=None, buffers=None)
             try:
-                return self._take_part(meeting, difference, buffers, unfrozen or {}, began, weight)
+                return Round(self, meeting, given).run(began)
             except RuntimeError as error:
                 failures += 1
                 for memory in self.memories.values():
@@ -144,44 +322,6 @@ class Rounds:
                     raise RuntimeError(f"a round of LocalSteps failed {failures} times: {error}") from error
                 del meeting  # its connections end with it, which tells the others
                 self.sites.break_up(error)
-
-    def _take_part(
-        self,
-        meeting: Meeting,
-        difference: Tensor | None,
-        buffers: Tensor | None,
-        unfrozen: Mapping[str, Tensor],
-        began: float,
-        weight: float,
-    ) -> RoundStats:
-        before = meeting.sent_bytes
-        mine = Report.now(self.claim, self.lineage, difference, weight, self.fragments, unfrozen, self._owed)
-        reports = [Report.of(row) for row in meeting.tell(mine.row)]
-        verdict = self._verdict(meeting, reports)
-        current = [each.round == verdict.round for each in reports]
-        if verdict.round == NEW or not all(current) or len({each.lineage for each in reports}) > 1:
-            current = self._catch_up(meeting, current, reports, verdict.round)
-        self.training, self.round = verdict.training, max(verdict.round, 0)
-        able = [alike and each.able for alike, each in zip(current, reports, strict=True)]
-        shares, clipped = shares_of(reports, able, self._outliers)
-        rank, names = meeting.ranks.rank, [name for name, each in zip(meeting.names, clipped, strict=True) if each < 1]
-        stats = partial(self._stats, meeting, self.turn, began, before)
-        done = partial(stats, replaced=not shares[rank], outliers=tuple(names))
-        if not any(shares):
-            return done(None)
-        flagged = {site: each.flags for site, each in enumerate(reports) if current[site]}
-        joining = anchors(meeting, self.fragments, flagged, unfrozen)
-        difference = difference * (shares[rank] * clipped[rank]) if shares[rank] and difference is not None else None
-        buffers = buffers * shares[rank] if buffers is not None else None
-        task = Task(self._program(meeting, difference, buffers), "a local step's round")
-        transport: Transport = meeting if self._decorate is None else self._decorate(meeting)
-        while task.advance(transport, 0, meeting.timeout):
-            pass
-        self._apply(task.result, largest_average(reports, shares, clipped, self._outliers))
-        self.lineage = meeting.lineage
-        if joining:
-            self.join(self.joined | joining.keys(), joining)
-        return done(task)
 
     @property
     def joined(self) -> set[str]:
@@ -201,53 +341,6 @@ class Rounds:
                 place = replace(part.layout, ranks=here.layout.ranks)
                 self.memories[index] = self._renewed(here, place)
 
-    def _verdict(self, meeting: Meeting, reports: Sequence[Report]) -> Verdict:
-        """Return the training and the round of a meeting: as the rendezvous found them, or by the sites' own words.
-
-        Raises ValueError where ranks of a process group have loaded states of different trainings or rounds.
-        """
-        if meeting.round is not None:
-            return Verdict(meeting.training, meeting.round)
-        claims = {
-            name: Claim(each.training if each.round > 0 else "", each.round)
-            for name, each in zip(meeting.names, reports, strict=True)
-        }
-        verdict = judge(claims, meeting.names, "")
-        if verdict.refused:
-            with suppress(RuntimeError):
-                meeting.tell([0])  # once more, or a rank that raises first closes what others have not read yet
-            told = "; ".join(f"{name}: {reason}" for name, reason in verdict.refused.items())
-            raise ValueError(f"load states that all sites saved after one step of one training: {told}")
-        return Verdict(verdict.training or identity(reports[0].drawn), verdict.round)
-
-    def _catch_up(
-        self, meeting: Meeting, current: Sequence[bool], reports: Sequence[Report], number: int
-    ) -> list[bool]:
-        """Have all sites take the model of those at round `number`; return which sites had it already.
-
-        It is the model of the majority of these. At the start it is the first site's.
-        """
-        digests = [digest for (digest,) in meeting.tell([self.digest()])]
-        if number == NEW and self._divided and len(set(digests)) > 1:
-            with suppress(RuntimeError):
-                meeting.tell([0])  # once more, or a site that raises first closes what others have not read yet
-            raise ValueError(
-                "the sites start with different weights, and equal ranks of different sites might take parts of different "
-                "ones: start all sites with one seed, or load one checkpoint at all of them"
-            )
-        holders = [site for site, alike in enumerate(current) if alike]
-        votes = Counter(digests[site] for site in holders)
-        digest = digests[holders[0]] if number == NEW else max(votes, key=votes.__getitem__)
-        source = next(site for site in holders if digests[site] == digest)
-        if number != NEW and len(votes) > 1:
-            others = ", ".join(meeting.names[site] for site in holders if digests[site] != digest)
-            logger.warning("the model of %s differs from the majority's, which these sites take over", others)
-        takers = [site for site, each in enumerate(digests) if each != digest]
-        self._take_over(meeting, source, digest, joined(self.fragments, reports[source].flags), takers)
-        self.replaced = self.replaced or meeting.ranks.rank in takers
-        self.lineage = digest
-        return [alike and (number == NEW or each == digest) for alike, each in zip(current, digests, strict=True)]
-
     @property
     def common(self) -> list[Tensor]:
         """All that sites have in common."""
@@ -257,47 +350,14 @@ class Rounds:
         """Return a digest of all that sites have in common."""
         return _digest(self.common)
 
-    def _take_over(
-        self, meeting: Meeting, source: int, digest: int, names: Collection[str], takers: Collection[int]
-    ) -> None:
-        """Copy what another site has, all of it or nothing, to those that have another model.
-
-        `names`: the parameters that have joined there.
-        """
-        fresh = self.common
-        if meeting.ranks.rank in takers:
-            layouts = [part.layout_with(names) for part in self.fragments]
-            empty = [torch.empty(each.numel, dtype=each.dtype) for each in layouts for _ in range(2)]
-            fresh = [torch.empty_like(self.buffers), *empty]
-        if takers:
-            meeting.copy_from(source, fresh, takers, self._note_move)
-        if _digest(fresh) != digest:
-            raise RuntimeError(f"the model from {meeting.names[source]} is not the one that it has announced")
-        if not all(bool(each.isfinite().all()) for each in fresh[1:]):  # a buffer may be infinite, such as a mask
-            name = meeting.names[source]
-            raise ValueError(f"the model of {name}, which all sites begin with, has values that are not finite")
-        self.join(names, {})
-        for mine, theirs in zip(self.common, fresh, strict=True):
-            mine.copy_(theirs)
-
-    def _note_move(self) -> None:
+    def note_move(self) -> None:
+        """A piece of a model has come."""
         self.moved += 1
 
-    def _program(self, meeting: Meeting, difference: Tensor | None, buffers: Tensor | None) -> Program[Tensor]:
-        """The mean difference, which is overwritten; of the last fragment with the mean of the buffers behind it."""
-        layout, counts = self.fragments[self.turn].layout, difference is not None
-        flat = torch.zeros(layout.numel, dtype=layout.dtype) if difference is None else difference
-        averaging = self._memory(meeting).reduce(flat, max(self.round, 0) // len(self.fragments), True)
-        if self.turn < len(self.fragments) - 1 or not self.buffers.numel():
-            return (yield from averaging)
-        mine = buffers if buffers is not None and counts else torch.zeros_like(self.buffers)
-        averages: list[Tensor] = yield from together(averaging, all_reduce(mine))
-        return torch.cat(averages)  # in the wider type of both
-
-    def _memory(self, meeting: Meeting) -> BucketMemory:
-        """The compressor's memory of the fragment; what was held back is owed where others take part than before."""
+    def memory(self, ranks: Ranks) -> BucketMemory:
+        """The compressor's memory of the next fragment; residuals are carried over where others take part than before."""
         here = self.memories.get(self.turn)
-        layout = replace(self.fragments[self.turn].layout, ranks=meeting.ranks)
+        layout = replace(self.fragments[self.turn].layout, ranks=ranks)
         if here is None or here.layout != layout:
             here = self.memories[self.turn] = self._renewed(here, layout)
         return here
@@ -309,53 +369,10 @@ class Rounds:
         return fresh
 
     @property
-    def _owed(self) -> float:
+    def owed(self) -> float:
         """The norm of all that compressors hold back here; 0 where nobody compares norms."""
-        kept = self.memories.values() if self._outliers != "keep" else ()
+        kept = self.memories.values() if self.outliers != "keep" else ()
         return math.hypot(*(norm_of(each) for memory in kept for each in memory.held_back().values()))
-
-    def _apply(self, average: Tensor | None, most: float = math.inf) -> None:
-        """Let the outer optimizer make its step, if the average is finite and its norm at most `most`.
-
-        All sites have the same bits of it, so they decide alike.
-        """
-        assert average is not None
-        fragment, memory = self.fragments[self.turn], self.memories[self.turn]
-        count = fragment.layout.numel
-        finite, norm = memory.finite(), norm_of(average[:count]) if most < math.inf else 0.0
-        good = finite and norm <= most
-        memory.end_step(keep=good, carrying=False)
-        memory.leaves.drop_room()  # rounds are rare: one fragment alone has a second copy, during its round
-        self.round += 1
-        if not good:
-            told = f"has a norm of {norm:.3g}, where the sites' reports allow {most:.3g}" if finite else "is not finite"
-            logger.warning("round %d is skipped: its average %s", self.round, told)
-            return
-        self._outer.step(fragment.anchor, average[:count].to(fragment.layout.dtype), fragment.momentum)
-        if average.numel() > count:  # a buffer may be infinite, such as a mask
-            buffers = average[count:]
-            self.buffers.copy_(torch.where(buffers.isfinite(), buffers, self.buffers))
-
-    def _stats(
-        self,
-        meeting: Meeting,
-        turn: int,
-        began: float,
-        before: int | None,
-        task: Task | None,
-        *,
-        replaced: bool,
-        outliers: tuple[str, ...],
-    ) -> RoundStats:
-        traffic = (Record() if task is None else task.record).traffic
-        sites, seconds = meeting.ranks.world_size, time.perf_counter() - began
-        if outliers:
-            logger.warning(
-                "round %d: the differences of %s are far larger than the others'", self.round, ", ".join(outliers)
-            )
-        after = meeting.sent_bytes
-        sent = traffic.sent_bytes if before is None or after is None else after - before
-        return RoundStats(self.round, turn, sites, seconds, traffic.payload_bytes, sent, replaced, outliers)
 
     def close(self) -> None:
         """End the thread, once the round that runs has ended; at once after `abandon`."""

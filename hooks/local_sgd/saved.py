@@ -12,11 +12,11 @@ from torch import Tensor
 
 from ...compress.state.tree import summed
 from ...ddp_core.memory.bucket_memory import BucketMemory
+from ..internet.standing import NEW, is_identity
 from .fragment import Fragment
 from .inside import Inside
 from .resharded import held_back, loaded, of_this_rank
 from .rounds import Rounds
-from .standing import NEW, is_identity
 
 logger = logging.getLogger(__name__)
 FORMAT = 6

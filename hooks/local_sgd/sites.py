@@ -1,83 +1,22 @@
-"""The participants in a round of local SGD: the ranks of a process group, or sites that come and go."""
+"""The ranks of a process group as the participants in each round of local SGD."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from ...compress.protocol.layout import Ranks
-from ...compress.protocol.requests import AllGather, Request
+from ...compress.protocol.requests import Request
 from ...ddp_core.averaging.same_kernels import agree_on_kernels
 from ...ddp_core.transport.private_group import new_name, private_group
 from ...ddp_core.transport.process_group import over, started
-from ...ddp_core.transport.protocol import Reply, Transport
-from ...ddp_core.transport.rank_messages import agree, broadcast, exchange_bytes
-from .standing import Claim
+from ...ddp_core.transport.protocol import Reply
+from ...ddp_core.transport.rank_messages import agree
+from ..internet.meeting import CPU, Meeting
+from ..internet.standing import Claim
 
-CPU = torch.device("cpu")
 WAITS = 8  # of a round, and more than it has
-
-
-class Meeting(Transport):
-    """The participants in a round, and the transport between them. Its tensors are on the CPU.
-
-    `names`: the sites, in rank order. `timeout`: of each wait. `training` and `round`: as the rendezvous found them, None
-    where the participants find them. `lineage`: a number of this meeting, alike at all its sites.
-    """
-
-    training = ""
-    lineage = 0
-    round: int | None = None
-
-    def __init__(self, group: dist.ProcessGroup, names: Sequence[str], timeout: timedelta) -> None:
-        self.group, self.names, self.timeout = group, list(names), timeout
-        self.ranks = Ranks(group.size(), group.rank())
-
-    @property
-    def limit(self) -> timedelta:
-        return self.timeout
-
-    def start(self, request: Request, channel: int) -> Reply:
-        """Give a request to the network. Raises ValueError for one inside hosts, which sites are not."""
-        if request.scope == "host":
-            raise ValueError("LocalSteps averages over whole sites: use a compressor without hosts+")
-        return self._started(request)
-
-    @property
-    def sent_bytes(self) -> int | None:
-        """Bytes that have left this participant so far; None where nobody counts them."""
-        return None
-
-    def _started(self, request: Request) -> Reply:
-        raise NotImplementedError
-
-    def tell(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Every one's numbers, in rank order."""
-        rows: list[list[int]] = self._started(AllGather(torch.tensor(numbers))).wait(self.timeout).tolist()
-        return rows
-
-    def exchange(self, message: bytes) -> list[bytes]:
-        """Every one's message, in rank order."""
-        return exchange_bytes(message, self, what="their messages")
-
-    def copy_from(
-        self,
-        source: int,
-        tensors: Sequence[Tensor],
-        takers: Collection[int] | None = None,
-        moved: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Take over the tensors of rank `source`, in place. All ranks call it.
-
-        `takers`: the ranks that need them, by default all others, which have the same bits already if they are left out.
-        `moved`: is called where a part has arrived.
-        """
-        broadcast(tensors, source, self, what="the model")
-        moved()
 
 
 class GroupMeeting(Meeting):

@@ -1,4 +1,4 @@
-"""The time of a step that sends gradients uncompressed, by replay of the steps that were measured."""
+"""The time of a step that sends gradients uncompressed, from the steps that were measured."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from ...ddp_core.measure.stats import Measured, dense_bytes, exposed
 from ...ddp_core.measure.step import Step, replies
+from ...ddp_core.overlap.link_schedule import synchronous
 from ...ddp_core.overlap.measured_step import link_samples
-from ...ddp_core.overlap.replay import backward_order, replay
 from ...ddp_core.overlap.step_model import LinkCost, Piece, StepModel
 
 
@@ -49,4 +49,4 @@ def _ready(steps: Sequence[Step]) -> list[float]:
 def _exposed(ready: Sequence[float], wires: Sequence[float]) -> float:
     pieces = tuple(Piece(max(0.0, at), wire, 0.0) for at, wire in zip(ready, wires, strict=True))
     model = StepModel(0.0, max(piece.ready for piece in pieces), pieces)
-    return replay(model, backward_order(model), until_needed=False).exposed
+    return synchronous(model) - model.computation

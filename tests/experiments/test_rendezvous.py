@@ -8,7 +8,7 @@ import pytest
 from gradwire import Rendezvous
 from gradwire.experiments.cli import main
 from gradwire.experiments.rendezvous import RendezvousConfig, _shown, allow_files
-from gradwire.hooks.local_sgd.secret import Secret
+from gradwire.hooks.internet.secret import Secret
 
 from ..forked import Script
 

@@ -109,14 +109,14 @@ MUTANTS = [
     ),
     Mutant(
         "a frame between sites may be repeated",
-        "hooks/local_sgd/link.py",
+        "hooks/internet/link.py",
         'made = hmac.new(key, COUNTER.pack(counter) + head, "sha256")',
         'made = hmac.new(key, head, "sha256")',
-        "tests/hooks/local_sgd/test_attacks.py -k 'changed_repeated'",
+        "tests/hooks/internet/test_attacks.py -k 'changed_repeated'",
     ),
     Mutant(
         "the weights of sites do not count",
-        "hooks/local_sgd/outliers.py",
+        "hooks/local_sgd/reports.py",
         "return [weight / usual for weight in weights]",
         "return [1.0 for weight in weights]",
         "tests/hooks/local_sgd/test_outliers.py -k average_by_weight",
@@ -130,10 +130,10 @@ MUTANTS = [
     ),
     Mutant(
         "a site ahead of the majority is not refused",
-        "hooks/local_sgd/standing.py",
+        "hooks/internet/standing.py",
         "elif claim.round > agreed + 1 and site not in apart:",
         "elif claim.round > agreed + 1000 and site not in apart:",
-        "tests/hooks/local_sgd/test_standing.py",
+        "tests/hooks/internet/test_standing.py",
     ),
     Mutant(
         "a server of two-shot compression keeps no residual",

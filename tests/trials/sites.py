@@ -20,7 +20,7 @@ from unittest.mock import patch
 import torch
 
 from gradwire import LocalSteps
-from gradwire.hooks.local_sgd.background import Background
+from gradwire.hooks.internet.background import Background
 
 from ..hooks.local_sgd.sites import BUSY, Town
 from ..ranks import LostRank, RankFailure

@@ -10,8 +10,8 @@ from torch import nn
 import gradwire
 from claims.claim import PREDICTED, PUBLISHED, SETTING, Claim, Source, number, times
 from gradwire.hooks.advice import Rule
-from gradwire.hooks.fsdp.plan import plan_sharded
-from gradwire.hooks.local_sgd.rendezvous import SEARCH
+from gradwire.hooks.internet.rendezvous import SEARCH
+from gradwire.hooks.plan import plan_sharded
 
 PLAN = Source("hooks/plan.py", "gradwire.plan", "computed from shapes", "124 M")
 BOX = Source("hooks/plan.py", "gradwire.plan", "computed from shapes", "1.2 B")
@@ -78,7 +78,7 @@ def _minutes(parameter: str) -> Iterator[float]:
 
 def of_defaults() -> Iterator[Claim]:
     """Yield defaults that pages name."""
-    rendezvous = Source("hooks/local_sgd/rendezvous.py", "gradwire.Rendezvous", "the code")
+    rendezvous = Source("hooks/internet/rendezvous.py", "gradwire.Rendezvous", "the code")
     for name in ("limit", "start"):
         yield Claim(name, SETTING, rendezvous, lambda name=name: list(_minutes(name)), number("minutes"))
     yield Claim("search", SETTING, rendezvous, lambda: [SEARCH], number("seconds"))

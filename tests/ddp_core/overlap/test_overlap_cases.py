@@ -601,7 +601,7 @@ def test_a_step_that_a_cuda_graph_captures_is_refused_with_the_way_out(monkeypat
     overlap = object.__new__(Overlap)
     overlap._refuses_capture = True
     with pytest.raises(RuntimeError, match=r"capture without overlap.*order='synchronous'"):
-        overlap.takes(None)
+        overlap.deliver(None, None)
 
 
 def captured(rank, world_size):

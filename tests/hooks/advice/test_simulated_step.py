@@ -1,10 +1,10 @@
-"""The replay of a whole step: against the replay of pieces alone, and against closed forms of what it adds."""
+"""The replay of a whole step: against the schedule of the link alone, and against closed forms of what it adds."""
 
 import random
 
 import pytest
 
-from gradwire.ddp_core.overlap.replay import backward_order, priority_order, replay
+from gradwire.ddp_core.overlap.link_schedule import arrivals, backward_order, priority_order, step_seconds, synchronous
 from gradwire.ddp_core.overlap.step_model import layered
 from gradwire.hooks.advice.shared_cores import Event, Machine, Work
 from gradwire.hooks.advice.simulated_step import Parcel, Pipeline, Round
@@ -35,11 +35,11 @@ def of(model, order):
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_of_wire_alone_a_step_is_that_of_the_replayed_pieces(seed):
+def test_of_wire_alone_a_step_is_that_of_the_link(seed):
     model = drawn(seed)
     waiting, planned = backward_order(model), priority_order(model)
-    assert of(model, waiting).seconds() == pytest.approx(replay(model, waiting, until_needed=False).step)
-    assert of(model, planned).seconds(until_needed=True) == pytest.approx(replay(model, planned).step)
+    assert of(model, waiting).seconds() == pytest.approx(synchronous(model))
+    assert of(model, planned).seconds(until_needed=True) == pytest.approx(step_seconds(model, arrivals(model, planned)))
 
 
 def test_without_anything_to_send_a_step_is_its_computation():

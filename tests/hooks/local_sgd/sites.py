@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch
 
 from gradwire import Rendezvous
-from gradwire.hooks.local_sgd.server import keep as keep_rendezvous
+from gradwire.hooks.internet.server import keep as keep_rendezvous
 
 LIMIT = 90.0  # seconds of a round: a machine that stops a site for a while does not make it late
 GRACE = timedelta(seconds=0.3)  # for a site that has left, where the others are most

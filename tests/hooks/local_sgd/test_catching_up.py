@@ -9,9 +9,9 @@ import torch
 
 import gradwire
 from gradwire import LocalSteps
-from gradwire.hooks.local_sgd import meeting
+from gradwire.hooks.internet import meeting
+from gradwire.hooks.internet.link import Link
 from gradwire.hooks.local_sgd.fragment import fragments
-from gradwire.hooks.local_sgd.link import Link
 from gradwire.hooks.local_sgd.outer import outer
 from gradwire.hooks.local_sgd.rounds import Rounds
 
@@ -48,7 +48,7 @@ def catch_up(rounds, town):
 
     def run(site):
         until(lambda: site < len(rounds) - 1 or waiting() == site)
-        return rounds[site]._until_done(None, None)
+        return rounds[site].begin(None, None).result()
 
     wrong = [each for each in together(len(rounds), run) if isinstance(each, Exception)]
     assert not wrong

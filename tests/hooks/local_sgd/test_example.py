@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.hooks.local_sgd.server import keep
+from gradwire.hooks.internet.server import keep
 
 from ...forked import Script
 from ...test_docs import PAGES

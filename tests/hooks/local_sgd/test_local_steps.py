@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gradwire import LocalSteps
-from gradwire.hooks.local_sgd import server
+from gradwire.hooks.internet import server
 
 from .sites import EVENT, GRACE, LIMIT, Net, descend, together, until
 

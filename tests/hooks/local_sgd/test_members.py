@@ -7,11 +7,12 @@ import torch
 
 import gradwire
 from gradwire import LocalSteps
-from gradwire.hooks.local_sgd import rendezvous, reports
+from gradwire.hooks.internet import rendezvous
+from gradwire.hooks.internet.offers import checked_offers
+from gradwire.hooks.internet.records import written
+from gradwire.hooks.local_sgd import reports
 from gradwire.hooks.local_sgd.fragment import fragments
-from gradwire.hooks.local_sgd.offers import checked_offers
 from gradwire.hooks.local_sgd.outer import outer
-from gradwire.hooks.local_sgd.records import written
 from gradwire.hooks.local_sgd.rounds import Rounds
 
 from .sites import Net, descend, together
@@ -35,12 +36,14 @@ def rounds(places):
 
 def averaged(made, differences, *, unfrozen=None, weights=(1.0,) * SITES):
     """The anchors of all sites after a round with these differences."""
-    together(SITES, lambda site: made[site]._until_done(None, None))
+    together(SITES, lambda site: made[site].begin(None, None).result())
 
     def run(site):
-        value = {} if unfrozen is None or site != FAULTY else {"frozen": unfrozen.clone()}
-        made[site]._until_done(torch.full((3,), differences[site]), None, value, weights[site])
-        return made[site].fragments[0].anchor.tolist()
+        part = made[site].fragments[0]
+        if unfrozen is not None and site == FAULTY:
+            part.unfrozen["frozen"] = unfrozen.clone()
+        made[site].begin(torch.full((3,), differences[site]), None, weights[site]).result()
+        return part.anchor.tolist()
 
     return together(SITES, run)
 

@@ -171,7 +171,7 @@ def failing_after_a_take_over(rank, world_size):
     rounds = Rounds(SameMeeting(), parts, torch.empty(0), outer("sgd:lr=1"), gradwire.compressor("none"), FailsOnce)
     rounds.round = 1 - rank
     part = parts[rounds.turn]
-    stats = rounds._until_done(torch.full_like(part.anchor, 5.0), None)
+    stats = rounds.begin(torch.full_like(part.anchor, 5.0), None).result()
     return stats.round, stats.replaced, [part.anchor for part in parts]
 
 

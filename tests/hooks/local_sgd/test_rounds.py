@@ -3,6 +3,8 @@
 import threading
 import time
 from datetime import timedelta
+from functools import partial
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -41,7 +43,7 @@ def all_of(made, difference=None, late=()):
         if site in late:
             until(lambda: len(made[site].sites.town_waiting()) >= len(made) - len(late))
         each = None if difference is None else torch.ones(3) * difference
-        return made[site]._until_done(each, None)
+        return made[site].begin(each, None).result()
 
     results = together(len(made), run)
     for result in results:
@@ -50,18 +52,31 @@ def all_of(made, difference=None, late=()):
     return results
 
 
+class Losing(Decorated):
+    """Replies come, and are lost by `loses`."""
+
+    def __init__(self, loses, inner):
+        super().__init__(inner)
+        self._loses = loses
+
+    def start(self, request, channel):
+        reply = self.inner.start(request, channel)
+        return SimpleNamespace(wait=partial(self._loses, reply), abandon=reply.abandon, arrived=None)
+
+
 def test_a_site_that_did_a_round_again_alone_takes_the_others_model(rounds, town, request, monkeypatch):
     made = [rounds(3) for _ in range(3)]
-    second, applied = made[1], made[1]._apply
+    second = made[1]
     second.sites.town_waiting = lambda: town.store._gatherings[request.node.name].waiting
 
-    def fails_once(*_):
-        monkeypatch.setattr(second, "_apply", applied)
+    def loses_once(reply, timeout):
+        reply.future.result(timeout.total_seconds())  # the others have the average
+        monkeypatch.setattr(second, "decorate", None)
         monkeypatch.setattr(second.sites, "_phase", timedelta(seconds=0.2))  # it waits for nobody
         raise RuntimeError("on purpose")
 
     all_of(made)
-    monkeypatch.setattr(second, "_apply", fails_once)
+    monkeypatch.setattr(second, "decorate", partial(Losing, loses_once))
     assert [each.sites for each in all_of(made, 5.0)] == [3, 1, 3]
     second.fragments[0].anchor += 1.0  # what it averaged alone
     assert len({each.digest() for each in made}) == 2
@@ -97,7 +112,7 @@ def test_a_round_to_which_a_site_gives_nothing_brings_out_what_all_held_back_onc
     all_of(made)
     all_of(made, torch.tensor([5.0, 3.0, 1.0]))
     all_of(made, 0.0)
-    together(3, lambda site: made[site]._until_done(torch.zeros(3) if site else None, None))
+    together(3, lambda site: made[site].begin(torch.zeros(3) if site else None, None).result())
     assert {tuple(each.fragments[0].anchor.tolist()) for each in made} == {(-5.0, -3.0, 0.0)}
 
 
@@ -120,7 +135,7 @@ def test_a_site_that_took_a_model_over_in_a_round_that_failed_gives_no_differenc
     second.fragments[0].anchor += 100.0
     second.lineage = second.digest()
     for each in made:
-        each._decorate = FailsOnce
+        each.decorate = FailsOnce
     FailsOnce.failed = set()
     assert [each.replaced for each in all_of(made, 5.0)] == [False, True, False]
     assert FailsOnce.failed == {0, 1, 2}
@@ -136,7 +151,7 @@ from gradwire.experiments.workloads.simulated_sites import Exchange, SimulatedSi
 from gradwire.hooks.local_sgd.fragment import fragments
 from gradwire.hooks.local_sgd.outer import outer
 from gradwire.hooks.local_sgd.rounds import Rounds
-from gradwire.hooks.local_sgd.server import keep
+from gradwire.hooks.internet.server import keep
 
 server = keep()
 at = gradwire.Rendezvous(f"127.0.0.1:{server.port}", 2, start=timedelta(hours=1))
@@ -230,7 +245,7 @@ def test_a_round_that_hangs_raises_at_once_until_its_transfer_moves_again(alone)
             step()
         at.patience = 60.0
     assert time.monotonic() - began < 30  # nobody waits for what has hung before
-    local._rounds._note_move()
+    local._rounds.note_move()
     threading.Timer(0.2, at.open.set).start()
     step()  # which waits again
     local.finish()
@@ -242,7 +257,7 @@ def test_a_round_whose_transfer_moves_is_waited_for_beyond_the_patience(alone):
     at.patience = 0.5  # seconds
     at.open.clear()
     step()
-    moves = [threading.Timer(0.2 * number, local._rounds._note_move) for number in range(1, 8)]
+    moves = [threading.Timer(0.2 * number, local._rounds.note_move) for number in range(1, 8)]
     for each in [*moves, threading.Timer(1.5, at.open.set)]:
         each.start()
     step()

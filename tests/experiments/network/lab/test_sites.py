@@ -5,10 +5,9 @@ import json
 import torch
 
 from gradwire import compressor
-from gradwire.compress import Layout
 from gradwire.experiments.network.lab import NetlabConfig
 from gradwire.experiments.network.lab.hosts import run, temporary_lab
-from gradwire.hooks.local_sgd.plan import Wan, round_plan
+from gradwire.hooks.advice.local_sgd import Wan, round_plan
 
 from ....forked import Script
 from .given import wait_for
@@ -21,7 +20,7 @@ namespace = os.open(f"/var/run/netns/{sys.argv[1]}", os.O_RDONLY)
 assert ctypes.CDLL(None).setns(namespace, 0x40000000) == 0
 """
 SERVER = """
-from gradwire.hooks.local_sgd.server import keep
+from gradwire.hooks.internet.server import keep
 server = keep(0, sys.argv[2], sys.argv[4], relay=True)
 Path(sys.argv[3], "port.part").write_text(str(server.port))
 Path(sys.argv[3], "port.part").rename(Path(sys.argv[3], "port"))
@@ -84,8 +83,7 @@ def test_four_sites_that_only_dial_out_train_through_a_relay_and_send_what_the_p
     assert len({each["model"] for each in found}) == 1
     assert {each["dialed"] for each in found} <= {"OSError", "TimeoutError"}  # no route, and nobody who refuses
     assert not any(each["listens"] for each in found)
-    layout = Layout(("weight",), ((SIDE, SIDE),), torch.float32, torch.device("cpu"))
-    planned = round_plan(compressor(SPEC), layout, Wan(SITES, 1.0, 1.0, relay=True)).up
+    planned = round_plan(compressor(SPEC), {"weight": torch.empty(SIDE, SIDE)}, Wan(SITES, 1.0, 1.0, relay=True)).up
     for each in found:
         assert all(0 <= sent - planned < 1100 for sent in each["rounds"])
         assert 1.0 < each["link"] / sum(each["rounds"]) < 1.15  # with the heads of packets, and the rendezvous

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from gradwire.ddp_core.overlap.link_schedule import arrivals, backward_order, priority_order, step_seconds
 from gradwire.ddp_core.overlap.pending_parameter import mark_pending, restore
-from gradwire.ddp_core.overlap.replay import backward_order, priority_order, replay
 from gradwire.ddp_core.overlap.step_model import layered
 from gradwire.experiments.workloads.emulation import EmulatedModel
 from gradwire.experiments.workloads.emulation.model import Stream
@@ -28,9 +28,9 @@ class Pending(torch.nn.Parameter):
         return function(*args, **(kwargs or {}))
 
 
-def forward_seconds(model, clock, arrivals):
+def forward_seconds(model, clock, moments):
     """Of the emulated forward, if the parameters of each layer arrive so many seconds after its beginning."""
-    for layer, seconds in zip(TRACE.layers, arrivals, strict=True):
+    for layer, seconds in zip(TRACE.layers, moments, strict=True):
         for name in layer.parameters:
             parameter = model.get_parameter(layer.full(name))
             parameter.clock, parameter.arrives = clock, clock.now + seconds
@@ -45,24 +45,25 @@ def planned(request):
     """A step on a slow link in some order, and when the pieces of each layer arrive, counted from backward's end."""
     layers = zip(TRACE.layers, WIRE, strict=True)
     model = layered((layer.forward_seconds, layer.backward_seconds, wire) for layer, wire in layers)
-    step = replay(model, ORDERS[request.param](model))
-    assert step.exposed > 0.01
-    return step, [moment - TRACE.backward_seconds for moment in step.arrived]
+    arrived = arrivals(model, ORDERS[request.param](model))
+    exposed = step_seconds(model, arrived) - model.computation
+    assert exposed > 0.01
+    return exposed, [moment - TRACE.backward_seconds for moment in arrived]
 
 
-def test_a_forward_takes_what_the_replay_of_the_pieces_says(clock, planned):
-    step, arrivals = planned
-    found = forward_seconds(EmulatedModel(TRACE), clock, arrivals)
-    assert found == pytest.approx(TRACE.forward_seconds + step.exposed, abs=2 * clock.oversleep)
+def test_a_forward_takes_what_the_schedule_of_the_link_says(clock, planned):
+    exposed, moments = planned
+    found = forward_seconds(EmulatedModel(TRACE), clock, moments)
+    assert found == pytest.approx(TRACE.forward_seconds + exposed, abs=2 * clock.oversleep)
 
 
 def test_if_its_layers_did_not_take_their_parameters_a_step_would_be_short_by_all_that_is_exposed(
     clock, planned, monkeypatch
 ):
-    step, arrivals = planned
+    exposed, moments = planned
     monkeypatch.setattr(Stream, "take", lambda stream, parameters: None)
-    missing = TRACE.forward_seconds + step.exposed - forward_seconds(EmulatedModel(TRACE), clock, arrivals)
-    assert missing == pytest.approx(step.exposed, abs=2 * clock.oversleep)
+    missing = TRACE.forward_seconds + exposed - forward_seconds(EmulatedModel(TRACE), clock, moments)
+    assert missing == pytest.approx(exposed, abs=2 * clock.oversleep)
 
 
 def test_what_a_sleep_lasts_too_long_is_not_taken_off_twice_where_a_layer_waits(clock):

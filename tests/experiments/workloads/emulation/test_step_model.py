@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradwire.ddp_core.overlap.replay import optimal, priority_order, replay, synchronous
+from gradwire.ddp_core.overlap.link_schedule import arrivals, optimal, priority_order, step_seconds, synchronous
 from gradwire.ddp_core.overlap.step_model import LinkCost, StepModel
 from gradwire.experiments.workloads.emulation import load_trace, step_by_layers, step_by_slices
 
@@ -88,7 +88,7 @@ def test_a_model_that_sends_little_sends_it_in_several_slices(trace, spec, hosts
     loaded, link = load_trace(trace), LinkCost(0.0, 1 / (rate * GBIT))
     best = optimal(step_by_layers(loaded, spec, hosts, link))
     models = [step_by_slices(loaded, spec, hosts, link, slice_mb=size) for size in (2.0, None)]
-    found = [replay(model, priority_order(model)).step / best for model in models]
+    found = [step_seconds(model, arrivals(model, priority_order(model))) / best for model in models]
     assert found == pytest.approx([before, now], abs=0.01)
 
 

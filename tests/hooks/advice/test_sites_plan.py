@@ -4,16 +4,15 @@ import pytest
 import torch
 
 import gradwire
-from gradwire.compress import Layout
-from gradwire.hooks.local_sgd.background import Background
-from gradwire.hooks.local_sgd.plan import Phase, SitesPlan, Wan, computing_share, recommended, round_plan, sites_plan
-from gradwire.hooks.local_sgd.relay import PART
-from gradwire.hooks.local_sgd.server import keep
+from gradwire.hooks.advice.local_sgd import Phase, SitesPlan, Wan, computing_share, recommended, round_plan, sites_plan
+from gradwire.hooks.internet.background import Background
+from gradwire.hooks.internet.relay import PART
+from gradwire.hooks.internet.server import keep
 
 from ...wan import Direction
 from ...wan import Wan as Line
-from .sites import Town, together
-from .test_local_steps import trained
+from ..local_sgd.sites import Town, together
+from ..local_sgd.test_local_steps import trained
 
 ELEMENTS, SITES, UP, DOWN, TRIP = 1 << 20, 4, 1e6, 4e6, 0.1
 
@@ -33,8 +32,7 @@ def last(payload):
 
 
 def planned(spec, *, relay, down=DOWN):
-    layout = Layout(("a",), ((1024, 1024),), torch.float32, torch.device("cpu"))
-    return round_plan(gradwire.compressor(spec), layout, Wan(SITES, UP, down, TRIP, relay))
+    return round_plan(gradwire.compressor(spec), {"a": torch.empty(1024, 1024)}, Wan(SITES, UP, down, TRIP, relay))
 
 
 @pytest.mark.parametrize("relay", [False, True])
@@ -92,9 +90,9 @@ def test_sites_send_through_a_relay_what_the_plan_says(spec, monkeypatch):
     made = [town.meeting_place(3, f"site {place}") for place in range(3)]
     _, _, local = together(3, lambda place: trained(place, made[place], seed=0, compressor=spec))[0]
     town.store.close()
-    layouts = [part.layout for part in local._parts]
+    parts = [part.parameters for part in local._parts]
     for stats in local.history[1:]:
-        found = round_plan(gradwire.compressor(spec), layouts[stats.fragment], Wan(3, UP, DOWN, relay=True))
+        found = round_plan(gradwire.compressor(spec), parts[stats.fragment], Wan(3, UP, DOWN, relay=True))
         assert 0 <= stats.sent_bytes - found.up < 1100
 
 
@@ -121,8 +119,8 @@ def test_a_round_over_slow_lines_takes_no_less_than_planned():
         background.run(line.close(), 10)
     background.close()
     server.close()
-    layout = Layout(("weight",), ((1, size),), torch.float32, torch.device("cpu"))
-    planned = round_plan(gradwire.compressor("none"), layout, Wan(2, rate, down, trip, relay=True))
+    weights = {"weight": torch.empty(1, size)}
+    planned = round_plan(gradwire.compressor("none"), weights, Wan(2, rate, down, trip, relay=True))
     for local in (first, second):
         assert local.history[-1].seconds > 0.95 * planned.seconds
         assert local.history[-1].sent_bytes > planned.up

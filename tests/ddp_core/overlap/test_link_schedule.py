@@ -1,4 +1,4 @@
-"""Replays and bounds against every order there is, closed forms, and pieces cut into unit slots."""
+"""Orders and bounds against every order there is, closed forms, and pieces cut into unit slots."""
 
 import itertools
 import random
@@ -6,7 +6,14 @@ from math import inf
 
 import pytest
 
-from gradwire.ddp_core.overlap.replay import backward_order, optimal, priority_order, replay, synchronous
+from gradwire.ddp_core.overlap.link_schedule import (
+    arrivals,
+    backward_order,
+    optimal,
+    priority_order,
+    step_seconds,
+    synchronous,
+)
 from gradwire.ddp_core.overlap.step_model import Piece, StepModel, layered, merged
 
 SEEDS = range(20)
@@ -52,29 +59,33 @@ def unit_slots(model):
     return StepModel(model.forward, model.backward, tuple(units))
 
 
+def step_in(model, order):
+    return step_seconds(model, arrivals(model, order))
+
+
 def shortest(model):
     """By trying every order."""
-    return min(replay(model, order).step for order in itertools.permutations(range(len(model.pieces))))
+    return min(step_in(model, order) for order in itertools.permutations(range(len(model.pieces))))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_replay_is_what_a_ticking_clock_says(seed):
+def test_a_step_in_an_order_is_what_a_ticking_clock_says(seed):
     model = random_model(seed)
     order = random.Random(seed).sample(range(5), 5)
-    assert replay(model, order).step == played(model, order)
+    assert step_in(model, order) == played(model, order)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_pieces_start_in_their_order_when_ready_and_one_after_the_other(seed):
     model = random_model(seed)
     order = priority_order(model)
-    found = replay(model, order)
+    arrived = arrivals(model, order)
     ends = 0.0
     for index in order:
-        assert found.started[index] == max(ends, model.pieces[index].ready)
-        ends = found.arrived[index]
-        assert ends == found.started[index] + model.pieces[index].wire
-    assert found.exposed == found.step - model.forward - model.backward >= 0
+        started = max(ends, model.pieces[index].ready)
+        ends = arrived[index]
+        assert ends == started + model.pieces[index].wire
+    assert step_seconds(model, arrived) >= model.forward + model.backward
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -82,7 +93,7 @@ def test_no_order_beats_the_bound_and_unit_slots_reach_it(seed):
     model = random_model(seed, pieces=4, longest=3)
     units = unit_slots(model)
     assert optimal(model) <= shortest(model)
-    assert optimal(model) == optimal(units) == replay(units, priority_order(units)).step
+    assert optimal(model) == optimal(units) == step_in(units, priority_order(units))
     if len(units.pieces) <= 7:
         assert optimal(model) == shortest(units)
 
@@ -116,14 +127,14 @@ def test_bounds_of_layers_have_their_closed_forms(seed):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_planned_orders_are_a_piece_from_the_bound_at_most(seed):
     model = random_model(seed)
-    planned = replay(model, priority_order(model)).step
+    planned = step_in(model, priority_order(model))
     assert optimal(model) <= shortest(model) <= planned <= optimal(model) + max(p.wire for p in model.pieces)
 
 
 def test_planned_orders_are_nearly_always_the_best():
     """Of 60 models; sending the ready piece that is needed first, and nothing else, misses the best order of ten."""
     models = [random_model(seed) for seed in SEEDS]
-    missed = [model for model in models if replay(model, priority_order(model)).step > shortest(model)]
+    missed = [model for model in models if step_in(model, priority_order(model)) > shortest(model)]
     assert len(missed) <= 1
 
 
@@ -131,15 +142,15 @@ def test_a_piece_is_kept_back_that_would_be_in_the_way():
     """The large one is ready a second earlier, and needed last: the small one goes first, and the link idles meanwhile."""
     model = StepModel(10.0, 2.0, (Piece(1.0, 6.0, 9.0), Piece(2.0, 1.0, 0.0)))
     assert priority_order(model) == [1, 0]
-    assert replay(model, [1, 0]).step < replay(model, [0, 1]).step
+    assert step_in(model, [1, 0]) < step_in(model, [0, 1])
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_order_shortens_a_synchronous_step_and_without_a_new_order_nothing_is_gained(seed):
     model = layered(random_layers(seed, count=5))
-    every = (replay(model, order, until_needed=False).step for order in itertools.permutations(range(5)))
-    assert synchronous(model) == pytest.approx(min(every))
-    kept = replay(model, backward_order(model)).step
+    ends = min(max(arrivals(model, order)) for order in itertools.permutations(range(5)))
+    assert synchronous(model) == pytest.approx(model.forward + max(model.backward, ends))
+    kept = step_in(model, backward_order(model))
     assert optimal(model) - 1e-9 <= kept <= synchronous(model) + 1e-9
     if synchronous(model) > model.computation:  # the first layer arrives last
         assert kept == pytest.approx(synchronous(model))
@@ -152,13 +163,13 @@ def test_a_bucket_is_ready_with_its_last_piece_and_needed_with_its_first():
 
 def test_a_step_without_pieces_is_its_computation():
     model = StepModel(1.0, 2.0, ())
-    assert replay(model, []).step == optimal(model) == synchronous(model) == 3.0
+    assert step_in(model, []) == optimal(model) == synchronous(model) == 3.0
 
 
 @pytest.mark.parametrize("order", [[0], [0, 0], [0, 1, 2], [1, 2]])
 def test_an_order_that_leaves_out_or_repeats_is_refused(order):
     with pytest.raises(ValueError, match="each of the 2 pieces once"):
-        replay(layered([(1, 1, 1), (1, 1, 1)]), order)
+        arrivals(layered([(1, 1, 1), (1, 1, 1)]), order)
 
 
 @pytest.mark.parametrize("bad", [-1.0, inf, float("nan")])

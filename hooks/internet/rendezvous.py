@@ -20,14 +20,13 @@ from ...kernels.dispatch import requested_backends
 from .background import Background, Closed
 from .gathering import PHASES
 from .link import Link, LinkError, Listener, NotProven, dial, shown
-from .meeting import Lines, SiteMeeting
+from .meeting import CPU, Lines, Meeting, SiteMeeting
 from .mesh import Mesh, Parking, Peer, connected
 from .offers import checked_offers
 from .records import BYTES, BadRecord, checked_name, field, is_text, read, written
 from .relay import joined
 from .secret import Secret
 from .server import refuse_open
-from .sites import CPU, Meeting
 from .standing import Claim, is_identity
 
 logger = logging.getLogger(__name__)

@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from gradwire.hooks.local_sgd.background import Background, Closed
+from gradwire.hooks.internet.background import Background, Closed
 
-from .sites import EVENT
+from ..local_sgd.sites import EVENT
 
 
 def test_what_starts_while_a_loop_closes_raises_and_does_not_hang():

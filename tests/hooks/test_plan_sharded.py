@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 import gradwire
-from gradwire.hooks.fsdp.plan import plan_sharded
+from gradwire.hooks.plan import plan_sharded
 
-from .given import network, trained
+from .fsdp.given import network, trained
 
 RANKS = 4
 PAIRS = [("none", "none"), ("bf16", "bf16"), ("int8", "int4"), ("int4", "int2"), ("int4:send=weights", "onebit")]

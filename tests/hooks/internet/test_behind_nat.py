@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from gradwire import LocalSteps
-from gradwire.hooks.local_sgd.relay import Star
+from gradwire.hooks.internet.relay import Star
 
-from .sites import GRACE, Net, Town, descend, together, until
-from .test_local_steps import assert_same, trained
+from ..local_sgd.sites import GRACE, Net, Town, descend, together, until
+from ..local_sgd.test_local_steps import assert_same, trained
 
 SITES = 3
 BEHIND = 0  # the site that nobody can dial

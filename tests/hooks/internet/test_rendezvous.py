@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from gradwire import LocalSteps, Rendezvous
-from gradwire.hooks.local_sgd import rendezvous
-from gradwire.hooks.local_sgd.gathering import Gathering
-from gradwire.hooks.local_sgd.secret import Secret
-from gradwire.hooks.local_sgd.server import keep, refuse_open
-from gradwire.hooks.local_sgd.standing import Claim
+from gradwire.hooks.internet import rendezvous
+from gradwire.hooks.internet.gathering import Gathering
+from gradwire.hooks.internet.secret import Secret
+from gradwire.hooks.internet.server import keep, refuse_open
+from gradwire.hooks.internet.standing import Claim
 
-from .sites import EVENT, GRACE, LIMIT, Net, descend, together, until
+from ..local_sgd.sites import EVENT, GRACE, LIMIT, Net, descend, together, until
 
 PLACE = {"limit": timedelta(seconds=LIMIT), "start": timedelta(seconds=EVENT)}
 SOON = timedelta(seconds=0.3)  # where others are awaited in vain

@@ -1,4 +1,4 @@
-"""Sites that have met, and the collectives over their connections."""
+"""Those that have met, and the collectives between them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,73 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ...compress.protocol.layout import Ranks
 from ...compress.protocol.requests import AllGather, AllReduce, AllToAll, ReduceScatter, Request
-from ...ddp_core.transport.protocol import Reply
+from ...ddp_core.transport.protocol import Reply, Transport
+from ...ddp_core.transport.rank_messages import broadcast, exchange_bytes
 from .background import Background, Closed, result_of
-from .sites import Meeting
 
+CPU = torch.device("cpu")
 CLOSING = 10.0  # seconds
 PIECE = 1 << 20  # bytes of a model that travel within one time limit
+
+
+class Meeting(Transport):
+    """Those that have met, and the transport between them. Its tensors are on the CPU.
+
+    `names`: the sites, in rank order. `timeout`: of each wait. `training` and `round`: as the rendezvous found them, None
+    where the participants find them. `lineage`: a number of this meeting, alike at all its sites.
+    """
+
+    training = ""
+    lineage = 0
+    round: int | None = None
+
+    def __init__(self, group: dist.ProcessGroup, names: Sequence[str], timeout: timedelta) -> None:
+        self.group, self.names, self.timeout = group, list(names), timeout
+        self.ranks = Ranks(group.size(), group.rank())
+
+    @property
+    def limit(self) -> timedelta:
+        return self.timeout
+
+    def start(self, request: Request, channel: int) -> Reply:
+        """Give a request to the network. Raises ValueError for one inside hosts, which sites are not."""
+        if request.scope == "host":
+            raise ValueError("what sites send each other stays in no host: use a compressor without hosts+")
+        return self._started(request)
+
+    @property
+    def sent_bytes(self) -> int | None:
+        """Bytes that have left this participant so far; None where nobody counts them."""
+        return None
+
+    def _started(self, request: Request) -> Reply:
+        raise NotImplementedError
+
+    def tell(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Every one's numbers, in rank order."""
+        rows: list[list[int]] = self._started(AllGather(torch.tensor(numbers))).wait(self.timeout).tolist()
+        return rows
+
+    def exchange(self, message: bytes) -> list[bytes]:
+        """Every one's message, in rank order."""
+        return exchange_bytes(message, self, what="their messages")
+
+    def copy_from(
+        self,
+        source: int,
+        tensors: Sequence[Tensor],
+        takers: Collection[int] | None = None,
+        moved: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take over the tensors of rank `source`, in place. All ranks call it.
+
+        `takers`: the ranks that need them, by default all others, which have the same bits already if they are left out.
+        `moved`: is called where a part has arrived.
+        """
+        broadcast(tensors, source, self, what="the model")
+        moved()
 
 
 class Lines(Protocol):

@@ -13,15 +13,15 @@ import pytest
 import torch
 
 from gradwire import Rendezvous
-from gradwire.hooks.local_sgd import link, rendezvous
-from gradwire.hooks.local_sgd.background import Background
-from gradwire.hooks.local_sgd.link import FRAME, MAGIC, Link, LinkError, Listener, dial
-from gradwire.hooks.local_sgd.mesh import Parking, Peer, connected
-from gradwire.hooks.local_sgd.secret import Secret
-from gradwire.hooks.local_sgd.server import keep
+from gradwire.hooks.internet import link, rendezvous
+from gradwire.hooks.internet.background import Background
+from gradwire.hooks.internet.link import FRAME, MAGIC, Link, LinkError, Listener, dial
+from gradwire.hooks.internet.mesh import Parking, Peer, connected
+from gradwire.hooks.internet.secret import Secret
+from gradwire.hooks.internet.server import keep
 
-from .sites import EVENT, LIMIT, together
-from .test_local_steps import assert_same, trained
+from ..local_sgd.sites import EVENT, LIMIT, together
+from ..local_sgd.test_local_steps import assert_same, trained
 
 SECRET = "a secret that no stranger knows"
 HERE = "127.0.0.1"

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from gradwire import Rendezvous
-from gradwire.hooks.local_sgd import link, rendezvous, secret
-from gradwire.hooks.local_sgd.background import Background
-from gradwire.hooks.local_sgd.link import MAGIC, LinkError, Listener, NotProven, dial
-from gradwire.hooks.local_sgd.secret import Secret
-from gradwire.hooks.local_sgd.server import keep
+from gradwire.hooks.internet import link, rendezvous, secret
+from gradwire.hooks.internet.background import Background
+from gradwire.hooks.internet.link import MAGIC, LinkError, Listener, NotProven, dial
+from gradwire.hooks.internet.secret import Secret
+from gradwire.hooks.internet.server import keep
 
-from .sites import EVENT, LIMIT, together
+from ..local_sgd.sites import EVENT, LIMIT, together
+from ..local_sgd.test_local_steps import assert_same, trained
 from .test_attacks import Recorder
-from .test_local_steps import assert_same, trained
 
 TEXT = "a secret of this test alone"
 HERE = "127.0.0.1"

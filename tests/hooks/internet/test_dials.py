@@ -6,14 +6,14 @@ from collections import Counter
 
 import pytest
 
-from gradwire.hooks.local_sgd import link
-from gradwire.hooks.local_sgd.background import Background
-from gradwire.hooks.local_sgd.link import Listener, dial, network_of
-from gradwire.hooks.local_sgd.records import read, written
-from gradwire.hooks.local_sgd.secret import Secret
-from gradwire.hooks.local_sgd.server import keep
+from gradwire.hooks.internet import link
+from gradwire.hooks.internet.background import Background
+from gradwire.hooks.internet.link import Listener, dial, network_of
+from gradwire.hooks.internet.records import read, written
+from gradwire.hooks.internet.secret import Secret
+from gradwire.hooks.internet.server import keep
 
-from .sites import EVENT
+from ..local_sgd.sites import EVENT
 from .test_attacks import QUESTION
 
 HERE = "127.0.0.1"

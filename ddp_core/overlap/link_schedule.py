@@ -1,50 +1,36 @@
-"""A step replayed: what it takes if its pieces go in a given order, which order to give, and bounds over all orders."""
+"""Pieces on one link: when each arrives, an order to send them in, and bounds over all orders."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from .step_model import StepModel
 
 ROUNDS = 64  # of listing the pieces anew
 
 
-@dataclass(frozen=True)
-class Replay:
-    """A step in its steady state, in seconds.
+def arrivals(model: StepModel, order: Sequence[int]) -> list[float]:
+    """Return when each piece has arrived, in seconds after the beginning of backward, if the pieces are sent in `order`.
 
-    `step`: from the beginning of a backward to that of the next. `exposed`: what of it is no computation. `started`,
-    `arrived`: of each piece, counted from the beginning of backward.
-    """
-
-    step: float
-    exposed: float
-    started: tuple[float, ...]
-    arrived: tuple[float, ...]
-
-
-def replay(model: StepModel, order: Sequence[int], *, until_needed: bool = True) -> Replay:
-    """Send the pieces over one link in `order`, a permutation of their indices, whatever gets ready when.
-
-    A piece starts when it is ready, the link is free, and all before it in the order have started. `until_needed`: the
-    next forward begins with backward's end and waits for each piece where it needs it; else it begins when all pieces have
-    arrived, as with a synchronous step. All pieces arrive before the step ends, so that one step tells all. Raises
-    ValueError where `order` is no permutation.
+    A piece starts when it is ready, the link is free, and all before it in the order have started. All pieces arrive before
+    the step ends, so that one step tells all. Raises ValueError where `order` is no permutation of the pieces' indices.
     """
     if sorted(order) != list(range(len(model.pieces))):
         raise ValueError(f"an order has each of the {len(model.pieces)} pieces once, got {list(order)}")
-    started, arrived = [0.0] * len(order), [0.0] * len(order)
-    free = 0.0
+    arrived, free = [0.0] * len(order), 0.0
     for index in order:
-        started[index] = max(free, model.pieces[index].ready)
-        free = arrived[index] = started[index] + model.pieces[index].wire
-    step = model.forward + max(model.backward, free)
-    if until_needed:  # after a piece has arrived, what forward has left from there on still has to run
-        late = (moment + model.forward - piece.needed for moment, piece in zip(arrived, model.pieces, strict=True))
-        step = max([model.computation, *late])
-    return Replay(step, step - model.computation, tuple(started), tuple(arrived))
+        free = arrived[index] = max(free, model.pieces[index].ready) + model.pieces[index].wire
+    return arrived
+
+
+def step_seconds(model: StepModel, arrived: Sequence[float]) -> float:
+    """Return the seconds of a step whose next forward begins with backward's end and waits for each piece where it needs it.
+
+    After a piece has arrived, what forward has left from there on still has to run.
+    """
+    late = (moment + model.forward - piece.needed for moment, piece in zip(arrived, model.pieces, strict=True))
+    return max([model.computation, *late])
 
 
 def backward_order(model: StepModel) -> list[int]:
@@ -63,9 +49,10 @@ def priority_order(model: StepModel) -> list[int]:
     tried: list[tuple[float, list[int]]] = []
     for _ in range(ROUNDS):
         order = _listed(model, ready)
-        found = replay(model, order)
-        tried.append((found.step, order))
-        pair = _in_the_way(model, order, found) if found.exposed > 0 else None
+        arrived = arrivals(model, order)
+        seconds = step_seconds(model, arrived)
+        tried.append((seconds, order))
+        pair = _in_the_way(model, order, arrived) if seconds > model.computation else None
         if pair is None:
             break
         first, latest = pair
@@ -90,20 +77,19 @@ def _listed(model: StepModel, ready: Sequence[float]) -> list[int]:
     return order
 
 
-def _in_the_way(model: StepModel, order: Sequence[int], found: Replay) -> tuple[int, int] | None:
+def _in_the_way(model: StepModel, order: Sequence[int], arrived: Sequence[float]) -> tuple[int, int] | None:
     """The last piece that is sent before the latest one, without a pause of the link, and needed after it; and the latest.
 
     None where there is none: then no order is better.
     """
-    late = [moment - piece.needed for moment, piece in zip(found.arrived, model.pieces, strict=True)]
-    latest = max(order, key=late.__getitem__)
-    starts = found.started[latest]
+    latest = max(order, key=lambda index: arrived[index] - model.pieces[index].needed)
+    following = latest
     for index in reversed(order[: order.index(latest)]):
-        if found.arrived[index] < starts:
+        if arrived[index] < model.pieces[following].ready:
             return None
         if model.pieces[index].needed > model.pieces[latest].needed:
             return index, latest
-        starts = found.started[index]
+        following = index
     return None
 
 
@@ -120,18 +106,15 @@ def optimal(model: StepModel) -> float:
     Returns:
         Seconds.
     """
-    return max(
-        [model.computation, *(moment + model.forward - model.pieces[i].needed for i, moment in _preempted(model))]
-    )
+    return step_seconds(model, _preempted(model))
 
 
-def _preempted(model: StepModel) -> list[tuple[int, float]]:
-    """(piece, when it has arrived) where the piece that is needed first always goes, whatever is under way."""
+def _preempted(model: StepModel) -> list[float]:
+    """When each piece has arrived where the piece that is needed first always goes, whatever is under way."""
     waiting = backward_order(model)[::-1]
     ready: list[tuple[float, int]] = []
     left = [piece.wire for piece in model.pieces]
-    arrived: list[tuple[int, float]] = []
-    now = 0.0
+    arrived, now = [0.0] * len(left), 0.0
     while waiting or ready:
         if not ready:
             now = max(now, model.pieces[waiting[-1]].ready)
@@ -143,7 +126,7 @@ def _preempted(model: StepModel) -> list[tuple[int, float]]:
         left[first], now = left[first] - (until - now), until
         if until == ends:
             heapq.heappop(ready)
-            arrived.append((first, now))
+            arrived[first] = now
     return arrived
 
 
@@ -158,4 +141,4 @@ def synchronous(model: StepModel) -> float:
     Returns:
         Seconds.
     """
-    return replay(model, backward_order(model), until_needed=False).step
+    return model.forward + max([model.backward, *arrivals(model, backward_order(model))])

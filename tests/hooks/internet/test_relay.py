@@ -11,16 +11,16 @@ import torch
 
 from gradwire import Rendezvous
 from gradwire.compress.protocol.requests import AllGather, AllReduce, AllToAll, ReduceScatter
-from gradwire.hooks.local_sgd import rendezvous
-from gradwire.hooks.local_sgd.background import Background
-from gradwire.hooks.local_sgd.link import Link, dial
-from gradwire.hooks.local_sgd.records import BadRecord
-from gradwire.hooks.local_sgd.relay import Star, _read_address
-from gradwire.hooks.local_sgd.secret import Secret
-from gradwire.hooks.local_sgd.server import keep
+from gradwire.hooks.internet import rendezvous
+from gradwire.hooks.internet.background import Background
+from gradwire.hooks.internet.link import Link, dial
+from gradwire.hooks.internet.records import BadRecord
+from gradwire.hooks.internet.relay import Star, _read_address
+from gradwire.hooks.internet.secret import Secret
+from gradwire.hooks.internet.server import keep
 
-from .sites import EVENT, LIMIT, descend, together
-from .test_local_steps import assert_others_go_on, assert_same, trained
+from ..local_sgd.sites import EVENT, LIMIT, descend, together
+from ..local_sgd.test_local_steps import assert_others_go_on, assert_same, trained
 
 HERE = "127.0.0.1"
 WAIT = timedelta(seconds=EVENT)
