@@ -132,7 +132,7 @@ class Observed:
         self._stepping.between_steps(lambda: self._show(function))
 
     def _show(self, function: OnAverage | None) -> None:
-        self.averager.on_average = function
+        self.averager.shown.function = function
 
     def discard_step(self) -> None:
         """Forget the gradients of the last synchronized backward, so that error feedback does not carry them over.

@@ -21,7 +21,6 @@ from ..compress.builder.options import nearest_named
 from ..ddp_core import (
     DEFAULT_TIMEOUT,
     Decorator,
-    FuturePending,
     Handle,
     Scaler,
     refuse_inside,
@@ -119,10 +118,9 @@ def compress_bucket(state: Handle, bucket: dist.GradBucket) -> torch.futures.Fut
     steps.step, steps.last_index, steps.expected = averager.step, index, False
     if steps.announced and steps.in_first_step is not None:
         steps.in_first_step.update(map(id, bucket.parameters()))
-    average = averager.average(bucket, needs_future=True)
+    average = averager.average_hooked(bucket)
     if not steps.announced:
         steps.step.sent = bucket.is_last()
-    assert isinstance(average, FuturePending)
     return average.future
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,6 @@ from ...compress.shards.layout import ShardLayout
 from ...compress.shards.reduction import ShardState, ShardSum
 from ...compress.shards.weights import HeldWeights, WeightGather
 from ...compress.simulate import operations_of
-from ..engine.lanes import Task
 from ..measure.stats import Measured, Stats, Totals
 from ..measure.step import BucketStats, Record, Step
 from ..memory.shard_memory import Key, ShardMemory, WeightMemory
@@ -29,10 +27,10 @@ from ..transport.process_group import over
 from ..transport.protocol import Decorator, Pending
 from ..transport.rank_messages import FINITE, true_everywhere
 from .averager import CompressedAverager
-from .bucket_plan import labelled
 from .engines import Engines
+from .plans import GatherPlan, ReducePlan, Route, labelled
 from .same_kernels import agree_on_kernels
-from .shown_averages import OnAverage, parts_of_row, shown
+from .shown_averages import Shown
 from .step_lock import StepLock
 
 T = TypeVar("T")
@@ -70,7 +68,9 @@ class ShardAverager:
         self._agreed = False  # since the last change
         self._beside = False  # programs of several rounds have run, since when threads or streams carry all
         self.before_step: Callable[[], None] = lambda: None  # what the handle does before a step begins
-        self.on_average: OnAverage | None = None  # as of `CompressedAverager`
+        self.shown = Shown()
+        self._gathers: dict[int, GatherPlan] = {}  # by the number of the module
+        self._reductions: dict[int, ReducePlan] = {}
         self.step_lock = StepLock()
         if replicas is not None:
             self.step_lock.lock = replicas.step_lock.lock
@@ -103,9 +103,11 @@ class ShardAverager:
         self, index: int, names: tuple[str, ...], program: Program[Tensor], out: Tensor, *, training: bool
     ) -> Pending:
         """Begin to fill `out` with the rows of all ranks, by a program of `weights`; outside of training, in no step."""
-        task = Task(program, labelled(index, names), lent=True)
-        stats = BucketStats(names, out.numel(), task.record, None, out.element_size())
-        return self._submit(task, stats, training, gathers=True)
+        plan = self._gathers.get(index)
+        if plan is None:
+            route = self._route(gathers=True)
+            plan = self._gathers[index] = GatherPlan(route, labelled(index, names), names, self.totals)
+        return plan.start(self._recorded() if training else None, program, out)
 
     def gather_again(self, names: tuple[str, ...], rows: Tensor, out: Tensor) -> None:
         """Fill `out` with weights in use that this rank holds. Nothing is sent.
@@ -125,22 +127,19 @@ class ShardAverager:
 
     def reduce(self, index: int, layout: ShardLayout, grad: Tensor, out: Tensor, scale: float) -> Pending:
         """Begin to fill `out` with `scale` times the mean over ranks of this rank's row of `grad`."""
-        with self.step_lock.lock:
-            state, names = self.memory.get(index, layout), layout.whole.names
-        program = self.memory.reduction.reduce(grad, state, out, scale)
-        if self.on_average is not None and not layout.unnamed:
-            parts = functools.partial(parts_of_row, names, layout.shapes)
-            program = shown(program, self.on_average, parts, names)
-        task = Task(program, labelled(index, names), lent=True)
-        return self._submit(task, BucketStats(names, grad.numel(), task.record, None, grad.element_size()))
+        plan, names = self._reductions.get(index), layout.whole.names
+        if plan is None or plan.names != names:
+            route, lock = self._route(), self.step_lock.lock
+            plan = ReducePlan(route, labelled(index, names), index, names, self.memory, lock, self.shown)
+            self._reductions[index] = plan
+        return plan.start(self._recorded(), layout, grad, out, scale)
 
-    def _submit(self, task: Task, stats: BucketStats, training: bool = True, *, gathers: bool = False) -> Pending:
-        engine = self.engines.of(self.device, 0)
+    def _route(self, *, gathers: bool = False) -> Route:
+        """Return the way of a module's programs, which the ranks have agreed on."""
         if not self._agreed:
             self._agree()
-        self._note(stats, training)
-        task.nbytes = stats.elements * stats.element_bytes
-        return engine.submit(task, on_wait=self.device.type == "cpu" and not self._beside, gathers=gathers)
+        on_wait = self.device.type == "cpu" and not self._beside
+        return Route(self.engines.of(self.device, 0), on_wait=on_wait, lent=True, gathers=gathers)
 
     def _note(self, stats: BucketStats, training: bool) -> None:
         self._recorded().programs.append(stats) if training else self.totals.count([stats])
@@ -282,6 +281,7 @@ class ShardAverager:
 
     def _change(self) -> None:
         self._agreed, self.engines.agreement.due = False, True
+        self._gathers, self._reductions = {}, {}
 
     def close(self) -> None:
         """End the threads and process groups that were made; training with it is over."""

@@ -252,7 +252,7 @@ class ModelMemory(StepMemory):
         """True if any bucket has something to undo, or may have, where some buckets are not known yet."""
         return self.carrying or not self._plain if self._stateful is None else self._stateful
 
-    def reduce_sparse(self, world_size: int, gradient: Tensor, _step: int, watched: bool) -> Program[Tensor]:
+    def reduce_sparse(self, world_size: int, gradient: Tensor, *, watched: bool) -> Program[Tensor]:
         """The mean over ranks of a sparse gradient, which no compressor sees. `watched` as for a bucket."""
         average = yield from sparse_mean(gradient, world_size)
         if watched:

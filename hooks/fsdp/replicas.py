@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...ddp_core import Handle
-from ...ddp_core.averaging.bucket_plan import AllPending
 from ...ddp_core.averaging.engines import Engines
+from ...ddp_core.averaging.plans import AllPending
 from ...ddp_core.averaging.shard_averager import ShardAverager
+from ...ddp_core.buckets.protocol import Bucket
 from ...ddp_core.measure.step import Step
 from ...ddp_core.transport.rank_messages import FINITE, true_everywhere
 from .arrivals import Arrivals
@@ -112,12 +112,12 @@ class ReplicaMean:
         if module.alone and module.divisor is not None:  # torch has divided by it, where a mean divides by the ranks
             reduce_output.mul_(self._handle.averager.engines.group.size())
         self._arrivals.begin()
-        average = self._handle.averager.average
-        pendings = [average(each, needs_future=True) for each in self._buckets(reduce_output)]
+        average = self._handle.averager.average_hooked
+        pendings = [average(each) for each in self._buckets(reduce_output)]
         at_once = module.divided_anew or module.reads_gradients(reduce_output.dtype)
         self._arrivals.take(AllPending(pendings), at_once=at_once)
 
-    def _buckets(self, gradients: Tensor) -> Iterator[Any]:
+    def _buckets(self, gradients: Tensor) -> Iterator[Bucket]:
         """The buckets of the module: one, or in a tensor-parallel model as many as its `splits`."""
         first = offset = 0
         for place, count in enumerate(self._splits):

@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gradwire.compress import compressor
+from gradwire.compress import Dense, Layout, Ranks, compressor
 from gradwire.ddp_core import Handle
-from gradwire.ddp_core.averaging.averager import CompressedAverager
+from gradwire.ddp_core.averaging.averager import CompressedAverager, setup
 from gradwire.ddp_core.averaging.step_lock import StepLock
+from gradwire.ddp_core.memory.model_memory import ModelMemory
 from gradwire.hooks.torch_ddp import compress_bucket, steps_of
 
 LIMIT = timedelta(seconds=20)
@@ -157,3 +158,14 @@ def test_a_thread_that_saves_makes_no_changes_that_others_wait_for():
     assert lock.take(Ending(), lambda under_way: ("mine", under_way)) == ("mine", False)
     assert made == []
     assert len(lock.waiting) == 1
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_ranks_compare_compressor_step_shapes_and_where_asked_values(partial):
+    memory = ModelMemory(Dense(), partial=partial)
+    memory.step = 4
+    layout = Layout(("a", "b"), ((2,), (7,)), torch.float32, torch.device("cpu"), Ranks(2))
+    unused = " and find_unused_parameters=True" if partial else ""
+    text = f"none at step 3{unused} with a first bucket of 2 parameters, 9 x torch.float32"
+    assert setup(memory, layout, None) == text
+    assert setup(memory, layout, "their values x") == f"{text}, their values x"
