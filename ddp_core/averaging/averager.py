@@ -273,7 +273,7 @@ class CompressedAverager:
         if not self.memory.averages:
             compile_kernels(self.memory.compressor, layout)
         if not self._agreed:
-            self.memory.expect(self.names.values(), ranks.per_host)
+            self.memory.claims.expect(self.names.values(), self.memory.compressor, ranks.per_host)
             values = self.starting_values.text(named.values()) if self.starting_values.due else None
             self.engines.agreement.barrier(engine.transport)
             memory = self.memory

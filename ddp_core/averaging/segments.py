@@ -17,7 +17,8 @@ from ..buckets.protocol import Bucket
 from ..buckets.slices import BucketSlice
 from ..engine.engine import Engine
 from ..memory.bucket_memory import BucketMemory
-from ..memory.model_memory import ModelMemory, Orders
+from ..memory.claims import Orders
+from ..memory.model_memory import ModelMemory
 from .plans import Reduce, Sent, labelled
 
 Places: TypeAlias = tuple[tuple[int, int], ...]  # first and last element of each piece of a flat buffer
@@ -44,7 +45,7 @@ def segments_of(memory: ModelMemory, bucket: Bucket, lying: Mapping[str, Tensor]
     if isinstance(bucket, BucketSlice):
         return [(slice_of(memory, bucket, layout, orders), None)]
     segments: list[Segment] = []
-    for names in memory.split(layout.names):
+    for names in memory.claims.split(layout.names):
         own = layout_of({name: lying[name] for name in names}, layout.dtype, layout.device, layout.ranks)
         mine = {name: orders[name] for name in names}
         (found,) = (memory.get(own, orders=mine) or memory.add(own, orders=mine)).slices
@@ -57,7 +58,7 @@ def slice_of(memory: ModelMemory, bucket: BucketSlice, layout: Layout, orders: O
     own = bucket.layout(layout)
     if not memory.may_be_cut:
         return BucketMemory(Dense(), own, memory.step)
-    memory.split(layout.names)  # buckets of a loaded state, which are not asked for again
+    memory.claims.split(layout.names)  # buckets of a loaded state, which are not asked for again
     cuts = [each.layout(layout) for each in bucket.bucket.slices]
     whole = memory.get(layout, cuts, orders) or memory.add(layout, cuts, orders)
     return whole.slices[cuts.index(own)]
