@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
@@ -30,18 +28,17 @@ from ..buckets.slices import BucketSlice, Sendable
 from ..buckets.sparse import SPARSE_ROUNDS, SparseBucket
 from ..engine.engine import FORKED, Engine
 from ..engine.lanes import FuturePending
-from ..measure.stats import Measured, Stats, Totals
+from ..measure.stats import Measured
 from ..measure.step import Step
 from ..memory.model_memory import ModelMemory, Snapshot
 from ..transport.protocol import Decorator, Pending
-from .engines import Engines
 from .plans import Bound, Plan, ProgramPlan, Route, Sent, SparsePlan, SumPlan, labelled
 from .same_kernels import agree_on_kernels, compile_kernels
 from .segments import program_of, segments_of
-from .shown_averages import Parts, Shown, parts_of_bucket, parts_of_slice
+from .shown_averages import Parts, parts_of_bucket, parts_of_slice
 from .starting_values import StartingValues
 from .step_checks import DiscardedGradientCheck, DivergenceCheck, RepeatedAverageCheck, ReplicaCheck
-from .step_lock import StepLock
+from .steps import SteppedAverager, Steps
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -68,7 +65,7 @@ class Averager(Protocol):
         """End the step: all of its averages have been handed out."""
 
 
-class CompressedAverager:
+class CompressedAverager(SteppedAverager):
     """The compression of a model's gradients on this rank.
 
     `groups`: among which buckets go in turn; empty stands for the default group. `partial`: backwards may leave parameters
@@ -85,26 +82,22 @@ class CompressedAverager:
         decorate: Decorator | None = None,
         undo: bool = False,
     ) -> None:
-        self.memory = ModelMemory(compressor, partial=partial, undo=undo)
+        super().__init__(groups, timeout, decorate, Steps())
+        self.memory: ModelMemory = ModelMemory(compressor, partial=partial, undo=undo)
         self.names: dict[Tensor, str] = {}
         self.strides: dict[Tensor, tuple[int, ...]] = {}  # of parameters when they were bound
+        self.begun_by_reducer = False  # a reducer of ours begins its steps, and calls a hook for each bucket
         self.copies = False  # torch's DDP calls a hook, and copies gradients from and to its buckets
-        self.engines = Engines(groups, timeout, decorate)
         self.sparse = False  # whether any bucket of our own DDP is; then all buckets go beside backward, in one order
         self._plans = WeakValueDictionary[int, Plan]()  # by the index of a bucket, which has it in our own DDP
         self._hooked: dict[int, Plan] = {}  # those of what hooks are given
         self._agreed = False  # with the other ranks, since what is known of buckets was forgotten
         self._epoch = object()  # made anew when what is known of buckets is forgotten
-        self.step = Step()  # the last one; its number is 0 until one has begun, and after a swap or a load
         self._discarded, self._diverges, self._replicas = DiscardedGradientCheck(), DivergenceCheck(), ReplicaCheck()
-        self._repeated = RepeatedAverageCheck(self.engines.agreement)
-        self.totals, self._process = Totals(), os.getpid()
+        self._repeated, self._process = RepeatedAverageCheck(self.engines.agreement), os.getpid()
         self._loaded_order: list[str] = []
-        self.before_step: Callable[[], None] | None = None  # what the handle does before a step begins
-        self.shown = Shown()
         self.drain: Callable[[], None] = lambda: None  # waits for averages that are handed out after backward's end
         self.starting_values = StartingValues()
-        self.step_lock = StepLock()
         self._warned: Compressor | None = None  # the compressor whose warm-up was logged
 
     @property
@@ -116,10 +109,6 @@ class CompressedAverager:
     def zero_unused_gradients(self) -> bool:
         """True if stale gradients, of parameters that no rank used, must be excluded: they would be carried over."""
         return self.memory.remembers
-
-    def stats(self) -> Stats:
-        """Return the cost of buckets in the last step and in total."""
-        return self.totals.stats(self.step, self.memory.step)
 
     def measured(self) -> Measured:
         """Return the records of the last steps."""
@@ -133,17 +122,18 @@ class CompressedAverager:
         return self.engines.allocator(self.memory.compressor, device, sums=self.scale != 1.0)
 
     def begin_step(self, step: Step) -> None:
-        """The first bucket of a synchronized step comes next: give the step its number."""
-        memory = self.memory
+        """Begin a step, before its first bucket."""
+        self.steps.begin()
+        self.enter_step(step)
+
+    def enter_step(self, step: Step | None = None) -> None:
+        """Take part in the step that `steps` has begun, of which this is the record: the step before is committed."""
+        step, memory = step or Step(), self.memory
         if self._replicas.transport is not None:
             plans = [self._plans[index] for index in sorted(self._plans)]
             self._replicas.check(self.steps_begun, [list(plan.bound.named.values()) for plan in plans])
         self.totals.begin(step, memory.step)
-        with self.step_lock.lock:
-            if self.step_lock.waiting:
-                self.step_lock.make_changes()
-            if self.before_step is not None:  # after a load, which forgets the loss scale
-                self.before_step()
+        with self.steps.lock:
             if self._repeated.suspected:
                 self._repeated.warn()
             if self._discarded.parameters:
@@ -153,34 +143,16 @@ class CompressedAverager:
             self.totals.count(self.step.programs, self.step)
             self.step, step.number = step, memory.begin_step()
             self.engines.agreement.step += 1
-            self.step_lock.thread = threading.get_ident()
+            self.inside = True
 
     def end_step(self) -> None:
         """End the step that `begin_step` began: all of its averages have been handed out."""
-        with self.step_lock.lock:
-            self.step.finished = True
-            if self.step_lock.waiting:
-                self.step_lock.make_changes()
-
-    @property
-    def steps_begun(self) -> int:
-        """Steps since construction."""
-        return self.engines.agreement.step
-
-    @property
-    def under_way(self) -> bool:
-        """True if a step has begun and not ended, as far as its buckets show."""
-        return self.step.under_way(idle=self.engines.idle)
-
-    @property
-    def overwrites(self) -> bool:
-        """True if the step that is under way overwrites residuals, and may come to its end."""
-        return self.memory.in_place and not self.engines.failed
+        self.steps.end()
 
     def between_steps(self, change: Callable[[], None]) -> None:
         """Change the memory now, or when the step is over that runs on another thread."""
         self.drain()
-        self.step_lock.between_steps(self, change)
+        super().between_steps(change)
 
     def average(self, bucket: Sendable) -> Pending:
         """Start to average a bucket of our own DDP in place, after those before it."""
@@ -221,7 +193,7 @@ class CompressedAverager:
             self._discarded.watch(parameters)
             self._repeated.watch(parameters)
         plan = self._plans[index] = self._bind_dense(bucket, named, engine, scale)
-        with self.step_lock.lock:
+        with self.steps.lock:
             self.memory.arrange(names for _, each in sorted(self._plans.items()) for names in each.bound.buckets)
         return plan
 
@@ -230,7 +202,7 @@ class CompressedAverager:
         memory, index, buffer = self.memory, bucket.index(), bucket.buffer()
         lying = dict(zip(named, self._lying(bucket, list(named.values())), strict=True))
         layout = self._met(named, lying, as_real(buffer), engine)
-        with self.step_lock.lock:
+        with self.steps.lock:
             found = segments_of(memory, bucket, lying, layout)
         pool.release()  # of what former buckets and the move of their state took: torch's first one is the whole model
         segments = [program_of(each, memory, engine, index, buffer) for each in found]
@@ -303,18 +275,7 @@ class CompressedAverager:
         Where the step that is under way on another thread overwrites residuals, the memory after that step.
         """
         self.drain()
-        return self.take(lambda under_way: self.memory.snapshot(under_way=under_way))
-
-    def take(self, snapshot: Callable[[bool], T]) -> T:
-        """Return what `snapshot` gives after the last step that ended: see `StepLock.take`."""
-        found = self.step_lock.take(self, snapshot)
-        self.engines.follow()
-        return found
-
-    def signs(self) -> object:
-        """Return what changes while a step goes on: its buckets, and those that are on their way unless one has failed."""
-        quiet = self.engines.idle or self.engines.failed
-        return self.step, len(self.step.programs), None if quiet else time.monotonic()
+        return self.steps.snapshot(lambda: self.memory.snapshot(under_way=self.under_way))
 
     def load(self, saved: Mapping[str, Any], *, follow: bool = True) -> None:
         """Go on from a saved state, between steps; `follow`: with its order of buckets, if that is not the first step's."""
@@ -341,6 +302,7 @@ class CompressedAverager:
         """Forget the plans of all buckets, and a step that is under way."""
         self.totals.count(self.step.programs, self.step)
         self.step = Step()
+        self.steps.leave(self)
         self._plans, self._hooked, self._epoch = WeakValueDictionary(), {}, object()
         self._agreed = False
         self.engines.agreement.due = True
@@ -352,7 +314,7 @@ class CompressedAverager:
         try:
             self.drain()
         finally:
-            self.engines.close()
+            super().close()
 
 
 def setup(memory: ModelMemory, layout: Layout, values: str | None) -> str:
