@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -52,7 +52,8 @@ class Handle(Observed):
         self.averager = CompressedAverager(compressor(spec), groups, timeout, **settings)
         self._bound = self._model_named = False  # by `name` or `bind`; by `bind` alone
         self.frozen: frozenset[str] = frozenset()  # names of the model's parameters that do not train
-        self.hook_steps: Any = None  # what torch's communication hook knows of steps
+        self.step_detector: Any = None  # finds the steps of a hook
+        self.guard: Callable[[dist.GradBucket], bool] | None = None  # looks at a hook's buckets until it returns False
         if scaler is not None:
             self.follow(scaler)
 

@@ -31,7 +31,7 @@ from .reducer.same_model import BufferSync, described, verify
 from .reducer.stray_gradients import Strays
 from .torch_compat.arguments import Arguments, localize, refuse_around, refuse_inside, states, trained, trained_now
 from .torch_compat.attributes import TorchAttributes
-from .torch_compat.reducer_and_logger import Logger, ShadowSteps, TorchReducer
+from .torch_compat.torch_reducer import ShadowSteps, TorchReducer
 from .transport.parts_of_world import part_of
 from .transport.protocol import Decorator
 from .transport.rank_messages import largest
@@ -45,7 +45,6 @@ LEFT_OUT = (  # of pickles
     "process_group",
     "device_mesh",
     "reducer",
-    "logger",
     "timeline",
     "_buffers_sync",
     "_messages",
@@ -155,7 +154,6 @@ class DistributedDataParallel(TorchAttributes):
         self.timeline = self.reducer.timeline
         self._order = BucketOrder(assignment, names, self._messages, self.device, lambda: reducer.delivery.leave())
         self._lazy_init_ran = False
-        self.reducer.logger = self.logger = Logger(self)
         if self._overlap is not None:
             self._bind_overlap(self._overlap)
 
@@ -224,7 +222,6 @@ class DistributedDataParallel(TorchAttributes):
             self._lazy_init_ran = True
         if torch.is_grad_enabled() and self.require_backward_grad_sync:
             self._forks.check()
-            self.logger.sample()
             self._look_for_strays()
             self.reducer.require_finished()
         if work := Join.notify_join_context(self):
@@ -356,22 +353,10 @@ class DistributedDataParallel(TorchAttributes):
                 "register_comm_hook or register_builtin_comm_hook can only be called once. On a model made with "
                 f"compressor='none', that is; this one has {self._hook[1] if self._hook else self._setup[0]}",
             )
-        self.logger.data["comm_hook"] = getattr(hook, "__qualname__", type(hook).__qualname__)
         if (handle_on := getattr(hook, "handle_on", None)) is not None:  # gradwire's own, which makes its state itself
             state = handle_on(self)
         self._hook = state, hook
         self.reducer.hand_over(HookAverager(state, hook))
-
-    def _update_process_group(self, new_process_group: Any) -> None:
-        """Go on with other ranks, from the next iteration on. What compressors hold back stays; hooks keep their groups."""
-        if not isinstance(new_process_group, dist.ProcessGroup):
-            return  # this rank is not a member
-        saved = self.compression.state_dict()
-        self._setup = self._setup_now
-        self.reducer.hooks.detach()
-        self.arguments = dataclasses.replace(self.arguments, process_group=new_process_group, device_mesh=None)
-        self._connect(self.arguments.groups())
-        self.compression.load_state_dict({**saved, **self._place()})
 
     @property
     def _setup_now(self) -> tuple[Spec, timedelta, Decorator | None, Scaler | None, bool]:

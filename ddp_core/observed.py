@@ -81,12 +81,7 @@ class Observed:
             raise RuntimeError("the handle follows a scaler by itself: leave rescale() out, or the scaler of attach()")
         if not 0 < factor < math.inf:
             raise ValueError(f"the factor is the new loss scale over the old one, above 0 and finite; got {factor}")
-        self._stepping.between_steps(lambda: self._rescale(factor))
-
-    @property
-    def _stepping(self) -> CompressedAverager | ShardAverager:
-        """The averager whose steps are those of training, between which changes are made."""
-        return self.averager
+        self.averager.between_steps(lambda: self._rescale(factor))
 
     def _rescale(self, factor: float) -> None:
         self.averager.memory.rescale(factor)
@@ -100,12 +95,12 @@ class Observed:
             scaler: a torch.amp.GradScaler.
         """
         self._loss_scale = LossScale(scaler, self._rescale)
-        self._stepping.before_step = self._loss_scale.follow
+        self.averager.steps.scaler = self._loss_scale
 
     def _catch_up(self) -> None:
         """Bring the residuals to the scale that a scaler has now: it is saved with that, and loaded ones have no other."""
         if self._loss_scale is not None:
-            self._stepping.between_steps(self._loss_scale.catch_up)
+            self.averager.between_steps(self._loss_scale.catch_up)
 
     def forward_begins(self) -> None:
         """Read the scale of a scaler, if the handle follows one: at the first bucket a GPU would be behind."""
@@ -129,10 +124,10 @@ class Observed:
         Raises:
             ValueError: torch averages over replicas afterwards, in hybrid sharding without `replicas=`.
         """
-        self._stepping.between_steps(lambda: self._show(function))
+        self.averager.between_steps(lambda: self._show(function))
 
     def _show(self, function: OnAverage | None) -> None:
-        self.averager.on_average = function
+        self.averager.shown.function = function
 
     def discard_step(self) -> None:
         """Forget the gradients of the last synchronized backward, so that error feedback does not carry them over.
@@ -142,7 +137,7 @@ class Observed:
         Raises:
             RuntimeError: there is no such step.
         """
-        self._stepping.between_steps(self._discard)
+        self.averager.between_steps(self._discard)
 
     def _discard(self) -> None:
         self.averager.memory.discard_step()

@@ -11,8 +11,9 @@ from torch import nn
 
 from ..compress import Spec
 from ..ddp_core import Decorator, Handle
+from .fsdp.arrivals import Arrivals
 from .fsdp.modules import ShardedModule, modules_of
-from .fsdp.replicas import take_replicas
+from .fsdp.replicas import FiniteEverywhere, take_replicas
 
 
 class ReplicateHandle(Handle):
@@ -22,7 +23,9 @@ class ReplicateHandle(Handle):
 
     def take(self, model: nn.Module, modules: Sequence[ShardedModule]) -> None:
         """Average the gradients of a model's replicated modules, each in one bucket."""
-        take_replicas(model, modules, self)
+        steps, timeout = self.averager.steps, self.averager.engines.timeout
+        arrivals = Arrivals(steps, model, modules[0].device, timeout, FiniteEverywhere(self.averager))
+        take_replicas(modules, self, arrivals)
         self._modules = modules
         self._note_frozen()
 

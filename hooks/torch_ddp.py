@@ -3,8 +3,7 @@
 # torch compares the annotations of a hook themselves, so this file must not postpone them.
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from datetime import timedelta
 from functools import partial as partially
 from typing import TYPE_CHECKING, Any, overload
@@ -13,7 +12,6 @@ from weakref import ref
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 from ..compress import Optimizers, Spec, tuned
@@ -21,7 +19,6 @@ from ..compress.builder.options import nearest_named
 from ..ddp_core import (
     DEFAULT_TIMEOUT,
     Decorator,
-    FuturePending,
     Handle,
     Scaler,
     refuse_inside,
@@ -32,6 +29,7 @@ from ..ddp_core import DistributedDataParallel as OwnDDP
 from ..ddp_core.measure.step import Step
 from .handle_of import remember
 from .torch_ddp_checks import Guard, NeverCalled
+from .torch_steps import ByForward, ByIndex, ByReducer, StepDetector
 
 if TYPE_CHECKING:
     from .fsdp import ShardHandle
@@ -57,72 +55,29 @@ PYTHON_REDUCER = (
 )
 
 
-@dataclass(eq=False)
-class TorchSteps:
-    """State of the steps of torch's DDP, which tells hooks neither when one begins nor when it ends.
-
-    `before_bucket`: looks at each bucket before it is averaged, until it returns False. `step`, `last_index`: of the last
-    bucket. `expected`: the next bucket is the first of a step, whatever its index. `announced`: `expect` is called before
-    each step; else indices alone show where one begins. `in_first_step`: identities of the parameters that it has brought;
-    None after it.
-    """
-
-    before_bucket: Callable[[dist.GradBucket], bool] | None = None
-    step: Step | None = None
-    last_index: int = -1
-    expected: bool = False
-    announced: bool = False
-    in_first_step: set[int] | None = field(default_factory=set)
-
-    def expect(self) -> None:
-        """Note that the next bucket is the first of a step, where indices do not show it, such as with a static graph."""
-        self.expected = self.announced = True
-
-    def is_new(self, bucket: dist.GradBucket) -> bool:
-        """Return True for another bucket of the first step of a static graph, which has all its buckets at index 0."""
-        first = self.in_first_step
-        return first is not None and id(bucket.parameters()[0]) not in first
-
-    def note_end(self, step: Step) -> None:
-        """Have the end of backward end the step, where no index shows which bucket is the last one."""
-        if torch._C._current_graph_task_id() == -1:
-            step.sent = True
-        else:
-            Variable._execution_engine.queue_callback(partially(setattr, step, "sent", True))
-
-
-def steps_of(handle: Handle) -> TorchSteps:
-    """Return what the hook of a handle knows of steps."""
-    if handle.hook_steps is None:
-        handle.hook_steps = TorchSteps()
-    steps: TorchSteps = handle.hook_steps
-    return steps
+def detector_of(handle: Handle) -> StepDetector:
+    """Return what finds the steps of a handle's hook."""
+    if handle.step_detector is None:
+        handle.step_detector = ByReducer() if handle.averager.begun_by_reducer else ByIndex()
+    detector: StepDetector = handle.step_detector
+    return detector
 
 
 @torch._disable_dynamo  # where a compiled function calls backward
 def compress_bucket(state: Handle, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """The communication hook itself, for `DistributedDataParallel.register_comm_hook(handle, compress_bucket)`.
 
-    It begins a step with the first bucket of each, unless somebody else has begun it. The future holds the bucket's buffer.
+    It begins a step with the first bucket of each, unless gradwire's DDP does. The future holds the bucket's buffer.
     """
-    steps, averager, index = state.hook_steps or steps_of(state), state.averager, bucket.index()
-    if steps.before_bucket is not None and not steps.before_bucket(bucket):
-        steps.before_bucket = None
-    begins = averager.step.number == 0
-    if not begins and averager.step is steps.step:  # nobody else has begun it
-        begins = steps.expected or (index <= steps.last_index and not (steps.announced and steps.is_new(bucket)))
-    if begins:
-        steps.in_first_step = steps.in_first_step if steps.step is None else None
+    detector, averager = state.step_detector or detector_of(state), state.averager
+    if state.guard is not None and not state.guard(bucket):
+        state.guard = None
+    if detector.begins(bucket) or averager.step.number == 0:
         averager.begin_step(Step())
-        if steps.announced:
-            steps.note_end(averager.step)
-    steps.step, steps.last_index, steps.expected = averager.step, index, False
-    if steps.announced and steps.in_first_step is not None:
-        steps.in_first_step.update(map(id, bucket.parameters()))
-    average = averager.average(bucket, needs_future=True)
-    if not steps.announced:
-        steps.step.sent = bucket.is_last()
-    assert isinstance(average, FuturePending)
+        detector.begun(averager.steps)
+    average = averager.average_hooked(bucket)
+    if detector.last_ends and bucket.is_last():
+        averager.steps.all_sent()
     return average.future
 
 
@@ -364,11 +319,16 @@ def handle_for(
     if ddp is not None:
         guard = Guard(ddp, own=isinstance(ddp, OwnDDP))
         ddp.register_forward_pre_hook(guard)
-        steps_of(handle).before_bucket = None if guard.strays is None else guard.refuse_taken
-    if ddp is not None and (ddp.static_graph or getattr(ddp, "skip_all_reduce_unused_params", False)):
-        ddp.register_forward_pre_hook(partially(_forward_begins, handle))  # indices of buckets do not tell
+        handle.guard = None if guard.strays is None else guard.refuse_taken
+        if isinstance(ddp, OwnDDP):
+            handle.step_detector = ByReducer()
+        elif ddp.static_graph or getattr(ddp, "skip_all_reduce_unused_params", False):
+            handle.step_detector = detector = ByForward()
+            ddp.register_forward_pre_hook(partially(_announce, detector))
+        else:
+            handle.step_detector = ByIndex()
     return handle
 
 
-def _forward_begins(handle: Handle, *_: Any) -> None:
-    steps_of(handle).expect()
+def _announce(detector: ByForward, *_: Any) -> None:
+    detector.announce()

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import logging
 import os
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
@@ -17,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress import AllReduce, Compressor, Layout, Program, warm_up
+from ...compress import Compressor, Layout, specification, warm_up
 from ...compress.protocol.compressor import traits_of
 from ...compress.protocol.requests import Op
 from ...compress.simulate import operations_of
@@ -25,31 +22,23 @@ from ...compress.state.gauge import EVERY
 from ...kernels import pool
 from ..buckets.assignment import Allocate
 from ..buckets.grad_bucket import GradBucket, as_real, axis_order, layout_of
-from ..buckets.lying import as_form, as_torch_reads, lying_in, turnable
+from ..buckets.lying import as_form, lying_in, turnable
+from ..buckets.protocol import Bucket
 from ..buckets.slices import BucketSlice, Sendable
 from ..buckets.sparse import SPARSE_ROUNDS, SparseBucket
 from ..engine.engine import FORKED, Engine
-from ..engine.lanes import Task
-from ..measure.stats import Measured, Stats, Totals
-from ..measure.step import BucketStats, Step
+from ..engine.lanes import FuturePending
+from ..measure.stats import Measured
+from ..measure.step import Step
 from ..memory.model_memory import ModelMemory, Snapshot
 from ..transport.protocol import Decorator, Pending
-from .bucket_plan import (
-    AllPending,
-    BucketPlan,
-    BucketProgram,
-    all_done,
-    labelled,
-    program_of,
-    segments_of,
-    setup,
-)
-from .engines import Engines
+from .plans import Bound, Plan, ProgramPlan, Route, Sent, SparsePlan, SumPlan, labelled
 from .same_kernels import agree_on_kernels, compile_kernels
-from .shown_averages import OnAverage, Parts, parts_of_bucket, parts_of_slice, shown
+from .segments import program_of, segments_of
+from .shown_averages import Parts, parts_of_bucket, parts_of_slice
 from .starting_values import StartingValues
 from .step_checks import DiscardedGradientCheck, DivergenceCheck, RepeatedAverageCheck, ReplicaCheck
-from .step_lock import StepLock
+from .steps import SteppedAverager, Steps
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -76,7 +65,7 @@ class Averager(Protocol):
         """End the step: all of its averages have been handed out."""
 
 
-class CompressedAverager:
+class CompressedAverager(SteppedAverager):
     """The compression of a model's gradients on this rank.
 
     `groups`: among which buckets go in turn; empty stands for the default group. `partial`: backwards may leave parameters
@@ -93,26 +82,22 @@ class CompressedAverager:
         decorate: Decorator | None = None,
         undo: bool = False,
     ) -> None:
-        self.memory = ModelMemory(compressor, partial=partial, undo=undo)
+        super().__init__(groups, timeout, decorate, Steps())
+        self.memory: ModelMemory = ModelMemory(compressor, partial=partial, undo=undo)
         self.names: dict[Tensor, str] = {}
         self.strides: dict[Tensor, tuple[int, ...]] = {}  # of parameters when they were bound
+        self.begun_by_reducer = False  # a reducer of ours begins its steps, and calls a hook for each bucket
         self.copies = False  # torch's DDP calls a hook, and copies gradients from and to its buckets
-        self.engines = Engines(groups, timeout, decorate)
         self.sparse = False  # whether any bucket of our own DDP is; then all buckets go beside backward, in one order
-        self._plans = WeakValueDictionary[int, BucketPlan]()  # by the index of a bucket, which has it in our own DDP
-        self._hooked: dict[int, BucketPlan] = {}  # those of what hooks are given
+        self._plans = WeakValueDictionary[int, Plan]()  # by the index of a bucket, which has it in our own DDP
+        self._hooked: dict[int, Plan] = {}  # those of what hooks are given
         self._agreed = False  # with the other ranks, since what is known of buckets was forgotten
-        self._known = object()  # made anew when what is known of buckets is forgotten
-        self.step = Step()  # the last one; its number is 0 until one has begun, and after a swap or a load
+        self._epoch = object()  # made anew when what is known of buckets is forgotten
         self._discarded, self._diverges, self._replicas = DiscardedGradientCheck(), DivergenceCheck(), ReplicaCheck()
-        self._repeated = RepeatedAverageCheck(self.engines.agreement)
-        self.totals, self._process = Totals(), os.getpid()
+        self._repeated, self._process = RepeatedAverageCheck(self.engines.agreement), os.getpid()
         self._loaded_order: list[str] = []
-        self.before_step: Callable[[], None] | None = None  # what the handle does before a step begins
-        self.on_average: OnAverage | None = None  # a function of the user's, which sees averages and may change them
         self.drain: Callable[[], None] = lambda: None  # waits for averages that are handed out after backward's end
         self.starting_values = StartingValues()
-        self.step_lock = StepLock()
         self._warned: Compressor | None = None  # the compressor whose warm-up was logged
 
     @property
@@ -124,10 +109,6 @@ class CompressedAverager:
     def zero_unused_gradients(self) -> bool:
         """True if stale gradients, of parameters that no rank used, must be excluded: they would be carried over."""
         return self.memory.remembers
-
-    def stats(self) -> Stats:
-        """Return the cost of buckets in the last step and in total."""
-        return self.totals.stats(self.step, self.memory.step)
 
     def measured(self) -> Measured:
         """Return the records of the last steps."""
@@ -141,16 +122,18 @@ class CompressedAverager:
         return self.engines.allocator(self.memory.compressor, device, sums=self.scale != 1.0)
 
     def begin_step(self, step: Step) -> None:
-        """The first bucket of a synchronized step comes next: give the step its number."""
-        memory = self.memory
+        """Begin a step, before its first bucket."""
+        self.steps.begin()
+        self.enter_step(step)
+
+    def enter_step(self, step: Step | None = None) -> None:
+        """Take part in the step that `steps` has begun, of which this is the record: the step before is committed."""
+        step, memory = step or Step(), self.memory
         if self._replicas.transport is not None:
-            self._replicas.check(self.steps_begun, [plan.parameters for _, plan in sorted(self._plans.items())])
+            plans = [self._plans[index] for index in sorted(self._plans)]
+            self._replicas.check(self.steps_begun, [list(plan.bound.named.values()) for plan in plans])
         self.totals.begin(step, memory.step)
-        with self.step_lock.lock:
-            if self.step_lock.waiting:
-                self.step_lock.make_changes()
-            if self.before_step is not None:  # after a load, which forgets the loss scale
-                self.before_step()
+        with self.steps.lock:
             if self._repeated.suspected:
                 self._repeated.warn()
             if self._discarded.parameters:
@@ -160,132 +143,99 @@ class CompressedAverager:
             self.totals.count(self.step.programs, self.step)
             self.step, step.number = step, memory.begin_step()
             self.engines.agreement.step += 1
-            self.step_lock.thread = threading.get_ident()
+            self.inside = True
 
     def end_step(self) -> None:
         """End the step that `begin_step` began: all of its averages have been handed out."""
-        with self.step_lock.lock:
-            self.step.finished = True
-            if self.step_lock.waiting:
-                self.step_lock.make_changes()
-
-    @property
-    def steps_begun(self) -> int:
-        """Steps since construction."""
-        return self.engines.agreement.step
-
-    @property
-    def under_way(self) -> bool:
-        """True if a step has begun and not ended, as far as its buckets show."""
-        return self.step.under_way(idle=self.engines.idle)
-
-    @property
-    def overwrites(self) -> bool:
-        """True if the step that is under way overwrites residuals, and may come to its end."""
-        return self.memory.in_place and not self.engines.failed
+        self.steps.end()
 
     def between_steps(self, change: Callable[[], None]) -> None:
         """Change the memory now, or when the step is over that runs on another thread."""
         self.drain()
-        self.step_lock.between_steps(self, change)
+        super().between_steps(change)
 
-    def average(self, bucket: Sendable | dist.GradBucket, *, needs_future: bool = False) -> Pending:
-        """Begin to average a bucket, after those before it, in place; its average is what waiting for it gives.
+    def average(self, bucket: Sendable) -> Pending:
+        """Start to average a bucket of our own DDP in place, after those before it."""
+        plan: Plan | None = bucket.plan
+        if plan is None or plan.bound.epoch is not self._epoch or plan.bound.scale != bucket.scale:
+            plan = bucket.plan = self.bind(bucket, bucket.all_parameters, bucket.scale)
+        return plan.start(self.step, bucket)
 
-        `needs_future`: a hook was given the bucket, by torch's DDP or ours, and what is returned is a FuturePending.
-        """
-        if needs_future:
-            if os.getpid() != self._process:
-                raise RuntimeError(FORKED)
-            plan, buffer = self._hooked.get(bucket.index()), bucket.buffer()
-            if plan is None or list(map(id, plan.parameters)) != list(map(id, bucket.parameters())):
-                plan = self._bind(bucket, bucket.parameters())
-            elif self.engines.agreement.step == 2 and plan.orders and self._lies_anew(plan, bucket):
-                plan = self._bind(bucket, plan.parameters)
-        else:
-            assert not isinstance(bucket, dist.GradBucket)
-            plan, buffer = bucket.plan, bucket.flat
-            if plan is None or plan.known is not self._known or plan.scale != bucket.scale:
-                plan = bucket.plan = self._bind(bucket, bucket.all_parameters, bucket.scale)
-            if plan.op and buffer is not plan.buffer:  # some parameters are not sent in this step
-                names = tuple(map(self._name, bucket.parameters()))
-                sent = all_reduced(buffer, plan.op, plan.programs[0].label, names, bound=True)
-                parts = functools.partial(parts_of_bucket, names, bucket.parameters())
-                plan = dataclasses.replace(plan, programs=[sent], parts=parts)
-        step, pendings = self.step, list[Pending]()
-        number, watched = self.memory.step - 1, not plan.op and self.memory.watched
-        for each in plan.programs:
-            program = each.reduce(buffer, number, watched)
-            if self.on_average is not None:
-                program = shown(program, self.on_average, plan.parts, each.names)
-            if plan.turnable:
-                found = (plan.turnable[name].turned(buffer) for name in each.names if name in plan.turnable)
-                if turned := [both for both in found if both is not None]:
-                    program = as_torch_reads(program, turned)
-            task = Task(program, each.label, needs_future, now=step.now, nbytes=each.nbytes)
-            step.programs.append(BucketStats(each.names, each.elements, task.record, each.gauge, each.element_bytes))
-            pendings.append(plan.engine.submit(task, on_wait=plan.on_wait))
-        if len(pendings) == 1:
-            return pendings[0]
-        return all_done(pendings, buffer) if needs_future else AllPending(pendings)
+    def average_hooked(self, bucket: Bucket) -> FuturePending:
+        """Start to average a bucket that a hook was given. torch makes a new object for each call, so its index counts."""
+        if os.getpid() != self._process:
+            raise RuntimeError(FORKED)
+        plan, parameters = self._hooked.get(bucket.index()), bucket.parameters()
+        known = plan is not None and list(map(id, plan.bound.named.values())) == list(map(id, parameters))
+        if plan is None or not known or (self.engines.agreement.step == 2 and self._lies_anew(plan, bucket)):
+            plan = self._hooked[bucket.index()] = self.bind(bucket, parameters)
+        pending = plan.start(self.step, bucket)
+        assert isinstance(pending, FuturePending)
+        return pending
 
-    def _bind(
-        self, bucket: dist.GradBucket | Sendable, parameters: Sequence[Tensor], scale: float | None = None
-    ) -> BucketPlan:
+    def bind(self, bucket: Bucket, parameters: Sequence[Tensor], scale: float | None = None) -> Plan:
         """Meet a bucket that was not there before, or not with this scale. All ranks meet the same one at the same time.
 
-        `scale`: of our own DDP's, see `BucketPlan`; None for what a hook is given.
+        `scale`: of our own DDP's, see `Bound`; None for what a hook is given.
         """
-        memory, index, buffer, hooked = self.memory, bucket.index(), bucket.buffer(), scale is None
-        engine = self.engines.of(buffer.device, index)
-        named = {self._name(parameter): parameter for parameter in parameters}
-        names, label = tuple(named), labelled(index, tuple(named))
+        index, buffer = bucket.index(), bucket.buffer()
+        engine, named = self.engines.of(buffer.device, index), {self._name(each): each for each in parameters}
         if isinstance(bucket, SparseBucket):
             engine.prepare(SPARSE_ROUNDS)
-            reduce = functools.partial(memory.reduce_sparse, self.engines.group.size())
-            program = BucketProgram(reduce, label, names, buffer.numel(), buffer.element_size(), nbytes=0)
-            alone: Parts = functools.partial(parts_of_bucket, names, ())
-            return BucketPlan(self._known, parameters, engine, scale, [names], [program], alone)
-        if index == 0 and memory.remembers:
+            parts: Parts = partial(parts_of_bucket, tuple(named), ())
+            bound = Bound(self._epoch, scale, named, Route(engine, needs_future=scale is None), self.shown, parts)
+            label = labelled(index, tuple(named))
+            sent = Sent(
+                label, tuple(named), buffer.numel(), buffer.element_size(), nbytes=0
+            )  # of rows that are not known
+            return SparsePlan(bound, self.memory, self.engines.group.size(), sent)
+        if index == 0 and self.memory.remembers:
             self._discarded.watch(parameters)
             self._repeated.watch(parameters)
-        flat, lying = as_real(buffer), dict(zip(names, self._lying(bucket, parameters), strict=True))
-        layout = self._met(named, lying, flat, engine)
-        with self.step_lock.lock:
-            segments = segments_of(memory, bucket, lying, layout)
-        pool.release()  # of what former buckets and the move of their state took: torch's first one is the whole model
-        programs = [program_of(segment, memory, engine, index, buffer) for segment in segments]
-        buckets = [*(each.names for each in programs), names]
-        orders = list(map(axis_order, lying.values()))
-        forms = list(map(as_form, lying.values()))
-        parts: Parts = functools.partial(parts_of_bucket, names, forms)
-        if isinstance(bucket, BucketSlice):
-            parts = functools.partial(parts_of_slice, bucket.layout(layout))
-        may_turn = turnable(named, forms) if self.copies and isinstance(bucket, dist.GradBucket) else {}
-        plan = BucketPlan(self._known, parameters, engine, scale, buckets, programs, parts, orders, may_turn)
-        op: Op | None = None if scale in (None, 1.0) else "sum"
-        if op is None and memory.averages and all(places is None for _, places in segments):
-            op = "mean"
-        if op and flat.numel():
-            whole, on_wait = all_reduced(buffer, op, label, names, bound=not hooked), not (hooked or self.sparse)
-            kept = None if hooked else buffer
-            plan = dataclasses.replace(plan, programs=[whole], op=op, buffer=kept, on_wait=on_wait)
-        self._plans[index] = plan
-        if hooked:
-            self._hooked[index] = plan
-        with self.step_lock.lock:
-            memory.arrange(names for _, each in sorted(self._plans.items()) for names in each.buckets)
+        plan = self._plans[index] = self._bind_dense(bucket, named, engine, scale)
+        with self.steps.lock:
+            self.memory.arrange(names for _, each in sorted(self._plans.items()) for names in each.bound.buckets)
         return plan
 
-    def _lying(self, bucket: dist.GradBucket | Sendable, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
+    def _bind_dense(self, bucket: Bucket, named: Mapping[str, Tensor], engine: Engine, scale: float | None) -> Plan:
+        """Return the plan of a bucket of dense gradients: one all-reduce where nothing is remembered, else programs."""
+        memory, index, buffer = self.memory, bucket.index(), bucket.buffer()
+        lying = dict(zip(named, self._lying(bucket, list(named.values())), strict=True))
+        layout = self._met(named, lying, as_real(buffer), engine)
+        with self.steps.lock:
+            found = segments_of(memory, bucket, lying, layout)
+        pool.release()  # of what former buckets and the move of their state took: torch's first one is the whole model
+        segments = [program_of(each, memory, engine, index, buffer) for each in found]
+        op: Op | None = None if scale in (None, 1.0) else "sum"
+        if op is None and memory.averages and all(places is None for _, places in found):
+            op = "mean"
+        flat, hooked, sliced = as_real(buffer), scale is None, isinstance(bucket, BucketSlice)
+        sums = op is not None and flat.numel() > 0
+        forms = list(map(as_form, lying.values()))
+        parts: Parts = partial(parts_of_bucket, layout.names, forms)
+        if isinstance(bucket, BucketSlice):
+            parts = partial(parts_of_slice, bucket.layout(layout))
+        may_turn = turnable(named, forms) if self.copies and isinstance(bucket, dist.GradBucket) else {}
+        route = Route(engine, needs_future=hooked, on_wait=sums and not (hooked or self.sparse))
+        names = [*(sent.names for _, sent in segments), layout.names]
+        bound = Bound(self._epoch, scale, named, route, self.shown, parts, forms, may_turn, names)
+        if op is None or not sums:
+            return ProgramPlan(bound, memory, segments)
+        whole = sliced or len(bucket.parameters()) == len(named)  # and not only what some rank has used in this step
+        elements, size = flat.numel() if whole else layout.numel, flat.element_size()
+        sent = Sent(labelled(index, layout.names), layout.names, elements, size, elements * size)
+        return SumPlan(bound, op, sent, buffer if whole and not hooked else None)
+
+    def _lying(self, bucket: Bucket, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
         """Tensors that lie as the gradients of the parameters do in a bucket's buffer."""
         if isinstance(bucket, GradBucket | BucketSlice):
             return bucket.views
         return lying_in(bucket, self.strides) if isinstance(bucket, dist.GradBucket) else parameters
 
-    def _lies_anew(self, plan: BucketPlan, bucket: dist.GradBucket | Sendable) -> bool:
+    def _lies_anew(self, plan: Plan, bucket: Bucket) -> bool:
         """Return True if gradients lie in another memory format. torch makes its buckets anew after the first step."""
-        return list(map(axis_order, self._lying(bucket, plan.parameters))) != plan.orders
+        now = self._lying(bucket, bucket.parameters())
+        return bool(plan.bound.forms) and list(map(axis_order, now)) != list(map(axis_order, plan.bound.forms))
 
     def _met(self, named: Mapping[str, Tensor], lying: Mapping[str, Tensor], flat: Tensor, engine: Engine) -> Layout:
         """The layout of a bucket that was not there before; the first one tells whether all ranks have the same."""
@@ -295,11 +245,11 @@ class CompressedAverager:
         if not self.memory.averages:
             compile_kernels(self.memory.compressor, layout)
         if not self._agreed:
-            self.memory.expect(self.names.values(), ranks.per_host)
+            self.memory.claims.expect(self.names.values(), self.memory.compressor, ranks.per_host)
             values = self.starting_values.text(named.values()) if self.starting_values.due else None
             self.engines.agreement.barrier(engine.transport)
             memory = self.memory
-            engine.agree(setup(memory.compressor, memory.step - 1, layout, values, partial=memory.partial))
+            engine.agree(setup(memory, layout, values))
             operations = operations_of(self.memory.compressor, flat.dtype, ranks)
             varies = traits_of(self.memory.compressor).varies_with_threads
             differ = agree_on_kernels(operations, engine.transport, flat.device, varies_with_threads=varies)
@@ -325,18 +275,7 @@ class CompressedAverager:
         Where the step that is under way on another thread overwrites residuals, the memory after that step.
         """
         self.drain()
-        return self.take(lambda under_way: self.memory.snapshot(under_way=under_way))
-
-    def take(self, snapshot: Callable[[bool], T]) -> T:
-        """Return what `snapshot` gives after the last step that ended: see `StepLock.take`."""
-        found = self.step_lock.take(self, snapshot)
-        self.engines.follow()
-        return found
-
-    def signs(self) -> object:
-        """Return what changes while a step goes on: its buckets, and those that are on their way unless one has failed."""
-        quiet = self.engines.idle or self.engines.failed
-        return self.step, len(self.step.programs), None if quiet else time.monotonic()
+        return self.steps.snapshot(lambda: self.memory.snapshot(under_way=self.under_way))
 
     def load(self, saved: Mapping[str, Any], *, follow: bool = True) -> None:
         """Go on from a saved state, between steps; `follow`: with its order of buckets, if that is not the first step's."""
@@ -363,7 +302,8 @@ class CompressedAverager:
         """Forget the plans of all buckets, and a step that is under way."""
         self.totals.count(self.step.programs, self.step)
         self.step = Step()
-        self._plans, self._hooked, self._known = WeakValueDictionary(), {}, object()
+        self.steps.leave(self)
+        self._plans, self._hooked, self._epoch = WeakValueDictionary(), {}, object()
         self._agreed = False
         self.engines.agreement.due = True
         self._discarded.watch(())
@@ -374,21 +314,12 @@ class CompressedAverager:
         try:
             self.drain()
         finally:
-            self.engines.close()
+            super().close()
 
 
-def all_reduced(buffer: Tensor, op: Op, label: str, names: tuple[str, ...], *, bound: bool) -> BucketProgram:
-    """The all-reduce of a bucket of which nothing is remembered. `bound`: each step has its gradients in this buffer."""
-    flat = as_real(buffer)
-    reduce = functools.partial(in_place, op=op, request=AllReduce(flat, op) if bound else None)
-    return BucketProgram(reduce, label, names, flat.numel(), flat.element_size(), flat.nbytes)
-
-
-def in_place(buffer: Tensor, _step: int, _watched: bool, *, op: Op, request: AllReduce | None) -> Program[Tensor]:
-    """Ask for all of a bucket's average at once; returns its `buffer`. `request`: of its numbers, if that was made."""
-    if request is None:
-        request = AllReduce(as_real(buffer) if buffer.is_complex() else buffer, op)
-    reply = yield request
-    if reply is not request.tensor:
-        request.tensor.copy_(reply)
-    return buffer
+def setup(memory: ModelMemory, layout: Layout, values: str | None) -> str:
+    """Return what ranks must agree on at a first bucket. `values`: of its parameters: see `StartingValues`."""
+    bucket = f"{len(layout.names)} parameters, {layout.numel} x {layout.dtype}"
+    told = "" if values is None else f", {values}"
+    unused = " and find_unused_parameters=True" if memory.partial else ""
+    return f"{specification(memory.compressor)} at step {memory.step - 1}{unused} with a first bucket of {bucket}{told}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
@@ -29,17 +29,23 @@ AT_EXIT = timedelta(seconds=5)
 class Engines:
     """Made as buckets ask for them. `groups`: see CompressedAverager, as `timeout` and `decorate`.
 
-    `agreement`: where the ranks meet before they compare how they are set up.
+    `agreement`: where the ranks meet before they compare how they are set up. `on_idle`: see `Engine`.
     """
 
-    def __init__(self, groups: Sequence[dist.ProcessGroup], timeout: timedelta, decorate: Decorator | None) -> None:
+    def __init__(
+        self,
+        groups: Sequence[dist.ProcessGroup],
+        timeout: timedelta,
+        decorate: Decorator | None,
+        on_idle: Callable[[], None] = lambda: None,
+    ) -> None:
         if decorate is not None and not callable(decorate):
             raise TypeError(
                 f"transport is a function of a transport, such as gradwire.ddp_core.Paced; got {decorate!r}"
             )
         self.timeout = time_limit(timeout)
         self.agreement = Agreement(self.timeout)
-        self._groups, self._decorate = list(groups), decorate
+        self._groups, self._decorate, self._on_idle = list(groups), decorate, on_idle
         self._made: dict[tuple[torch.device, int], Engine] = {}
         self._found: int | None = None  # ranks of a host
 
@@ -85,7 +91,7 @@ class Engines:
             warn_if_apart()
             alone, check = len(self._groups) == 1, self.agreement.check
             carrier = transport_of(self._groups[place], device, self.timeout, check, self._decorate, alone=alone)
-            engine = Engine(carrier, device, self.timeout)
+            engine = Engine(carrier, device, self.timeout, self._on_idle)
             weakref.finalize(self, engine.close, AT_EXIT)  # a thread inside torch would abort the interpreter
             self._made[device, place] = engine
         return self._made[device, place]

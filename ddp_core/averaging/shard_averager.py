@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from datetime import timedelta
 from itertools import zip_longest
 from typing import Any, TypeVar
@@ -21,31 +18,27 @@ from ...compress.shards.layout import ShardLayout
 from ...compress.shards.reduction import ShardState, ShardSum
 from ...compress.shards.weights import HeldWeights, WeightGather
 from ...compress.simulate import operations_of
-from ..engine.lanes import Task
-from ..measure.stats import Measured, Stats, Totals
+from ..measure.stats import Measured
 from ..measure.step import BucketStats, Record, Step
 from ..memory.shard_memory import Key, ShardMemory, WeightMemory
 from ..transport.process_group import over
 from ..transport.protocol import Decorator, Pending
 from ..transport.rank_messages import FINITE, true_everywhere
-from .averager import CompressedAverager
-from .bucket_plan import labelled
-from .engines import Engines
+from .plans import GatherPlan, ReducePlan, Route, labelled
 from .same_kernels import agree_on_kernels
-from .shown_averages import OnAverage, parts_of_row, shown
-from .step_lock import StepLock
+from .steps import SteppedAverager, Steps
 
 T = TypeVar("T")
 IN_FIRST: tuple[Scope, ...] = ("host", "across")  # rounds of sums in two levels
 IN_LAST: tuple[Scope, ...] = ("across", "host")  # and of gathers
 
 
-class ShardAverager:
+class ShardAverager(SteppedAverager):
     """The communication of a model's shards on this rank, its cost and its memory.
 
-    `group`: the ranks that share the parameters. `replicas`: averages over replicas, if anything of gradwire's does; a step
-    of both ends when theirs does. `across`: the ranks that have the same shards; None without replicas. `undo`: see
-    `StepMemory`. All ranks make the same calls in the same order.
+    `group`: the ranks that share the parameters. `steps`: those of what averages over replicas, if anything of gradwire's
+    does. `across`: the ranks that have the same shards; None without replicas. `undo`: see `StepMemory`. All ranks make the
+    same calls in the same order.
     """
 
     def __init__(
@@ -56,24 +49,22 @@ class ShardAverager:
         device: torch.device,
         timeout: timedelta,
         decorate: Decorator | None = None,
-        replicas: CompressedAverager | None = None,
+        steps: Steps | None = None,
         undo: bool = False,
         across: dist.ProcessGroup | None = None,
     ) -> None:
-        self.engines, self.device = Engines([group], timeout, decorate), device
+        super().__init__([group], timeout, decorate, steps or Steps())
+        self.device = device
         reduction, self.weights = self._placed(reduction, weights)
-        self.memory, self._replicas = ShardMemory(reduction, undo), replicas
+        self.memory: ShardMemory = ShardMemory(reduction, undo)
         self._across = None if across is None else over(across, device)
         self.in_use = WeightMemory()
         self.decorated = decorate is not None
-        self.totals, self._step = Totals(), Step(finished=True)
+        self.step.finished = True  # what comes next belongs to the first step
         self._agreed = False  # since the last change
         self._beside = False  # programs of several rounds have run, since when threads or streams carry all
-        self.before_step: Callable[[], None] = lambda: None  # what the handle does before a step begins
-        self.on_average: OnAverage | None = None  # as of `CompressedAverager`
-        self.step_lock = StepLock()
-        if replicas is not None:
-            self.step_lock.lock = replicas.step_lock.lock
+        self._gathers: dict[int, GatherPlan] = {}  # by the number of the module
+        self._reductions: dict[int, ReducePlan] = {}
 
     def _placed(self, reduction: ShardSum, weights: WeightGather) -> tuple[ShardSum, WeightGather]:
         """Return both as they are on these hosts. A collective call where hosts are to be found.
@@ -103,9 +94,11 @@ class ShardAverager:
         self, index: int, names: tuple[str, ...], program: Program[Tensor], out: Tensor, *, training: bool
     ) -> Pending:
         """Begin to fill `out` with the rows of all ranks, by a program of `weights`; outside of training, in no step."""
-        task = Task(program, labelled(index, names), lent=True)
-        stats = BucketStats(names, out.numel(), task.record, None, out.element_size())
-        return self._submit(task, stats, training, gathers=True)
+        plan = self._gathers.get(index)
+        if plan is None:
+            route = self._route(gathers=True)
+            plan = self._gathers[index] = GatherPlan(route, labelled(index, names), names, self.totals)
+        return plan.start(self._recorded() if training else None, program, out)
 
     def gather_again(self, names: tuple[str, ...], rows: Tensor, out: Tensor) -> None:
         """Fill `out` with weights in use that this rank holds. Nothing is sent.
@@ -125,22 +118,19 @@ class ShardAverager:
 
     def reduce(self, index: int, layout: ShardLayout, grad: Tensor, out: Tensor, scale: float) -> Pending:
         """Begin to fill `out` with `scale` times the mean over ranks of this rank's row of `grad`."""
-        with self.step_lock.lock:
-            state, names = self.memory.get(index, layout), layout.whole.names
-        program = self.memory.reduction.reduce(grad, state, out, scale)
-        if self.on_average is not None and not layout.unnamed:
-            parts = functools.partial(parts_of_row, names, layout.shapes)
-            program = shown(program, self.on_average, parts, names)
-        task = Task(program, labelled(index, names), lent=True)
-        return self._submit(task, BucketStats(names, grad.numel(), task.record, None, grad.element_size()))
+        plan, names = self._reductions.get(index), layout.whole.names
+        if plan is None or plan.names != names:
+            route, lock = self._route(), self.steps.lock
+            plan = ReducePlan(route, labelled(index, names), index, names, self.memory, lock, self.shown)
+            self._reductions[index] = plan
+        return plan.start(self._recorded(), layout, grad, out, scale)
 
-    def _submit(self, task: Task, stats: BucketStats, training: bool = True, *, gathers: bool = False) -> Pending:
-        engine = self.engines.of(self.device, 0)
+    def _route(self, *, gathers: bool = False) -> Route:
+        """Return the way of a module's programs, which the ranks have agreed on."""
         if not self._agreed:
             self._agree()
-        self._note(stats, training)
-        task.nbytes = stats.elements * stats.element_bytes
-        return engine.submit(task, on_wait=self.device.type == "cpu" and not self._beside, gathers=gathers)
+        on_wait = self.device.type == "cpu" and not self._beside
+        return Route(self.engines.of(self.device, 0), on_wait=on_wait, lent=True, gathers=gathers)
 
     def _note(self, stats: BucketStats, training: bool) -> None:
         self._recorded().programs.append(stats) if training else self.totals.count([stats])
@@ -175,37 +165,25 @@ class ShardAverager:
 
     def _recorded(self) -> Step:
         """The step that is under way; what comes after the end of one belongs to the next."""
-        if self._step.finished:
-            self.totals.count(self._step.programs, self._step)
-            self._step = Step()
-            self.totals.begin(self._step, self.memory.step)
-        return self._step
+        if self.step.finished:
+            self.totals.count(self.step.programs, self.step)
+            self.step = Step()
+            self.totals.begin(self.step, self.memory.step)
+        return self.step
 
-    def begin_step(self) -> None:
-        """The first gradients of a step come next."""
+    def enter_step(self) -> None:
+        """Take part in the step that `steps` has begun: the step before is committed."""
         step = self._recorded()
-        with self.step_lock.lock:
-            if self.step_lock.waiting:
-                self.step_lock.make_changes()
-            self.before_step()  # after a load, which forgets the loss scale
+        with self.steps.lock:
             step.number = self.memory.begin_step()
             self.engines.agreement.step += 1
-            self.step_lock.thread = threading.get_ident()
+            self.inside = True
 
-    def end_step(self) -> None:
-        """End the step: all of its shards are there. If replicas average them, too, their end has ended it, or will."""
-        if self.memory.under_way and not (self._replicas is not None and self._replicas.under_way):
-            self.hear_replicas()
-            self.finish_step()
-
-    def finish_step(self) -> None:
-        """End the step, behind `hear_replicas`."""
-        with self.step_lock.lock:
-            self.memory.end_step()
-            self.in_use.end_step()
-            self._step.finished = True
-            if self.step_lock.waiting:
-                self.step_lock.make_changes()
+    def step_is_over(self) -> None:
+        """Let the weights in use stand that were gathered for the step, and judge its residuals by all of its gradients."""
+        super().step_is_over()
+        self.memory.end_step()
+        self.in_use.end_step()
 
     def hear_replicas(self) -> Tensor | None:
         """Have the step count on no replica if any replica met a gradient that is not finite. A collective call.
@@ -217,44 +195,9 @@ class ShardAverager:
             finite.everywhere = true_everywhere(finite.everywhere, self._across, what=FINITE)
         return finite.everywhere
 
-    def between_steps(self, change: Callable[[], None]) -> None:
-        """Change the memory now, or when the step is over that runs on another thread."""
-        self.step_lock.between_steps(self, change)
-
-    def stats(self) -> Stats:
-        """Return the cost of modules in the last step and in total."""
-        return self.totals.stats(self._step, self.memory.step)
-
-    def take(self, snapshot: Callable[[bool], T]) -> T:
-        """Return what `snapshot` gives after the last step that ended, also among replicas: see `StepLock.take`."""
-        found = self.step_lock.take(self, snapshot)
-        for each in self._with_replicas():
-            each.engines.follow()
-        return found
-
-    def _with_replicas(self) -> Sequence[ShardAverager | CompressedAverager]:
-        return [self] if self._replicas is None else [self, self._replicas]
-
-    @property
-    def under_way(self) -> bool:
-        """True if a step has begun and not ended."""
-        return self.memory.under_way
-
-    @property
-    def overwrites(self) -> bool:
-        """True if the step that is under way overwrites residuals, and may come to its end."""
-        both = self._with_replicas()
-        return any(each.memory.in_place for each in both) and not any(each.engines.failed for each in both)
-
-    def signs(self) -> object:
-        """Return what changes while a step goes on: its modules, and those that are on their way."""
-        quiet, replicas = self.engines.idle or self.engines.failed, self._replicas
-        here = self._step, len(self._step.programs), None if quiet else time.monotonic()
-        return here if replicas is None else (here, replicas.signs())
-
     def measured(self) -> Measured:
         """Return the records of the last steps. They are not timed in full: backward is torch's."""
-        ended = self._step if self._step.finished else None
+        ended = self.step if self.step.finished else None
         steps, ranks = self.totals.recent_and(ended), self.engines.group.size()
         begun, on_host = self.engines.agreement.step, self.engines.on_host
         return Measured(steps, self.stats(), begun, ranks, on_host=on_host, sharded=True)
@@ -271,7 +214,7 @@ class ShardAverager:
 
     def loaded(self, parameters: Mapping[str, Mapping[str, Any]], *, means: bool = False) -> dict[int, ShardState]:
         """The states of modules as they were saved, or of `means` over all ranks: see `ShardMemory.loaded`."""
-        with self.step_lock.lock:
+        with self.steps.lock:
             return self.memory.loaded(parameters, means=means)
 
     def load(self, states: Mapping[int, ShardState], step: int, in_use: Mapping[Key, HeldWeights]) -> None:
@@ -282,7 +225,4 @@ class ShardAverager:
 
     def _change(self) -> None:
         self._agreed, self.engines.agreement.due = False, True
-
-    def close(self) -> None:
-        """End the threads and process groups that were made; training with it is over."""
-        self.engines.close()
+        self._gathers, self._reductions = {}, {}

@@ -17,18 +17,21 @@ Parts: TypeAlias = Callable[[Tensor], Mapping[str, Tensor]]  # of an average, by
 _one_at_a_time = threading.Lock()  # rounds of several buckets may end on several threads
 
 
-def shown(
-    program: Program[Tensor],
-    function: OnAverage,
-    parts: Parts,
-    names: Collection[str],
-) -> Program[Tensor]:
-    """Run a program, and show the function the parts of its average that have these names."""
-    average = yield from program
-    found = {name: part for name, part in parts(average).items() if name in names}
-    with _one_at_a_time, torch.no_grad():
-        function(found)
-    return average
+class Shown:
+    """Shows averages to `function`, if there is one."""
+
+    def __init__(self) -> None:
+        self.function: OnAverage | None = None
+
+    def average_of(self, program: Program[Tensor], parts: Parts, names: Collection[str]) -> Program[Tensor]:
+        """Run a program, and show the function the parts of its average that have these names."""
+        function = self.function
+        average = yield from program
+        found = {name: part for name, part in parts(average).items() if name in names}
+        if function is not None:
+            with _one_at_a_time, torch.no_grad():
+                function(found)
+        return average
 
 
 def parts_of_bucket(names: Sequence[str], lying: Sequence[Tensor], average: Tensor) -> dict[str, Tensor]:

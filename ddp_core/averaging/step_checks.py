@@ -172,7 +172,7 @@ class RepeatedAverageCheck:
     def warn(self) -> None:
         """Warn at the beginning of a step whose gradients were added to an average, as is `suspected`."""
         self._end()
-        warnings.warn(AGAIN, stacklevel=4)
+        warnings.warn(AGAIN, stacklevel=5)
 
     @torch._disable_dynamo
     def _gradient_comes(self, _: Tensor) -> None:

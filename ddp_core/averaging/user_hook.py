@@ -21,6 +21,8 @@ class HookAverager:
         own = getattr(state, "averager", None)
         self.own = own if isinstance(own, CompressedAverager) else None
         self._step = Step()
+        if self.own is not None:
+            self.own.begun_by_reducer = True
 
     @property
     def zero_unused_gradients(self) -> bool:

@@ -93,6 +93,10 @@ class BucketSlice:
         """Return all parameters of the bucket."""
         return self.all_parameters
 
+    def is_last(self) -> bool:
+        """Return True for the last slice of the last bucket."""
+        return self.bucket.is_last() and self is self.bucket.slices[-1]
+
     def clear(self) -> None:
         """Zeros, for a rank that has no gradients to give."""
         self.flat.zero_()

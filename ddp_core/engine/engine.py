@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 
 import torch
@@ -37,16 +37,22 @@ class Engine:
     """The tasks of one rank over one transport, for tensors on one device.
 
     `timeout` limits every wait on the CPU; with NCCL the group's own limit applies. After an error, in a program or on
-    the wire, all live tasks end with that error and every later call says so: nothing hangs. Raises ValueError for a
-    device that is neither a CPU nor CUDA's.
+    the wire, all live tasks end with that error and every later call says so: nothing hangs. `on_idle` is called, on any
+    thread, when no task is live any more. Raises ValueError for a device that is neither a CPU nor CUDA's.
     """
 
-    def __init__(self, transport: Transport, device: torch.device, timeout: timedelta = DEFAULT_TIMEOUT) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        device: torch.device,
+        timeout: timedelta = DEFAULT_TIMEOUT,
+        on_idle: Callable[[], None] = lambda: None,
+    ) -> None:
         if device.type not in DEVICES:
             raise ValueError(f"gradients are reduced on {' and '.join(DEVICES)}, not on {device.type}")
         self.transport = transport
         self.device = device
-        self._timeout = timeout
+        self._timeout, self._on_idle = timeout, on_idle
         self._lock = threading.Lock()
         self._live: dict[Task, None] = {}
         self._failure: str | None = None  # why it reduces no more gradients
@@ -153,6 +159,8 @@ class Engine:
         if mine and task.future is not None:
             assert task.result is not None
             task.future.set_result(task.result)
+        if not self._live:
+            self._on_idle()
         return None
 
     def _fail(self, label: str, error: BaseException) -> ProgramError:
@@ -174,4 +182,5 @@ class Engine:
                 task.close()
             except Exception:  # a program that objects to its end must not keep the others from theirs
                 logger.warning("%s did not close", task.label, exc_info=True)
+        self._on_idle()
         return failure

@@ -43,10 +43,10 @@ class Step:
 
     `number`: from 1, steps before a checkpoint counted; 0 until its first bucket is sent. `forward`: when the last one
     before it began and ended. `programs`: what ran, in the order sent. `ready`, `launched`, `done`: by bucket, when its last
-    gradient was there, when it was given to what averages it, and when its average was there, by time.perf_counter. `sent`:
-    all buckets were, as far as a hook can tell. `finished`: their averages were handed out. `interval`: seconds from
-    the first bucket of the step before to its own, 0 where there was none. `now`: takes the marks of what a planner wants to
-    know of it (`clock.py`), which are time.perf_counter's as well.
+    gradient was there, when it was given to what averages it, and when its average was there, by time.perf_counter.
+    `finished`: their averages were handed out. `interval`: seconds from the first bucket of the step before to its own, 0
+    where there was none. `now`: takes the marks of what a planner wants to know of it (`clock.py`), which are
+    time.perf_counter's as well.
     """
 
     number: int = 0
@@ -55,17 +55,12 @@ class Step:
     ready: dict[int, float] = field(default_factory=dict)
     launched: dict[int, float] = field(default_factory=dict)
     done: dict[int, float] = field(default_factory=dict)
-    sent: bool = False
     finished: bool = False
     last_launch: float = 0.0
     computed: float = 0.0
     ended: float = 0.0
     interval: float = 0.0
     now: Callable[[], float] = time.perf_counter
-
-    def under_way(self, *, idle: bool) -> bool:
-        """Return True if some of its buckets have not come to their end. `idle`: all that were sent did."""
-        return self.number > 0 and not self.finished and not (idle and self.sent)
 
     def watch(self, index: int, average: object) -> None:
         """Note when the average of somebody's hook is there, if it is a future; those of programs tell by their spans."""

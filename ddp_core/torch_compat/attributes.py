@@ -19,7 +19,7 @@ from torch.nn.parallel.distributed import _BufferCommHookLocation
 from ..measure.timeline import Timeline
 from ..reducer.same_model import BufferSync
 from .arguments import Arguments, states
-from .reducer_and_logger import Logger, TorchReducer
+from .torch_reducer import TorchReducer
 
 BUILT_IN_HOOKS = {
     dist.BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook,
@@ -41,10 +41,11 @@ class TorchAttributes(TorchDDP):
     """The attributes and private methods of torch's class, for a model that a reducer of ours averages."""
 
     arguments: Arguments
-    reducer: TorchReducer  # type: ignore[assignment]
-    logger: Logger = None  # type: ignore[assignment]  # until construction has come so far
+    reducer: TorchReducer = None  # type: ignore[assignment]  # until construction has come so far
+    logger = None  # torch's describes its C++ reducer
     timeline: Timeline
     output_device: Any
+    joined = False  # a rank has run out of inputs inside of `join`
     _buffers_sync: BufferSync
     _buffer_hook: tuple[Any, Callable[..., Any], bool] | None = None  # state, function, whether after forward
     _hook: tuple[object, Callable[..., Any]] | None = None
@@ -130,7 +131,6 @@ class TorchAttributes(TorchDDP):
 
     def _register_builtin_comm_hook(self, comm_hook_type: dist.BuiltinCommHookType) -> None:
         self.register_comm_hook(self.process_group, BUILT_IN_HOOKS[comm_hook_type])
-        self.logger.data["comm_hook"] = str(comm_hook_type)
 
     def _register_buffer_comm_hook(
         self,
@@ -171,9 +171,17 @@ class TorchAttributes(TorchDDP):
             )
 
     def _log_and_throw(self, err_type: type[Exception], err_msg: str) -> NoReturn:
-        if self.logger is not None:
-            self.logger.set_error(f"{err_type}: {err_msg}")
+        if self.reducer is not None:
+            self.reducer.failure = f"{err_type}: {err_msg}"
         raise err_type(err_msg)
+
+    def _get_ddp_logging_data(self) -> dict[str, Any]:
+        """Return what Lightning reads, `can_set_static_graph`; and what shows torch's tests how a step or a call went."""
+        reducer, last = self.reducer, self.timeline.last
+        data: dict[str, Any] = {"iteration": reducer.finished, "join_uneven_inputs": int(self.joined)}
+        data |= {"can_set_static_graph": int(reducer._ddp_graph_static())} if reducer.finished else {}
+        data |= {} if last is None else {"num_buckets_reduced": len(last.buckets)}
+        return data | ({"error": reducer.failure, "has_error": 1} if reducer.failure else {})
 
     def _setup_in_backward_optimizers(self) -> None:
         """Let `torch.distributed.optim._apply_optimizer_in_backward` step once the averages are there, not before."""
@@ -194,11 +202,6 @@ class TorchAttributes(TorchDDP):
                     parameter.grad = None
 
         self.reducer.optimizers.append(step)
-
-    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
-        if sample_rate < 1:
-            self._log_and_throw(ValueError, "DDP runtime logging sample rate should be equal or greater than 1")
-        self.logger.sample_rate = sample_rate
 
     def _remove_autograd_hooks(self) -> None:
         self.reducer.hooks.detach()
@@ -222,4 +225,10 @@ class TorchAttributes(TorchDDP):
         return False
 
     finalize_backward = _unsupported("finalize_backward()", MANUAL)
+    _update_process_group = _unsupported(
+        "_update_process_group()",
+        "wrap the module anew in the other group, and load compression.state_dict(), with resize=True on another number "
+        "of ranks",
+    )
+    _set_ddp_runtime_logging_sample_rate = _unsupported("logger", "gradwire.watch reports the cost of steps")
     _set_sparse_metadata = _unsupported("sparse metadata", "embeddings with sparse=True need none")

@@ -156,12 +156,6 @@ def end_when_idle(groups: Sequence[dist.ProcessGroup], device: torch.device, dea
             end()
 
 
-def gloo_threads(group: dist.ProcessGroup) -> int:
-    """Return the threads of a Gloo group; 0 where torch does not show them."""
-    options = getattr(group._get_backend(torch.device("cpu")), "options", None)
-    return int(getattr(options, "_threads", 0))
-
-
 @contextmanager
 def known_to_torch(group: dist.ProcessGroup, parent: dist.ProcessGroup) -> Iterator[None]:
     """Have torch's functions take a group of the ranks of `parent` inside the `with`."""

@@ -18,7 +18,7 @@ from .arrivals import Arrivals
 from .communication import GradMode, ShardGather, ShardReduction
 from .handle import ShardHandle
 from .modules import ShardedModule, modules_of
-from .replicas import DIVISOR, take_replicas
+from .replicas import DIVISOR, FiniteEverywhere, take_replicas
 
 
 @dataclass(frozen=True)
@@ -69,24 +69,28 @@ def attach_sharded(model: nn.Module, asked: Sharding, timeout: timedelta, transp
         modules[0].device,
         timeout,
         transport,
-        None if replicas is None else replicas.averager,
+        None if replicas is None else replicas.averager.steps,
         asked.undo,
         None if alone else modules[0].replica_group,
     )
+    agreement = FiniteEverywhere(
+        None if replicas is None else replicas.averager,
+        None if alone else averager.engines,
+        averager if of_shards else None,
+    )
+    arrivals = Arrivals(averager.steps, model, averager.device, averager.engines.timeout, agreement)
     if replicas is not None:
-        take_replicas(
-            model, modules, replicas, averager if of_shards else None, beside=None if alone else averager.engines
-        )
+        take_replicas(modules, replicas, arrivals)
     if of_shards and not alone:
-        _take_shards(model, modules, averager, replicated=replicas is not None)
+        _take_shards(modules, averager, arrivals, replicated=replicas is not None)
     return ShardHandle(averager, replicas, modules, of_shards=of_shards)
 
 
 def _take_shards(
-    model: nn.Module, modules: Sequence[ShardedModule], averager: ShardAverager, *, replicated: bool
+    modules: Sequence[ShardedModule], averager: ShardAverager, arrivals: Arrivals, *, replicated: bool
 ) -> None:
     """Have weights gathered, and gradients reduced, among those that share parameters."""
-    arrivals, grad_mode = Arrivals(averager, model, averager.device, averager.engines.timeout), GradMode()
+    grad_mode = GradMode()
     for module in modules:
         others = 1 if module.replica_group is None else module.replica_group.size()
         means = others if replicated else 1  # of replicas: their compressor divides

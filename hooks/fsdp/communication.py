@@ -18,6 +18,7 @@ from ...compress.shards.layout import ShardLayout
 from ...compress.shards.weights import WeightKind
 from ...ddp_core import Pending, start_all_gather
 from ...ddp_core.averaging.shard_averager import ShardAverager
+from ...ddp_core.engine.lanes import MODULES_IN_FLIGHT
 from ...kernels import temporary
 from .arrivals import Arrivals
 from .modules import ShardedModule
@@ -151,13 +152,13 @@ class ShardReduction:
             raise ValueError(DIVIDES)
         divided = module.divided_anew
         scale = self._total if divided else self._scale
-        arrivals.begin()
+        arrivals.begin(averager)
         layout = module.layout()
         if layout.numel != input_tensor.numel():
             layout = self._nameless(layout, input_tensor)
         pending = averager.reduce(module.index, layout, input_tensor, output_tensor, scale)
         at_once = divided or module.averages_over_replicas or module.reads_gradients(output_tensor.dtype)
-        arrivals.take(pending, at_once=at_once)
+        arrivals.take(pending, at_once=at_once, in_flight=MODULES_IN_FLIGHT)
 
     def _nameless(self, layout: ShardLayout, grad: Tensor) -> ShardLayout:
         """Return a layout of the whole gradient as one parameter: torch left parameters out and does not report which."""

@@ -10,7 +10,6 @@ from ...compress.shards.reduction import ShardState, ShardSum, shard_sum
 from ...compress.shards.weights import HeldWeights, OwnRows, WeightGather, weight_gather
 from ...compress.state.tree import Entries
 from ...ddp_core import Handle, Observed
-from ...ddp_core.averaging.averager import CompressedAverager
 from ...ddp_core.averaging.shard_averager import ShardAverager
 from ...ddp_core.averaging.shown_averages import OnAverage
 from ...ddp_core.memory.model_memory import Snapshot
@@ -83,22 +82,18 @@ class ShardHandle(Observed):
 
     def _rescale(self, factor: float) -> None:
         if self.replicas is not None:
-            self.replicas.rescale(factor)  # first: it refuses right after a load
+            self.replicas.averager.memory.rescale(factor)  # first: it refuses right after a load
         super()._rescale(factor)
 
-    @property
-    def _stepping(self) -> ShardAverager | CompressedAverager:
-        return self.averager if self._of_shards or self.replicas is None else self.replicas.averager
-
     def _discard(self) -> None:
-        if self._stepping is self.averager:  # else nothing of gradwire's has steps among shards
+        if self._of_shards or self.replicas is None:  # else nothing of gradwire's has steps among shards
             super()._discard()
         if self.replicas is not None:
-            self.replicas.discard_step()
+            self.replicas.averager.memory.discard_step()
 
     def _show(self, function: OnAverage | None) -> None:
         if self.replicas is not None:
-            self.replicas.averager.on_average = function  # who averages last
+            self.replicas.averager.shown.function = function  # who averages last
         elif self.averager.across_replicas:
             raise ValueError(
                 "torch averages over replicas after gradwire here: pass replicas='none' to attach() as well"
@@ -123,7 +118,7 @@ class ShardHandle(Observed):
             handle's state is in it as "replicas".
         """
         self._catch_up()
-        snapshot, of_replicas, in_use = self._stepping.take(self._taken)
+        snapshot, of_replicas, in_use = self.averager.steps.snapshot(self._taken)
         parameters: Entries = snapshot.save()
         inside = {
             "gradwire": FORMAT,
@@ -137,7 +132,7 @@ class ShardHandle(Observed):
             inside["replicas"] = self.replicas.sealed(of_replicas)
         return {self._key(): inside}
 
-    def _taken(self, _: bool) -> tuple[ShardSnapshot, Snapshot | None, Sequence[OwnRows]]:
+    def _taken(self) -> tuple[ShardSnapshot, Snapshot | None, Sequence[OwnRows]]:
         """Snapshots of all memories after the same step."""
         shards, replicas = self.averager, None if self.replicas is None else self.replicas.averager
         of_replicas = None if replicas is None else replicas.memory.snapshot(under_way=replicas.under_way)
@@ -169,7 +164,7 @@ class ShardHandle(Observed):
             of_replicas = self._carried(state) if resize else self.replicas.fitting(among_replicas(state))
         states = self.averager.loaded(state["parameters"], means=resize)
         in_use = self.averager.in_use.loaded({} if resize else state["weights"])
-        self._stepping.between_steps(lambda: self._load(states, state["step"], in_use, of_replicas))
+        self.averager.between_steps(lambda: self._load(states, state["step"], in_use, of_replicas))
 
     def _load(
         self,

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from itertools import count
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...ddp_core import Handle
-from ...ddp_core.averaging.bucket_plan import AllPending
+from ...ddp_core.averaging.averager import CompressedAverager
 from ...ddp_core.averaging.engines import Engines
+from ...ddp_core.averaging.plans import AllPending
 from ...ddp_core.averaging.shard_averager import ShardAverager
-from ...ddp_core.measure.step import Step
+from ...ddp_core.buckets.protocol import Bucket
 from ...ddp_core.transport.rank_messages import FINITE, true_everywhere
 from .arrivals import Arrivals
 from .modules import ShardedModule
@@ -41,47 +43,36 @@ class ShardBucket:
         return False
 
 
-class ReplicaSteps:
-    """The steps of a handle, as arrivals begin and end them, and the numbers of its buckets.
+@dataclass(frozen=True)
+class FiniteEverywhere:
+    """What ranks tell each other before a step ends: it counts on no rank if gradients or averages of any are not finite.
 
-    `shards`: whose step ends with that of the replicas, where gradwire communicates for them, too. `beside`: engines of the
-    ranks that share the parameters, if there are several.
+    `replicas`: averages over replicas. `beside`: engines of the ranks that share its parameters, if there are several.
+    `shards`: reduces among these, where gradwire does.
     """
 
-    def __init__(self, handle: Handle, shards: ShardAverager | None, beside: Engines | None) -> None:
-        self._handle, self._shards, self._beside = handle, shards, beside
-        self._buckets = 0
+    replicas: CompressedAverager | None = None
+    beside: Engines | None = None
+    shards: ShardAverager | None = None
 
-    def begin_step(self) -> None:
-        """Begin a step, before its first bucket."""
-        self._handle.averager.begin_step(Step())
-
-    def next_index(self) -> int:
-        """The number of a bucket that is met for the first time."""
-        self._buckets += 1
-        return self._buckets - 1
-
-    def end_step(self) -> None:
-        """End the step: all averages are there. It counts on no rank if those of any are not finite."""
-        averager = self._handle.averager
-        if self._beside is not None and (finite := averager.memory.finite_here) is not None:
-            averager.memory.note_finite(true_everywhere(finite, self._beside.transport(finite.device), what=FINITE))
-        if self._shards is not None and (finite := self._shards.hear_replicas()) is not None:
-            averager.memory.note_finite(finite)
-        with averager.step_lock.lock:
-            averager.end_step()
-            if self._shards is not None:
-                self._shards.finish_step()
+    def __call__(self) -> None:
+        """Agree. A collective call."""
+        memory = self.replicas.memory if self.replicas is not None and self.replicas.inside else None
+        if memory is not None and self.beside is not None and (finite := memory.finite_here) is not None:
+            memory.note_finite(true_everywhere(finite, self.beside.transport(finite.device), what=FINITE))
+        finite = None if self.shards is None else self.shards.hear_replicas()
+        if memory is not None and finite is not None:
+            memory.note_finite(finite)
 
 
 DIVISOR = "set_gradient_divide_factor holds for gradwire's sums alone: say reduce='none', too"
 
 
 class ReplicaMean:
-    """The all-reduce hook of one module."""
+    """The all-reduce hook of one module. `numbers`: of the buckets of all modules."""
 
-    def __init__(self, module: ShardedModule, handle: Handle, steps: ReplicaSteps, arrivals: Arrivals) -> None:
-        self._module, self._handle, self._steps, self._arrivals = module, handle, steps, arrivals
+    def __init__(self, module: ShardedModule, handle: Handle, arrivals: Arrivals, numbers: Iterator[int]) -> None:
+        self._module, self._handle, self._arrivals, self._numbers = module, handle, arrivals, numbers
         self._parameters: list[Tensor] = []
         self._splits: list[int] = []
         self._indices: list[int] = []  # of the buckets
@@ -111,36 +102,26 @@ class ReplicaMean:
             raise RuntimeError(module.left_out)
         if module.alone and module.divisor is not None:  # torch has divided by it, where a mean divides by the ranks
             reduce_output.mul_(self._handle.averager.engines.group.size())
-        self._arrivals.begin()
-        average = self._handle.averager.average
-        pendings = [average(each, needs_future=True) for each in self._buckets(reduce_output)]
+        averager = self._handle.averager
+        self._arrivals.begin(averager)
+        pendings = [averager.average_hooked(each) for each in self._buckets(reduce_output)]
         at_once = module.divided_anew or module.reads_gradients(reduce_output.dtype)
         self._arrivals.take(AllPending(pendings), at_once=at_once)
 
-    def _buckets(self, gradients: Tensor) -> Iterator[Any]:
+    def _buckets(self, gradients: Tensor) -> Iterator[Bucket]:
         """The buckets of the module: one, or in a tensor-parallel model as many as its `splits`."""
         first = offset = 0
-        for place, count in enumerate(self._splits):
-            parameters = self._parameters[first : first + count]
+        for place, number in enumerate(self._splits):
+            parameters = self._parameters[first : first + number]
             size = sum(map(torch.numel, parameters))
             if place == len(self._indices):
-                self._indices.append(self._steps.next_index())
+                self._indices.append(next(self._numbers))
             yield ShardBucket(self._indices[place], gradients.narrow(0, offset, size), parameters)
-            first, offset = first + count, offset + size
+            first, offset = first + number, offset + size
 
 
-def take_replicas(
-    model: nn.Module,
-    modules: Sequence[ShardedModule],
-    handle: Handle,
-    shards: ShardAverager | None = None,
-    beside: Engines | None = None,
-) -> None:
-    """Have a handle average the gradients of a model's modules over their replicas.
-
-    `shards` and `beside`: as for `ReplicaSteps`.
-    """
-    steps = ReplicaSteps(handle, shards, beside)
-    arrivals = Arrivals(steps, model, modules[0].device, handle.averager.engines.timeout, in_flight=None)
+def take_replicas(modules: Sequence[ShardedModule], handle: Handle, arrivals: Arrivals) -> None:
+    """Have a handle average the gradients of modules over their replicas."""
+    numbers = count()
     for module in modules:
-        module.take_replicas(ReplicaMean(module, handle, steps, arrivals))
+        module.take_replicas(ReplicaMean(module, handle, arrivals, numbers))

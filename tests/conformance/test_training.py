@@ -2,7 +2,6 @@
 
 import warnings
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -11,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gradwire
 
-from .both import Blocks, assert_all_same, assert_same, batches, both, mlp, seeded, train
+from .both import Blocks, assert_all_same, assert_same, batches, mlp, seeded, train
 
 
 def checkpointed(rank, world_size, ddp, case):
@@ -104,56 +103,6 @@ def detached(rank, world_size, ddp):
 def test_without_its_hooks_a_model_averages_nothing(ranks):
     first, second = assert_same(ranks, detached)
     assert not first[0].equal(second[0])
-
-
-def regrouped(rank, world_size, spec):
-    smaller = dist.new_group([0, 1])
-    model = gradwire.DistributedDataParallel(seeded(mlp), compressor=spec)
-    train(model, batches(rank, 3, 3, 8))
-    model._update_process_group(smaller)
-    if rank == 2:
-        return None
-    seen = train(model, batches(rank, 3, 3, 8))
-    return seen[1], model.compression.stats().total.traffic.payload_bytes > 0
-
-
-@pytest.mark.parametrize("spec", ["powersgd:rank=2", "topk:ratio=0.2", "onebit"])
-def test_a_model_moves_to_fewer_ranks(ranks, spec):
-    first, second, _ = ranks.run(regrouped, 3, spec)
-    torch.testing.assert_close(first, second, rtol=0, atol=0)
-
-
-def regrouped_as_torch(rank, world_size, ddp):
-    smaller = dist.new_group([0, 1])
-    model = ddp(seeded(mlp))
-    train(model, batches(rank, 3, 3, 8))
-    model._update_process_group(smaller)
-    return train(model, batches(rank, 3, 3, 8)) if rank < 2 else None
-
-
-def test_it_then_trains_as_torchs(ranks):
-    assert_same(ranks, regrouped_as_torch, world_size=3, rtol=1e-5, atol=1e-8)  # three ranks: sums in another order
-
-
-def logged(rank, world_size, ddp, options):
-    model = ddp(seeded(mlp), **options)
-    atstart = model._get_ddp_logging_data()
-    train(model, batches(rank, 4, 3, 8))
-    return atstart, model._get_ddp_logging_data()
-
-
-def all_logged(rank, world_size, ddp):
-    return [logged(rank, world_size, ddp, options) for options in ({}, {"bucket_cap_mb": 0.01}, {"static_graph": True})]
-
-
-def test_logging_data_have_no_keys_and_values_but_torchs(ranks):
-    theirs, ours = both(ranks, all_logged)
-    for (start, later), (our_start, our_later) in zip(theirs[0], ours[0], strict=True):
-        assert {**our_start, "bucket_sizes": ""}.items() <= {**start, "bucket_sizes": ""}.items()
-        assert set(our_later) <= {*later, "can_set_static_graph"}
-        assert not {"iteration", "avg_backward_comm_time", "can_set_static_graph"} - set(our_later)
-        steady = [key for key in later if key in our_later and "time" not in key and key != "bucket_sizes"]
-        assert {key: our_later[key] for key in steady} == {key: later[key] for key in steady}
 
 
 def graph_warning(rank, world_size, ddp):

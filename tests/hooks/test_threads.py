@@ -8,7 +8,7 @@ import pytest
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
-from gradwire.ddp_core.averaging import step_lock
+from gradwire.ddp_core.averaging import steps
 
 from .given import Given, average, gradients
 from .saving import Saves
@@ -237,7 +237,7 @@ def saved_after_a_break(rank, world_size, elsewhere):
     saves = Saves()
     saves.save = handle.state_dict
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(step_lock, "QUIET", 0.5)
+        patch.setattr(steps, "QUIET", 0.5)
         saves.once() if elsewhere else saves._saved(handle.state_dict)
     (state,) = saves.results
     zero = [name for name, fields in state["parameters"].items() if not fields["residual"].any()]

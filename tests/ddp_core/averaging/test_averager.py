@@ -1,18 +1,17 @@
 """Steps of torch's hook as their buckets tell them, and changes that other threads want in the middle of one."""
 
 import threading
-import time
 from datetime import timedelta
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from gradwire.compress import compressor
+from gradwire.compress import Dense, Layout, Ranks, compressor
 from gradwire.ddp_core import Handle
-from gradwire.ddp_core.averaging.averager import CompressedAverager
-from gradwire.ddp_core.averaging.step_lock import StepLock
-from gradwire.hooks.torch_ddp import compress_bucket, steps_of
+from gradwire.ddp_core.averaging.averager import setup
+from gradwire.ddp_core.memory.model_memory import ModelMemory
+from gradwire.hooks.torch_ddp import compress_bucket
+from gradwire.hooks.torch_steps import ByForward
 
 LIMIT = timedelta(seconds=20)
 SIZE = 8
@@ -80,9 +79,9 @@ def test_a_step_begins_with_the_bucket_whose_index_does_not_rise(averager, handl
 
 
 def test_who_says_when_steps_begin_may_begin_one_with_any_bucket_and_end_it_with_any(averager, handle):
-    mine = buckets()
+    mine, handle.step_detector = buckets(), ByForward()
     for bucket in mine:
-        steps_of(handle).expect()
+        handle.step_detector.announce()
         sent(handle, [bucket])
     assert averager.stats().steps == BUCKETS
     assert [each.parameters for each in averager.stats().buckets] == [("2",)]
@@ -126,34 +125,12 @@ def test_another_compressor_goes_on_with_all_that_was_held_back(averager, handle
     assert sorted(average.tolist()) == [0.0] + [1.0] * (SIZE - 1)
 
 
-@pytest.mark.parametrize(
-    ("idle", "failed", "going_on"), [(False, False, True), (True, False, False), (False, True, False)]
-)
-def test_a_step_whose_engine_has_failed_gives_no_signs_of_life_to_a_thread_that_saves(idle, failed, going_on):
-    averager = CompressedAverager(compressor("topk"), (), LIMIT)
-    averager.engines = SimpleNamespace(idle=idle, failed=failed)
-    first = averager.signs()
-    time.sleep(0.001)
-    assert (averager.signs() != first) == going_on
-
-
-class Ending:
-    """A step that is over when one looks for the second time."""
-
-    overwrites, looks = True, 0
-
-    @property
-    def under_way(self):
-        self.looks += 1
-        return self.looks == 1
-
-    def signs(self):
-        return None
-
-
-def test_a_thread_that_saves_makes_no_changes_that_others_wait_for():
-    lock, made = StepLock(), []
-    lock.waiting.append(lambda: made.append("another thread's"))
-    assert lock.take(Ending(), lambda under_way: ("mine", under_way)) == ("mine", False)
-    assert made == []
-    assert len(lock.waiting) == 1
+@pytest.mark.parametrize("partial", [False, True])
+def test_ranks_compare_compressor_step_shapes_and_where_asked_values(partial):
+    memory = ModelMemory(Dense(), partial=partial)
+    memory.step = 4
+    layout = Layout(("a", "b"), ((2,), (7,)), torch.float32, torch.device("cpu"), Ranks(2))
+    unused = " and find_unused_parameters=True" if partial else ""
+    text = f"none at step 3{unused} with a first bucket of 2 parameters, 9 x torch.float32"
+    assert setup(memory, layout, None) == text
+    assert setup(memory, layout, "their values x") == f"{text}, their values x"

@@ -20,6 +20,11 @@ def averager_of(group, gradients="none", weights="none"):
     return ShardAverager(shard_sum(gradients), weight_gather(weights), group, CPU, LIMIT)
 
 
+def begin(averager):
+    averager.steps.begin()
+    averager.enter_step()
+
+
 def gathered(averager, mine, training=True):
     out = torch.zeros_like(mine)
     program = averager.weights.gather(mine, out, WeightKind(mine.dtype, LAYOUT))
@@ -37,9 +42,9 @@ def test_a_step_has_what_was_gathered_before_its_gradients(group):
     averager, numbers = averager_of(group), torch.arange(8.0)
     for _ in range(2):
         assert torch.equal(gathered(averager, numbers), numbers)
-        averager.begin_step()
+        begin(averager)
         assert torch.equal(reduced(averager, numbers, scale=0.5), numbers / 2)
-        averager.end_step()
+        averager.steps.end()
         assert len(averager.stats().buckets) == 2
     assert averager.stats().steps == 2
     assert averager.measured().begun == 2
@@ -61,13 +66,13 @@ def test_what_is_gathered_outside_of_training_counts_in_no_step(group):
 @pytest.mark.parametrize("ends", [True, False])
 def test_what_a_codec_loses_comes_with_the_next_gradient_unless_the_step_broke_off(group, ends):
     averager, numbers = averager_of(group, "int4:block=8,feedback=1"), torch.linspace(-1, 1, 8)
-    averager.begin_step()
+    begin(averager)
     first = reduced(averager, numbers)
     if ends:
-        averager.end_step()
-    averager.begin_step()
+        averager.steps.end()
+    begin(averager)
     second = reduced(averager, torch.zeros(8))
-    averager.end_step()
+    averager.steps.end()
     lost = numbers - first
     assert lost.any()
     (state,) = averager.memory.states()
@@ -81,10 +86,10 @@ def among_others(rank, world_size):
     groups = [dist.new_group(list(range(first, world_size, 2)), backend="gloo") for first in range(2)]
     averager = averager_of(groups[rank % 2])
     layout = ShardLayout(Layout(("w",), ((4, 2),), torch.float32, CPU, Ranks(2, rank // 2)), (0,))
-    averager.begin_step()
+    begin(averager)
     mean, weights = torch.zeros(4), torch.zeros(2)
     averager.reduce(0, layout, torch.full((8,), float(rank)), mean, 1.0).wait(LIMIT)
-    averager.end_step()
+    averager.steps.end()
     program = averager.weights.gather(torch.full((1,), float(rank)), weights, WeightKind(torch.float32, layout))
     averager.gather(0, ("w",), program, weights, training=True).wait(LIMIT)
     averager.close()

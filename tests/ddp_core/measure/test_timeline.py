@@ -259,25 +259,6 @@ def test_a_static_graph_is_timed_from_its_first_step(ranks):
         assert len(check(times) and times.buckets) == 4
 
 
-def logged(model):
-    for number in range(3):
-        step(model, number=number)
-    data = model._get_ddp_logging_data()  # of the steps before the last forward
-    return data, model.last_step()
-
-
-def test_the_logging_data_of_torch_tell_of_the_same_moments(ranks):
-    [(data, times)] = ranks.run(alone, 1, logged)
-    assert data["iteration"] == times.step - 1
-    assert data["backward_comm_time"] == pytest.approx(
-        data["backward_comm_time_end"] - data["backward_comm_time_start"], abs=1000
-    )
-    assert data["backward_compute_time_start"] <= data["backward_comm_time_start"] <= data["backward_comm_time_end"]
-    assert data["forward_compute_time_start"] + data["forward_compute_time"] == pytest.approx(
-        data["backward_compute_time_start"], abs=1000
-    )
-
-
 def test_a_timeline_counts_no_bucket_that_never_was_ready():
     timeline, step = Timeline(["weight"]), Step(number=1)
     step.launched[0] = 1.0

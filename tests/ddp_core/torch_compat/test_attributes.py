@@ -59,11 +59,3 @@ def test_backward_cannot_be_ended_by_hand(model):
         model.require_manual_backward_finalization = True
     with pytest.raises(RuntimeError, match="let backward end by itself"):
         model.finalize_backward()
-
-
-@pytest.mark.parametrize("rate", [0, -1])
-def test_a_rate_of_samples_is_one_step_or_more(model, rate):
-    with pytest.raises(ValueError, match="sample rate should be equal or greater than 1"):
-        model._set_ddp_runtime_logging_sample_rate(rate)
-    model._set_ddp_runtime_logging_sample_rate(7)
-    assert model.logger.sample_rate == 7

@@ -23,23 +23,29 @@ class Done:
 
 
 class Noted(list):
-    """The beginnings and ends of steps."""
+    """The beginnings and ends of steps, and when ranks agree before an end."""
 
-    def begin_step(self):
+    def begin(self):
         self.append("begin")
 
-    def end_step(self):
+    def end(self):
         self.append("end")
+
+    inside = True  # as an averager that takes part in each step
+
+
+def arrivals_of(noted, model):
+    return Arrivals(noted, model, torch.device("cpu"), timedelta(seconds=10), lambda: noted.append("agree"))
 
 
 @pytest.fixture
 def steps():
     """Noted steps, and a function whose backward brings gradients of a module."""
     noted = Noted()
-    arrivals = Arrivals(noted, nn.Identity(), torch.device("cpu"), timedelta(seconds=10))
+    arrivals = arrivals_of(noted, nn.Identity())
 
     def comes(_):
-        arrivals.begin()
+        arrivals.begin(noted)
         arrivals.take(Done(), at_once=False)
 
     def module(numbers):
@@ -56,7 +62,7 @@ def test_backwards_inside_of_one_belong_to_its_step(steps):
     for _ in range(2):
         numbers = checkpoint(lambda each: module(module(each)), torch.ones(3, requires_grad=True), use_reentrant=True)
         module(module(numbers)).sum().backward()
-    assert noted == ["begin", "end"] * 2
+    assert noted == ["begin", "agree", "end"] * 2
 
 
 def test_a_backward_after_one_that_broke_off_begins_a_step(steps):
@@ -67,15 +73,15 @@ def test_a_backward_after_one_that_broke_off_begins_a_step(steps):
         module(module(numbers)).sum().backward()
     assert noted == ["begin"]
     module(torch.ones(3, requires_grad=True)).sum().backward()
-    assert noted == ["begin", "begin", "end"]
+    assert noted == ["begin", "begin", "agree", "end"]
 
 
 def test_a_backward_of_a_model_that_begins_with_one_inside_of_it_is_one_step():
     noted, model = Noted(), nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    arrivals = Arrivals(noted, model, torch.device("cpu"), timedelta(seconds=10))
+    arrivals = arrivals_of(noted, model)
 
     def comes(*_):
-        arrivals.begin()
+        arrivals.begin(noted)
         arrivals.take(Done(), at_once=False)
 
     for part in model:
@@ -83,14 +89,14 @@ def test_a_backward_of_a_model_that_begins_with_one_inside_of_it_is_one_step():
         part.forward = partial(checkpoint, part.forward, use_reentrant=True)
     for _ in range(2):
         model(torch.ones(3, requires_grad=True)).sum().backward()
-    assert noted == ["begin", "end"] * 2
+    assert noted == ["begin", "agree", "end"] * 2
 
 
 def test_a_backward_that_brings_no_gradients_of_modules_is_no_step():
     noted, model = Noted(), nn.Linear(3, 3)
-    arrivals = Arrivals(noted, model, torch.device("cpu"), timedelta(seconds=10))
+    arrivals = arrivals_of(noted, model)
     outputs = model(torch.ones(3))
-    outputs.register_hook(lambda _: noted.append(arrivals._end() is not None))
+    outputs.register_hook(lambda _: noted.append(arrivals._backward() is not None))
     outputs.sum().backward()
     assert noted == [True]
 

@@ -1,0 +1,23 @@
+"""A bucket of gradients as whoever averages it sees it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Bucket(Protocol):
+    """The methods of torch's `dist.GradBucket` that gradwire calls. Its own buckets, slices and shards have them, too."""
+
+    def index(self) -> int:
+        """Return its place among all that is sent."""
+
+    def buffer(self) -> Tensor:
+        """Return all gradients, one behind the other."""
+
+    def parameters(self) -> list[Tensor]:
+        """Return the parameters, in the order of the buffer."""
+
+    def is_last(self) -> bool:
+        """Return True if it is the last one of a step, as far as its index shows."""

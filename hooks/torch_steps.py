@@ -1,0 +1,97 @@
+"""The steps of torch's DDP, which tells a hook neither when one begins nor when it ends: three ways to find out."""
+
+# torch compares the annotations of a hook themselves, so files of hooks do not postpone them.
+
+from typing import Protocol
+
+import torch
+from torch.autograd import Variable
+
+from ..ddp_core.averaging.steps import Steps
+from ..ddp_core.buckets.protocol import Bucket
+
+
+class StepDetector(Protocol):
+    """Finds the first bucket of each step, and the step's end. `last_ends`: the last bucket shows it."""
+
+    last_ends: bool
+
+    def begins(self, bucket: Bucket) -> bool:
+        """Return True for the first bucket of a step. It is asked once for each bucket."""
+
+    def begun(self, steps: Steps) -> None:
+        """Note that a step has begun, in the backward that has brought its first bucket."""
+
+
+class ByIndex(StepDetector):
+    """A bucket whose index does not rise begins a step.
+
+    torch hands over the buckets of a backward in the order of their indices, each of them once: those without a gradient
+    come at the end of backward, before those behind them. So the last index shows that all were sent. A backward that broke
+    off is followed by one whose first index is 0.
+    """
+
+    last_ends = True
+
+    def __init__(self) -> None:
+        self._last = -1
+
+    def begins(self, bucket: Bucket) -> bool:
+        """Return True if the index is not above the one before."""
+        before, self._last = self._last, bucket.index()
+        return self._last <= before
+
+    def begun(self, steps: Steps) -> None:
+        """Do nothing: the last bucket shows the end."""
+
+
+class ByForward(StepDetector):
+    """A forward announces a step, where indices do not show one.
+
+    With a static graph torch hands over all buckets of the first step as number 0, at the end of backward. With
+    skip_all_reduce_unused_params any of a step's buckets may be missing, the first and the last one, too. A second backward
+    of one forward, or a step in which this rank only mirrors the others' inside `join`, is announced by no forward: there an
+    index that does not rise counts, but for those parameters that the first step has not brought yet.
+    """
+
+    last_ends = False
+
+    def __init__(self) -> None:
+        self._announced, self._indices = False, ByIndex()
+        self._in_first: set[int] | None = set()  # identities of the parameters that the first step has brought
+
+    def announce(self) -> None:
+        """Have the next bucket be the first of a step."""
+        self._announced = True
+
+    def begins(self, bucket: Bucket) -> bool:
+        """Return True if a forward has announced it, or no index and no new parameter contradicts."""
+        announced, self._announced = self._announced, False
+        again, parameters = self._indices.begins(bucket), set(map(id, bucket.parameters()))
+        new = self._in_first is not None and self._in_first.isdisjoint(parameters)
+        begins = announced or (again and not new)
+        if begins and self._in_first:
+            self._in_first = None
+        elif self._in_first is not None:
+            self._in_first |= parameters
+        return begins
+
+    def begun(self, steps: Steps) -> None:
+        """Have the end of backward end the step."""
+        if torch._C._current_graph_task_id() == -1:
+            steps.all_sent()
+        else:
+            Variable._execution_engine.queue_callback(steps.all_sent)
+
+
+class ByReducer(StepDetector):
+    """gradwire's own DDP begins and ends the steps, around the calls of its hook."""
+
+    last_ends = False
+
+    def begins(self, bucket: Bucket) -> bool:
+        """Return False."""
+        return False
+
+    def begun(self, steps: Steps) -> None:
+        """Do nothing."""

@@ -1,0 +1,189 @@
+"""The steps of a handle beside other threads: who waits for what, and for how long."""
+
+import threading
+import time
+
+import pytest
+
+from gradwire.ddp_core.averaging import steps as module
+from gradwire.ddp_core.averaging.steps import Phase, Steps
+from gradwire.ddp_core.measure.step import Step
+
+
+class Engines:
+    """Engines that are idle, or have failed, when a test says so."""
+
+    idle, failed, followed = True, False, 0
+
+    def follow(self):
+        self.followed += 1
+
+
+class Memory:
+    in_place = True
+
+
+class Averager:
+    """An averager that counts the steps which it took part in."""
+
+    def __init__(self, steps):
+        self.engines, self.memory, self.step, self.inside, self.ended = Engines(), Memory(), Step(), False, 0
+        steps.add(self)
+
+    def step_is_over(self):
+        self.ended += 1
+
+
+@pytest.fixture
+def steps():
+    return Steps()
+
+
+@pytest.fixture
+def averager(steps):
+    return Averager(steps)
+
+
+def opened(steps, *averagers):
+    steps.begin()
+    for each in averagers:
+        each.inside = True
+
+
+class Elsewhere(threading.Thread):
+    """Calls a function on another thread, and waits until that waits."""
+
+    def __init__(self, function):
+        super().__init__(daemon=True)
+        self._function, self.result = function, None
+        self.start()
+        self.join(0.2)
+
+    def run(self):
+        self.result = self._function(), threading.get_ident()
+
+    def end(self):
+        self.join(20)
+        assert not self.is_alive()
+        return self.result
+
+
+def test_a_change_of_another_thread_waits_for_the_end_of_the_step_and_one_of_this_thread_does_not(steps, averager):
+    opened(steps, averager)
+    made = []
+    Elsewhere(lambda: steps.between(lambda: made.append("other"))).end()
+    steps.between(lambda: made.append("own"))
+    assert made == ["own"]
+    steps.end()
+    assert made == ["own", "other"]
+    Elsewhere(lambda: steps.between(lambda: made.append("at once"))).end()
+    assert made[2:] == ["at once"]
+
+
+@pytest.mark.parametrize("over", [Steps.end, Steps.begin])
+def test_a_save_within_a_step_is_made_by_the_thread_of_the_step_at_its_end_or_before_the_next_one(
+    steps, averager, over
+):
+    opened(steps, averager)
+    saver = Elsewhere(lambda: steps.snapshot(threading.get_ident))
+    assert saver.is_alive()
+    over(steps)
+    thread, _ = saver.end()
+    assert thread == threading.get_ident()
+    assert averager.engines.followed == 1
+
+
+def test_a_save_waits_for_no_step_that_overwrites_nothing_or_whose_engine_has_failed(steps, averager):
+    opened(steps, averager)
+    for attribute, value in (("memory", "in_place"), ("engines", "failed")):
+        setattr(getattr(averager, attribute), value, attribute == "engines")
+        Elsewhere(lambda: steps.snapshot(lambda: None)).end()
+        averager.memory.in_place = True
+
+
+def test_an_error_of_a_save_is_raised_where_it_was_asked_for(steps, averager):
+    def save():
+        raise ArithmeticError("on purpose")
+
+    def told():
+        with pytest.raises(ArithmeticError, match="on purpose"):
+            steps.snapshot(save)
+        return True
+
+    opened(steps, averager)
+    saver = Elsewhere(told)
+    steps.end()
+    assert saver.end()[0]
+
+
+def test_a_step_whose_end_nobody_tells_is_over_when_all_was_sent_and_no_program_runs(steps, averager):
+    opened(steps, averager)
+    averager.engines.idle = False
+    steps.all_sent()
+    saver = Elsewhere(lambda: steps.snapshot(lambda: averager.inside))
+    assert saver.is_alive()
+    began = time.monotonic()
+    averager.engines.idle = True
+    steps.hear()
+    inside, thread = saver.end()
+    assert not inside
+    assert thread != threading.get_ident()
+    assert time.monotonic() - began < 5  # it does not wait for the step to break off
+    assert (steps.phase, averager.ended) == (Phase.IDLE, 1)
+
+
+def test_a_save_makes_no_changes_that_others_wait_for(steps, averager):
+    opened(steps, averager)
+    made = []
+    Elsewhere(lambda: steps.between(lambda: made.append("change"))).end()
+    steps.all_sent()
+    Elsewhere(lambda: steps.snapshot(lambda: None)).end()
+    assert made == []
+    opened(steps, averager)
+    assert made == ["change"]
+
+
+def test_a_step_without_a_sign_broke_off_until_there_is_one(steps, averager, monkeypatch):
+    monkeypatch.setattr(module, "QUIET", 0.3)
+    opened(steps, averager)
+    (inside, _), phase = Elsewhere(lambda: steps.snapshot(lambda: averager.inside)).end(), steps.phase
+    assert inside
+    assert phase is Phase.BROKEN
+    monkeypatch.setattr(module, "QUIET", 60)
+    Elsewhere(lambda: steps.snapshot(lambda: None)).end()  # nobody waits again for a step that broke off
+    steps.hear()
+    saver = Elsewhere(lambda: steps.snapshot(lambda: None))
+    assert (saver.is_alive(), steps.phase) == (True, Phase.OPEN)
+    steps.end()
+    saver.end()
+
+
+def test_programs_that_run_are_signs_of_a_step(steps, averager, monkeypatch):
+    monkeypatch.setattr(module, "QUIET", 0.1)
+    opened(steps, averager)
+    averager.engines.idle = False
+    saver = Elsewhere(lambda: steps.snapshot(lambda: None))
+    saver.join(0.5)
+    assert saver.is_alive()
+    steps.end()
+    saver.end()
+
+
+def test_a_step_is_over_for_those_averagers_that_took_part(steps, averager):
+    other = Averager(steps)
+    opened(steps, averager)
+    steps.end()
+    opened(steps, averager, other)
+    steps.leave(other)
+    assert steps.holds(averager)
+    assert not steps.holds(other)
+    steps.end()
+    assert (averager.ended, other.ended) == (2, 0)
+
+
+def test_an_averager_that_is_gone_holds_no_steps_up():
+    steps = Steps()
+    opened(steps, Averager(steps))
+    steps.all_sent()
+    steps.between(lambda: None)
+    assert steps.phase is Phase.IDLE
