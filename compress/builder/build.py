@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 
 from ..algorithms.adapters import PerTensor, TwoShot
 from ..algorithms.dense import Dense
-from ..feedback.adam_space import AdamSpace
 from ..feedback.error_feedback import DecayedFeedback, ErrorFeedback, Float32Arithmetic
 from ..feedback.switch import Switch
 from ..feedback.worker_momentum import WorkerMomentum
@@ -31,7 +30,7 @@ OUTER_END = re.compile(r"(?<![0-9][eE])\+")  # a '+' that is not part of a numbe
 NESTED = ("inner", "warmup")  # options that are specifications
 DEEPEST = 16  # compressors inside each other
 # The wrappers of a lossy compressor, the outermost first.
-WRAPPERS = (WorkerMomentum, DecayedFeedback, ErrorFeedback, Float32Arithmetic, AdamSpace)
+WRAPPERS = (WorkerMomentum, DecayedFeedback, ErrorFeedback, Float32Arithmetic)
 Spec: TypeAlias = str | Mapping[str, Any] | Compressor
 
 
@@ -183,8 +182,6 @@ def _unwrapped(built: Any) -> tuple[Any, dict[str, Any]]:
                 options["feedback"] = value
             case WorkerMomentum(momentum=value):
                 options["momentum"] = value
-            case AdamSpace():
-                options["space"] = "adam"
             case ErrorFeedback(residual_bits=value):
                 options.setdefault("feedback", 1)
                 options |= {"residual_bits": value} if value != WIDTHS[0] else {}
@@ -243,14 +240,13 @@ def _wrapped(
     built: Compressor,
     feedback: float,
     momentum: float = 0.0,
-    space: str = "gradient",
     residual_bits: int = WIDTHS[0],
     **_: Any,
 ) -> Compressor:
     """A lossy method with what surrounds it."""
     if not 0 <= momentum < 1:
         raise ValueError(f"{method.name}:momentum is at least 0 (none) and below 1, got {momentum}")
-    built = Float32Arithmetic(AdamSpace(built) if space == "adam" else built)
+    built = Float32Arithmetic(built)
     built = ErrorFeedback(built, residual_bits) if feedback else built
     built = DecayedFeedback(built, feedback) if 0 < feedback < 1 else built
     return WorkerMomentum(built, momentum) if momentum else built

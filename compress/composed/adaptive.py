@@ -13,7 +13,6 @@ from torch import Tensor
 from ...kernels import Residual
 from ..algorithms.dense import Dense
 from ..builder.build import compressor, with_error_feedback
-from ..feedback.adam_space import AdamSpace
 from ..feedback.error_feedback import DecayedFeedback, ErrorFeedback, Float32Arithmetic
 from ..feedback.switch import Switch, released
 from ..feedback.worker_momentum import WorkerMomentum
@@ -29,7 +28,7 @@ from ..state.tree import Leaves
 logger = logging.getLogger(__name__)
 MOST = 16  # methods
 NONE = -1.0  # in place of each cosine before there is one
-REFUSED = (Switch, DecayedFeedback, WorkerMomentum, AdamSpace)
+REFUSED = (Switch, DecayedFeedback, WorkerMomentum)
 
 
 @dataclass
@@ -125,8 +124,8 @@ def _method(spec: str) -> Compressor:
     refused = any(isinstance(each, (*REFUSED, Adaptive)) for each in inside(built))
     if refused or found.needs_all_parameters or found.ranks_per_host is not None:
         raise ValueError(
-            f"adaptive:ladder cannot take {spec!r}: give start_iter, feedback, momentum and space to "
-            f"adaptive itself, and write hosts+ in front of it"
+            f"adaptive:ladder cannot take {spec!r}: give start_iter, feedback and momentum to adaptive "
+            f"itself, and write hosts+ in front of it"
         )
     return built
 

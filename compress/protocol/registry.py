@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from .compressor import Compressor, Declared, Traits, with_traits
 
@@ -16,7 +16,6 @@ OF_FEEDBACK: dict[str, tuple[Any, Any]] = {  # options of every lossy method: (t
     "error_feedback": (bool, True),
     "feedback": (float, 1.0),
     "momentum": (float, 0.0),
-    "space": (Literal["gradient", "adam"], "gradient"),
     "residual_bits": (int, 32),
 }
 OF_CODECS = {"takes_16_bits", "keeps_zeros", "blocks", "draws"}  # the traits that a codec may have

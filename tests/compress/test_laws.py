@@ -71,11 +71,9 @@ SPECS = [
     "adacomp:bin=8,cap=0.3",
     "qsgd:levels=7,block=16,error_feedback=true",
     "terngrad:error_feedback=true",
-    "topk:ratio=0.1,space=adam",
-    "ternary:space=adam,start_iter=2",
-    "powersgd:rank=1,space=adam",
+    "ternary:start_iter=2",
     "int4:residual_bits=8",
-    "int4:residual_bits=16,space=adam",
+    "int4:residual_bits=16",
     "topk:ratio=0.1,residual_bits=16,start_iter=2,warmup=int8",
     "int4:start_iter=2,warmup=int8",
     "powersgd:rank=2,payload=int4,start_iter=2,warmup=int8",
@@ -108,11 +106,10 @@ ALIKE = {
     "int8:rounding=stochastic,error_feedback=true",
     "int8:rotate=true,error_feedback=true",
     "fp8:format=e5m2,rounding=stochastic",
-    "powersgd:rank=1,space=adam",
     "natural:error_feedback=true",
     "qsgd:levels=7,block=16,error_feedback=true",
     "terngrad:error_feedback=true",
-    "int4:residual_bits=16,space=adam",
+    "int4:residual_bits=16",
 }
 KINDS = [spec for spec in SPECS if spec not in ALIKE]
 ROUNDING = ("int8", "natural", "qsgd", "terngrad")  # they hold nothing back, unless they are asked to
@@ -150,9 +147,8 @@ BITS = {
     "bf16": 8,
 }  # of a significand, the leading one included: a rounding changes a number by 2**-BITS of it
 MANY = 500  # elements, over which roundings cancel: what they change along the gradient is less than a quarter of one
-# What rounding a rank's residual and a server's loses in a step, of the largest number in them: half a 127th, a 256th. A
-# server's in other units is rounded on the way there and back, too.
-NARROW_RESIDUAL = {"residual_bits=8": 2 / 254, "residual_bits=16": 2 / 512, "residual_bits=16,space=adam": 4 / 512}
+# What rounding a rank's residual and a server's loses in a step, of the largest number in them: half a 127th, a 256th.
+NARROW_RESIDUAL = {"residual_bits=8": 2 / 254, "residual_bits=16": 2 / 512}
 
 
 def layout(shapes, dtype, world_size):

@@ -17,8 +17,8 @@ MORE = [
     "bf16:start_iter=2,warmup=topk",
     "fp16+powersgd:rank=2,power_iterations=2",
     "topk:feedback=0.9,momentum=0.9",
-    "onebit:block=8,feedback=0.5,space=adam",
-    "bf16+powersgd:rank=1,momentum=0.5,space=adam,start_iter=2",
+    "onebit:block=8,feedback=0.5",
+    "bf16+powersgd:rank=1,momentum=0.5,start_iter=2",
 ]
 CASES = pytest.mark.parametrize("spec", [*SPECS, *OBJECTS, *MORE])
 STEPS = 4

@@ -15,7 +15,7 @@ from .given import Given, average, gradients, wrapped
 from .test_handle import same, steps
 
 SHAPES = ((40, 30), (40,), (10, 200), (3,))
-EVERYTHING = "topk:ratio=0.1,feedback=0.8,momentum=0.9,space=adam"
+EVERYTHING = "topk:ratio=0.1,feedback=0.8,momentum=0.9"
 
 
 def attached(spec, **options):
@@ -108,7 +108,7 @@ def partial(rank, world_size):
         ValueError, match=r"topk:momentum=0\.9 needs the gradients of all parameters.*leave out momentum="
     ):
         gradwire.attach(ddp, "topk:momentum=0.9")
-    handle = gradwire.attach(ddp, "topk:feedback=0.9,space=adam")
+    handle = gradwire.attach(ddp, "topk:feedback=0.9")
     before = handle.compressor
     with pytest.raises(ValueError, match="needs the gradients of all parameters"):
         handle.swap("topk:momentum=0.9")

@@ -164,13 +164,6 @@ MUTANTS = [
         "tests/compress/algorithms/test_powersgd.py tests/compress/test_laws.py -k powersgd",
     ),
     Mutant(
-        "the average stays in Adam's units",
-        "compress/feedback/adam_space.py",
-        "average.mul_(units)",
-        "pass",
-        "tests/compress/feedback/test_variants.py",
-    ),
-    Mutant(
         "topk sends one element too few",
         "compress/algorithms/topk.py",
         "return min(length, self.k or math.ceil(self.ratio * length))",

@@ -42,9 +42,8 @@ ON_HOSTS = (
 WITH_OPTIONS = (
     "topk:ratio=0.2,feedback=0.7",
     "topk:ratio=0.2,momentum=0.9,feedback=0.9",
-    "topk:ratio=0.3,feedback=0.8,momentum=0.9,space=adam",
+    "topk:ratio=0.3,feedback=0.8,momentum=0.9",
     "onebit:block=8,feedback=0.7",
-    "onebit:block=8,space=adam",
     "onebit:block=8,start_iter=2,feedback=1",
     "powersgd:rank=1,momentum=0.5",
     "powersgd:rank=2,feedback=0.9,start_iter=1",

@@ -25,7 +25,7 @@ MORE = (
     "powersgd:payload=int4,error_feedback=false",
     "powersgd:min_compression_rate=0,error_feedback=false",
     "adaptive:ladder=int4/onebit,target=0.99",
-    "onebit:space=adam,feedback=0.9",
+    "onebit:feedback=0.9",
     "onebit:residual_bits=8",
     "int2:residual_bits=16",
 )

@@ -8,7 +8,6 @@ import torch
 
 from gradwire.compress import (
     ACPPowerSGD,
-    AdamSpace,
     BatchedPowerSGD,
     BFloat16,
     DecayedFeedback,
@@ -69,10 +68,8 @@ BUILT = {
     "topk:feedback=0.9": DecayedFeedback(fed_back(Gathered(TopK())), 0.9),
     "topk:momentum=0.9": WorkerMomentum(fed_back(Gathered(TopK())), 0.9),
     "topk:momentum=0.5,error_feedback=false": WorkerMomentum(Float32Arithmetic(Gathered(TopK())), 0.5),
-    "onebit:space=adam": damped(AdamSpace(TwoShot(OneBit()))),
-    "onebit:space=gradient": damped(TwoShot(OneBit())),
-    "powersgd:space=adam,feedback=0.7,momentum=0.9,start_iter=5": WorkerMomentum(
-        DecayedFeedback(fed_back(AdamSpace(Switch({0: Dense(), 5: PowerSGD()}))), 0.7), 0.9
+    "powersgd:feedback=0.7,momentum=0.9,start_iter=5": WorkerMomentum(
+        DecayedFeedback(fed_back(Switch({0: Dense(), 5: PowerSGD()})), 0.7), 0.9
     ),
     "fp16+powersgd:feedback=0.9": Float16(DecayedFeedback(fed_back(PowerSGD()), 0.9)),
     " powersgd:rank=1, seed = 2 ": fed_back(PowerSGD(rank=1, seed=2)),
@@ -100,9 +97,7 @@ MAPPINGS = [
     ({"name": "int4", "start_iter": 9, "warmup": "int8"}, "int4:start_iter=9,warmup=int8"),
 ]
 ALL = "acp-powersgd, adaptive, batched-powersgd, bf16, dgc, fp16, hosts, int2, int4, int8, none, onebit, powersgd, topk"
-TOPK_OPTIONS = (
-    "ratio, k, value_dtype, scope, error_feedback, feedback, momentum, space, residual_bits, start_iter, warmup"
-)
+TOPK_OPTIONS = "ratio, k, value_dtype, scope, error_feedback, feedback, momentum, residual_bits, start_iter, warmup"
 REFUSED = {  # specification: what the message must say
     "": ["cannot read", "''", "name:key=value"],
     " ": ["cannot read", "' '", "name:key=value"],
@@ -138,7 +133,6 @@ REFUSED = {  # specification: what the message must say
     "topk:feedback=0.9,error_feedback=false": ["topk:error_feedback=false", "leave out feedback=0.9"],
     "topk:momentum=1": ["topk:momentum", "at least 0", "below 1", "got 1.0"],
     "topk:momentum=-0.5": ["topk:momentum", "at least 0", "got -0.5"],
-    "topk:space=sgd": ["topk:space takes gradient, adam", "'sgd'"],
     "bf16:feedback=0.9": ["'bf16' has no option 'feedback'"],
     "topk:k=0": ["topk:k", "at least 1", "got 0"],
     "powersgd:rank=0": ["powersgd:rank", "at least 1", "got 0"],
@@ -251,7 +245,7 @@ def test_a_plus_inside_a_number_does_not_nest():
         "topk:k=3,value_dtype=fp16,error_feedback=false",
         "onebit:block=8",
         "topk:ratio=0.1,feedback=0.9",
-        "onebit:momentum=0.9,feedback=0.5,space=adam",
+        "onebit:momentum=0.9,feedback=0.5",
         "int4:error_feedback=false,momentum=0.9",
         "onebit:block=8,feedback=1",
         "chunktopk:feedback=0.9",

@@ -167,15 +167,15 @@ class TestKind:
 @pytest.fixture
 def table(monkeypatch):
     """Defaults that no study will change."""
-    rows = {"topk": {"feedback": 0.5, "space": "adam"}, "powersgd": {"feedback": 0.25}, "fp8": {"feedback": 0.0}}
+    rows = {"topk": {"feedback": 0.5, "residual_bits": 8}, "powersgd": {"feedback": 0.25}, "fp8": {"feedback": 0.0}}
     monkeypatch.setattr("gradwire.compress.builder.optimizer_defaults.FEEDBACK", {"Adam": rows})
 
 
 TUNED = {
-    "topk": "topk:feedback=0.5,space=adam",
-    "topk:ratio=0.1": "topk:ratio=0.1,feedback=0.5,space=adam",
-    "topk:feedback=0.9": "topk:feedback=0.9,space=adam",
-    "topk:feedback=1": "topk:space=adam",
+    "topk": "topk:feedback=0.5,residual_bits=8",
+    "topk:ratio=0.1": "topk:ratio=0.1,feedback=0.5,residual_bits=8",
+    "topk:feedback=0.9": "topk:feedback=0.9,residual_bits=8",
+    "topk:feedback=1": "topk:residual_bits=8",
     "topk:error_feedback=false": "topk:error_feedback=false",
     "fp16+powersgd:rank=2": "fp16+powersgd:rank=2,feedback=0.25",
     "powersgd:start_iter=9,warmup=bf16": "powersgd:feedback=0.25,start_iter=9,warmup=bf16",
@@ -210,7 +210,7 @@ class TestTuned:
     def test_what_was_filled_in_is_logged(self, caplog):
         caplog.set_level(logging.INFO)
         tuned("topk", made("AdamW"))
-        assert "topk: topk:feedback=0.5,space=adam with AdamW" in caplog.text
+        assert "topk: topk:feedback=0.5,residual_bits=8 with AdamW" in caplog.text
         caplog.clear()
         tuned("int4", made("AdamW"))
         assert not caplog.text

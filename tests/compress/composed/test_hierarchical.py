@@ -21,7 +21,7 @@ FED_BACK = [
     "onebit:block=64",
     "int8:error_feedback=true",
     "powersgd:rank=1,momentum=0.9",
-    "int4:feedback=0.8,momentum=0.9,space=adam",
+    "int4:feedback=0.8,momentum=0.9",
     "dgc:ratio=0.1",
     "bf16+powersgd:rank=2,feedback=0.9",
 ]

@@ -1,4 +1,4 @@
-"""Options of error feedback: damping, momentum on the workers, Adam's units; for every lossy method, against float64."""
+"""Options of error feedback: damping, momentum on the workers; for every lossy method, against float64."""
 
 import dataclasses
 
@@ -6,19 +6,14 @@ import pytest
 import torch
 
 from gradwire.compress import (
-    AdamSpace,
     DecayedFeedback,
     Dense,
     ErrorFeedback,
-    Gathered,
     Simulation,
-    TopK,
-    TwoShot,
     WorkerMomentum,
     compressor,
     compressors,
 )
-from gradwire.compress.algorithms.quantized import Int4
 from gradwire.compress.protocol.registry import registered
 from gradwire.compress.state import tree as states
 from gradwire.compress.state.tree import Leaves
@@ -32,7 +27,7 @@ OPTIONS = [
     "feedback=0.9",
     "feedback=0.5,start_iter=1",
     "momentum=0.9",
-    "feedback=0.7,momentum=0.9,space=adam",
+    "feedback=0.7,momentum=0.9",
     "momentum=0.5,start_iter=2,warmup=bf16",
 ]
 
@@ -142,55 +137,7 @@ class TestWorkerMomentum:
             WorkerMomentum(Dense(), momentum)
 
 
-class TestAdamSpace:
-    def test_the_first_step_is_that_of_the_inner_compressor_but_for_rounding(self):
-        within = layout(*SHAPES)
-        space, plain = (Simulation(compressor(f"int4{tail}"), within) for tail in (":space=adam", ""))
-        found, expected = (each.step(gradients(within))[0] for each in (space, plain))
-        assert torch.allclose(found, expected, atol=1e-6)
-
-    def test_the_largest_in_units_of_past_averages_are_chosen(self):
-        simulation = Simulation(ErrorFeedback(AdamSpace(Gathered(TopK(k=1)))), layout((2,)))
-        for state in simulation.states:
-            state.inner.root.flat.copy_(torch.tensor([100.0, 1.0]))
-        out = simulation.step([torch.tensor([10.0, 5.0])] * RANKS)[0]
-        assert torch.allclose(out, torch.tensor([0.0, 5.0]))
-
-    @pytest.mark.parametrize("scale", [1e-30, 1e-6, 1e6, 1e30])
-    def test_units_do_not_depend_on_the_scale_of_the_loss(self, scale):
-        within = layout(*SHAPES)
-        scaled, plain = (Simulation(compressor("topk:space=adam"), within) for _ in range(2))
-        for step in range(4):
-            given = gradients(within, step)
-            found = scaled.step([(gradient.double() * scale).float() for gradient in given])[0]
-            assert torch.allclose((found.double() / scale).float(), plain.step(given)[0], rtol=1e-4, atol=1e-5)
-
-    def test_the_mean_square_is_that_of_the_averages_in_float64(self):
-        within = layout((64,))
-        simulation, square = (
-            Simulation(compressor("int8:block=8,space=adam,error_feedback=true"), within),
-            torch.zeros(64).double(),
-        )
-        for step in range(5):
-            square = 0.99 * square + 0.01 * simulation.step(gradients(within, step))[0].double().square()
-        roots = [state.inner.root.flat for state in simulation.states]
-        assert torch.equal(*roots)
-        assert torch.allclose(roots[0].double().square(), square, rtol=1e-5)
-
-    def test_what_a_server_holds_back_is_in_units_of_gradients_between_steps(self):
-        """Conservation over a part of the bucket whose units are far from 1."""
-        within = layout((32,), (33,))
-        simulation = Simulation(ErrorFeedback(AdamSpace(TwoShot(Int4(block=8)))), within)
-        for state in simulation.states:
-            state.inner.root.flat.copy_(torch.logspace(-3, 3, 65))
-        for step in range(4):
-            given, before = gradients(within, step), mean_held_back(simulation, within)
-            out = simulation.step(given)[0]
-            entered = sum(gradient.double() for gradient in given) / RANKS + before
-            assert (out + mean_held_back(simulation, within) - entered).abs().max() < 1e-5
-
-
-@pytest.mark.parametrize("spec", ["topk:momentum=0.9,feedback=0.9", "powersgd:space=adam", "int4:momentum=0.9"])
+@pytest.mark.parametrize("spec", ["topk:momentum=0.9,feedback=0.9", "int4:momentum=0.9"])
 def test_what_is_remembered_is_saved_and_loaded_by_parameter(spec):
     within = layout(*SHAPES, world_size=1)
     first, second = (Simulation(compressor(spec), within) for _ in range(2))

@@ -48,7 +48,7 @@ KEPT = {  # of a residual; all by the other methods
     **dict.fromkeys(("int8", "natural", "qsgd", "terngrad"), 0.0),  # without error feedback unless asked
     **dict.fromkeys(("onebit", "randomk", "chunktopk"), 0.7),
 }
-FEEDBACK = {"error_feedback": True, "feedback": 1.0, "momentum": 0.0, "space": "gradient"}
+FEEDBACK = {"error_feedback": True, "feedback": 1.0, "momentum": 0.0}
 FEEDBACK |= {"residual_bits": 32}
 
 

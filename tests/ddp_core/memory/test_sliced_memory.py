@@ -24,7 +24,7 @@ SPECS = [
 ]
 TAKEN_AS_A_ROW = ["none", "bf16", "qsgd", "fp8", "chunktopk", "topk:ratio=0.1,feedback=0.9", "int8:start_iter=3"]
 AS_A_WHOLE = ["powersgd:rank=2", "batched-powersgd", "dgc", "adaptive", "hosts:inner=int4"]
-AS_A_WHOLE += ["int8:momentum=0.9", "int8:space=adam"]
+AS_A_WHOLE += ["int8:momentum=0.9"]
 
 
 def cut(layout, size):

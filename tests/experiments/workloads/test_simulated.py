@@ -20,7 +20,7 @@ from gradwire.experiments.workloads.simulated_sites import train_simulated_sites
 from gradwire.experiments.workloads.training import train
 from gradwire.experiments.workloads.turns import in_turns
 
-SPECS = ["int8", "topk:ratio=0.05,momentum=0.9", "powersgd:rank=2,start_iter=3", "onebit:space=adam,feedback=0.9"]
+SPECS = ["int8", "topk:ratio=0.05,momentum=0.9", "powersgd:rank=2,start_iter=3", "onebit:feedback=0.9"]
 MLP = {"model": ModelConfig("mlp", width=24), "data": DataConfig("digits"), "batch_size": 8, "eval_batches": 2}
 RESNET = {"model": ModelConfig("resnet18-cifar", width=8, layers=1), "data": DataConfig("patterns"), "batch_size": 4}
 SCHEDULED = {"schedule": "cosine", "warmup": 2, "momentum": 0.9, "lr": 0.05, "steps": 5}
