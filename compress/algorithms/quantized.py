@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ... import kernels
 from ...kernels import Places, Residual
-from ...kernels.operands import HALVES
 from ..protocol.compressor import Traits
 from ..protocol.registry import register
 from .adapters import TwoShot
@@ -22,15 +21,11 @@ SCALE_BYTES = 4
 
 @dataclass(frozen=True)
 class BlockCodes:
-    """Codes of `bits` bits, of floats so many of them `exponent`, and one float32 scale a block of `block` elements.
-
-    A row on the wire: its codes, then its scales. `exponent` may be HALVES, see `gradwire.kernels.operands`.
-    """
+    """Codes of `bits` bits, and one float32 scale a block of `block` elements. A row on the wire: codes, then scales."""
 
     block: int = 128
     method: ClassVar[str]
     bits: ClassVar[int]
-    exponent: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         if self.block < 8 or self.block % 8:
@@ -50,7 +45,7 @@ class BlockCodes:
     ) -> None:
         """The mean over voters of `scale * code`; what `out` rounds away is added to `residual`."""
         parts = self._parts(rows, length)
-        kernels.dequantize_mean(*parts, out, self.bits, self.exponent, residual, self._signs(out), places)
+        kernels.dequantize_mean(*parts, out, self.bits, residual, self._signs(out), places)
 
     def _signs(self, values: Tensor, residual: Residual | None = None) -> Tensor | None:
         """The signs of a rotation; None where there is none."""
@@ -107,8 +102,7 @@ class Quantized(BlockCodes):
     ) -> None:
         """Codes and scales of `grad` (+ `residual`); `residual` keeps the difference. With a key, rounded at random."""
         parts, signs = self._parts(rows, length), self._signs(grad, residual)
-        code = self.bits, self.exponent
-        kernels.quantize_blocks(grad, residual, *parts, length, *code, signs, key, counter, places)
+        kernels.quantize_blocks(grad, residual, *parts, length, self.bits, signs, key, counter, places)
 
     def _signs(self, values: Tensor, residual: Residual | None = None) -> Tensor | None:
         return signs_of(self.block, values, residual) if self.rotate else None
@@ -116,7 +110,7 @@ class Quantized(BlockCodes):
 
 def traits_of_codes(codec: Quantized) -> Traits:
     """Return the traits that options decide on: rotated blocks, and codes without zero, decode zeros as other numbers."""
-    keeps_zeros = codec.exponent != HALVES and not codec.rotate
+    keeps_zeros = codec.bits > 2 and not codec.rotate
     return Traits(takes_16_bits=True, keeps_zeros=keeps_zeros, blocks=True, draws=codec.rounding == "stochastic")
 
 
@@ -159,4 +153,3 @@ class Int2(Quantized):
     rotate: bool = True
     method: ClassVar[str] = "int2"
     bits: ClassVar[int] = 2
-    exponent: ClassVar[int] = HALVES

@@ -65,7 +65,7 @@ class Registration:
 
 registered: dict[str, Registration] = {}
 # Modules beside the others, each imported when it is named: compressors of papers, for comparisons.
-BASELINES = ("adacomp", "chunktopk", "dropping", "fp8", "natural", "qsgd", "randomk", "ternary", "terngrad")
+BASELINES = ("adacomp", "chunktopk", "dropping", "natural", "qsgd", "randomk", "ternary", "terngrad")
 
 
 def find(name: str) -> Registration | None:

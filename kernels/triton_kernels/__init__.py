@@ -90,7 +90,7 @@ def _large_rotation(place: int) -> Unless:
 UNLESS: dict[Operation[Any, Any], Unless] = {
     all_finite: with_gaps,
     quantize_blocks: _large_block,
-    dequantize_mean: _large_rotation(6),
+    dequantize_mean: _large_rotation(5),
     rotate_blocks: _large_rotation(1),
     sign_pack: _large_rotation(5),
     sign_unpack_mean: _large_rotation(4),

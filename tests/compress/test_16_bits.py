@@ -15,7 +15,6 @@ SPECS = [
     "topk:ratio=0.1",
     "topk:ratio=0.1,value_dtype=fp16",
     "int8:feedback=1",
-    "fp8:feedback=1",
     "int4:rotate=true,feedback=1",
     "int2:feedback=1",
     "ternary:feedback=1",

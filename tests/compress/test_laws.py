@@ -56,7 +56,6 @@ SPECS = [
     "onebit:block=64,rotate=false,feedback=1",
     "int8:rounding=stochastic,error_feedback=true",
     "int8:rotate=true,error_feedback=true",
-    "fp8:format=e5m2,rounding=stochastic",
     "int4:block=16,rotate=true,rounding=stochastic",
     "int2:rotate=false,block=24,rounding=stochastic",
     "randomk:ratio=0.1,block=16,feedback=1",
@@ -81,7 +80,6 @@ SPECS = [
 # For what contains them these are like others of the same state and rounds.
 ALIKE = {
     "fp16",
-    "fp8",
     "int4",
     "int2",
     "ternary",
@@ -105,7 +103,6 @@ ALIKE = {
     "onebit:block=64,rotate=false,feedback=1",
     "int8:rounding=stochastic,error_feedback=true",
     "int8:rotate=true,error_feedback=true",
-    "fp8:format=e5m2,rounding=stochastic",
     "natural:error_feedback=true",
     "qsgd:levels=7,block=16,error_feedback=true",
     "terngrad:error_feedback=true",

@@ -25,7 +25,6 @@ TELESCOPING = [spec for spec in SPECS if "adacomp" not in spec]  # which calls n
 CALLS = (
     "bf16",
     "int8",
-    "fp8",
     "int2",
     "onebit",
     "topk",

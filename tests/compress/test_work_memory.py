@@ -28,7 +28,7 @@ def second(payload):
             WIDE + BYTES["int8"],
         ),  # the residual in float32 beside a payload
         ("int8:feedback=1,residual_bits=8,start_iter=9", 2 * BYTES["int8"], WIDE + BYTES["int8"]),
-        ("ternary:residual_bits=8", 0.5625 * SIZE, WIDE + 0.28125 * SIZE),
+        ("int4:residual_bits=8", 2 * BYTES["int4"], WIDE + BYTES["int4"]),
     ],
 )
 def test_payloads_replies_and_temporary_tensors_are_counted(spec, waiting, most):

@@ -167,7 +167,7 @@ class TestKind:
 @pytest.fixture
 def table(monkeypatch):
     """Defaults that no study will change."""
-    rows = {"topk": {"feedback": 0.5, "residual_bits": 8}, "powersgd": {"feedback": 0.25}, "fp8": {"feedback": 0.0}}
+    rows = {"topk": {"feedback": 0.5, "residual_bits": 8}, "powersgd": {"feedback": 0.25}, "ternary": {"feedback": 0.0}}
     monkeypatch.setattr("gradwire.compress.builder.optimizer_defaults.FEEDBACK", {"Adam": rows})
 
 
@@ -180,9 +180,9 @@ TUNED = {
     "fp16+powersgd:rank=2": "fp16+powersgd:rank=2,feedback=0.25",
     "powersgd:start_iter=9,warmup=bf16": "powersgd:feedback=0.25,start_iter=9,warmup=bf16",
     "int4": "int4",
-    "fp8:block=8": "fp8:block=8,error_feedback=false",
-    "fp8:residual_bits=8": "fp8:residual_bits=8",
-    "fp8:error_feedback=true": "fp8",
+    "ternary:block=8": "ternary:block=8,error_feedback=false",
+    "ternary:residual_bits=8": "ternary:residual_bits=8",
+    "ternary:error_feedback=true": "ternary",
     "none": "none",
 }
 

@@ -29,7 +29,6 @@ DEFAULTS = {  # of FORMAT 5
     "dgc": {"ratio": 0.001, "momentum": 0.9, "warmup_steps": 0, "clip": None},
     "dropping": {"cap": 0.02, "scope": "bucket", "ratio": 0.01, "sample": 0.01},
     "fp16": {"sum": "16bit"},
-    "fp8": {**LATTICE, "format": "e4m3"},
     "hosts": {"ranks": None},
     "int2": {**LATTICE, "rotate": True},
     "int4": LATTICE,
@@ -40,7 +39,7 @@ DEFAULTS = {  # of FORMAT 5
     "powersgd": LOW_RANK,
     "qsgd": {"block": 128, "levels": 127},
     "randomk": {"ratio": 0.01, "block": 256, "seed": 0},
-    "ternary": LATTICE,
+    "ternary": {"block": 128},
     "terngrad": {"block": 1024, "clip": 2.5},
     "topk": {"ratio": 0.01, "k": None, "value_dtype": "fp32", "scope": "bucket"},
 }

@@ -22,7 +22,7 @@ SPECS = [
     "onebit:block=8,feedback=1",
     "topk:ratio=0.1",
 ]
-TAKEN_AS_A_ROW = ["none", "bf16", "qsgd", "fp8", "chunktopk", "topk:ratio=0.1,feedback=0.9", "int8:start_iter=3"]
+TAKEN_AS_A_ROW = ["none", "bf16", "qsgd", "chunktopk", "topk:ratio=0.1,feedback=0.9", "int8:start_iter=3"]
 AS_A_WHOLE = ["powersgd:rank=2", "batched-powersgd", "dgc", "adaptive", "hosts:inner=int4"]
 AS_A_WHOLE += ["int8:momentum=0.9"]
 
