@@ -107,18 +107,18 @@ class TwoShot:
     """Each rank averages one part of the bucket for all: an all-to-all of encoded parts, then an all-gather.
 
     The averaged part is encoded again, with a residual of its own on the serving rank (Tang et al. 2019, DoubleSqueeze),
-    so the bytes do not grow with the number of ranks. `feedback`: whether error feedback surrounds it; without, servers
-    need no residual. `residual_bits`: as of that error feedback.
+    so the bytes do not grow with the number of ranks. `error_feedback`: whether it surrounds this; without, servers need no
+    residual. `residual_bits`: as of that error feedback.
     """
 
     codec: Codec
-    feedback: bool = field(default=True, repr=False)
+    error_feedback: bool = field(default=True, repr=False)
     residual_bits: int = field(default=WIDTHS[0], repr=False)
 
     def init(self, layout: Layout) -> TwoShotState:
-        """A zero residual for the part that this rank serves, with `feedback`."""
+        """A zero residual for the part that this rank serves, with `error_feedback`."""
         cut = cut_bucket(self.codec, layout, layout.ranks.world_size, layout.ranks.rank)
-        chunk = Chunk.zeros(layout, *cut.served, self.residual_bits) if self.feedback else None
+        chunk = Chunk.zeros(layout, *cut.served, self.residual_bits) if self.error_feedback else None
         rows = None if own_traits(self.codec).keeps_zeros else ZeroRows.of_layout(layout)
         return TwoShotState(chunk, cut, layout.ranks.world_size, draws(self.codec, layout), rows)
 

@@ -21,7 +21,7 @@ SCALE_BYTES = 4
 @register(
     "onebit",
     adapter=TwoShot,
-    feedback=0.7,
+    error_feedback=0.7,
     traits=Traits(takes_16_bits=True, blocks=True),
 )
 @dataclass(frozen=True)

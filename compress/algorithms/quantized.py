@@ -114,7 +114,7 @@ def traits_of_codes(codec: Quantized) -> Traits:
     return Traits(takes_16_bits=True, keeps_zeros=keeps_zeros, blocks=True, draws=codec.rounding == "stochastic")
 
 
-@register("int8", adapter=TwoShot, feedback=0, traits=traits_of_codes)
+@register("int8", adapter=TwoShot, error_feedback=False, traits=traits_of_codes)
 @dataclass(frozen=True)
 class Int8(Quantized):
     """Eight bits an element and a scale a block, averaged in float32 by an all-to-all and an all-gather.

@@ -16,7 +16,7 @@ LEAST = -126  # the exponent of the smallest power of two
 MANTISSA, BIAS = 23, 127  # of float32
 
 
-@register("natural", adapter=TwoShot, feedback=0, traits=DRAWS)
+@register("natural", adapter=TwoShot, error_feedback=False, traits=DRAWS)
 @dataclass(frozen=True)
 class Natural(TorchCodes):
     """Each element as a power of two times the largest of its block, up or down at random so that its mean is exact.

@@ -14,7 +14,7 @@ from ..protocol.registry import register
 from .codes import DRAWS, TorchCodes, shares
 
 
-@register("qsgd", adapter=TwoShot, feedback=0, traits=DRAWS)
+@register("qsgd", adapter=TwoShot, error_feedback=False, traits=DRAWS)
 @dataclass(frozen=True)
 class QSGD(TorchCodes):
     """Each element as a part of its block's norm, rounded up or down to one of `levels` so that its mean is exact.

@@ -13,7 +13,7 @@ from .codes import DRAWS, TorchCodes, shares
 from .ternary import STEPS
 
 
-@register("terngrad", adapter=TwoShot, feedback=0, traits=DRAWS)
+@register("terngrad", adapter=TwoShot, error_feedback=False, traits=DRAWS)
 @dataclass(frozen=True)
 class TernGrad(TorchCodes):
     """Each element as -1, 0 or 1 times the largest of its block, at random so that its mean is exact, after clipping.

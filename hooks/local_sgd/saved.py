@@ -19,7 +19,7 @@ from .rounds import Rounds
 from .standing import NEW, is_identity
 
 logger = logging.getLogger(__name__)
-FORMAT = 6
+FORMAT = 7
 FIELDS = (
     "gradwire_local_steps",
     "setup",

@@ -16,8 +16,8 @@ MORE = [
     "topk:ratio=0.2,start_iter=2,warmup=onebit",
     "bf16:start_iter=2,warmup=topk",
     "fp16+powersgd:rank=2,power_iterations=2",
-    "topk:feedback=0.9,momentum=0.9",
-    "onebit:block=8,feedback=0.5",
+    "topk:error_feedback=0.9,momentum=0.9",
+    "onebit:block=8,error_feedback=0.5",
     "bf16+powersgd:rank=1,momentum=0.5,start_iter=2",
 ]
 CASES = pytest.mark.parametrize("spec", [*SPECS, *OBJECTS, *MORE])

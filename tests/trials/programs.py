@@ -12,7 +12,7 @@ from gradwire.compress.state import tree as states
 ROUGH = 1e-5  # what sums in float32 may take away in a step, relative to the largest number
 SPECS = (
     "topk:ratio=0.2",
-    "onebit:block=64,feedback=1",
+    "onebit:block=64,error_feedback=1",
     "int8:block=8,error_feedback=true",
     "int4:rotate=true",
     "int2",
@@ -23,8 +23,8 @@ SPECS = (
     "powersgd:rank=1,payload=int4,start_iter=2,warmup=int8",
     "batched-powersgd:rank=1",
     "acp-powersgd:rank=2,min_compression_rate=0",
-    "randomk:ratio=0.2,block=8,feedback=1",
-    "chunktopk:ratio=0.2,chunk=8,feedback=1",
+    "randomk:ratio=0.2,block=8,error_feedback=1",
+    "chunktopk:ratio=0.2,chunk=8,error_feedback=1",
     "dropping:ratio=0.1,cap=0.2",
     "adacomp:bin=8,cap=0.3",
     "adaptive:ladder=int8/int4/onebit",

@@ -47,7 +47,8 @@ class Trainings:
 
     def name_of(self, spec: str) -> str | None:
         """Return the name under which a compressor ran as `attach` sets it for this optimizer; None if it did not."""
-        for name in (spec, *AS_ATTACH.get((spec, self.optimizer), [])):
+        earlier = spec.replace("error_feedback=0", "feedback=0")  # the option's name in files of runs
+        for name in (spec, earlier, *AS_ATTACH.get((spec, self.optimizer), [])):
             warm = name + (WARM if ":" in name else WARM.replace(",", ":", 1))
             for each in (name, warm):
                 if self.excess(each) if each in self.losses else ():
