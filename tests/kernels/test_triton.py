@@ -2,6 +2,7 @@
 
 import logging
 import os
+from functools import partial
 
 import numpy
 import pytest
@@ -230,7 +231,8 @@ def test_quantized_blocks_are_those_of_the_reference_to_the_bit(bits, seed):
     ("operation", "codes", "rest"), [("sign_unpack_mean", torch.uint8, ()), ("dequantize_mean", torch.int8, (8,))]
 )
 def test_large_vectors_are_decoded_and_large_blocks_that_are_rotated_are_left_to_the_reference(operation, codes, rest):
-    unknown = kernels.operations()[operation].implementations["triton"]._unknown
+    known = kernels.operations()[operation]
+    unknown = partial(known.limits["triton"].unknown, known.contract)
     given = torch.ones(1, 1, 2), torch.zeros(1, 1, 4096, dtype=codes), torch.ones(32_768)
     assert not unknown(given)
     assert not unknown((*given, *rest, None, torch.ones(8192)))
