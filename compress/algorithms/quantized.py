@@ -38,30 +38,14 @@ class BlockCodes:
 
     def row_bytes(self, length: int) -> int:
         """Return `bits` an element and 4 bytes a block, in bytes, padded."""
-        return padded(self._code_bytes(length) + SCALE_BYTES * self._blocks(length))
-
-    def decode(
-        self, rows: Tensor, out: Tensor, length: int, residual: Tensor | None = None, places: Places | None = None
-    ) -> None:
-        """The mean over voters of `scale * code`; what `out` rounds away is added to `residual`."""
-        parts = self._parts(rows, length)
-        kernels.dequantize_mean(*parts, out, self.bits, residual, self._signs(out), places)
-
-    def _signs(self, values: Tensor, residual: Residual | None = None) -> Tensor | None:
-        """The signs of a rotation; None where there is none."""
-        return None
-
-    def _blocks(self, length: int) -> int:
-        return max(1, length // self.block)
-
-    def _code_bytes(self, length: int) -> int:
-        """Up to where scales may begin."""
-        return -(-length * self.bits // 8 // SCALE_BYTES) * SCALE_BYTES
+        return padded(
+            -(-length * self.bits // (8 * SCALE_BYTES)) * SCALE_BYTES + SCALE_BYTES * max(1, length // self.block)
+        )
 
     def _parts(self, rows: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Views of the scales and the codes of encoded rows."""
-        start = self._code_bytes(length)
-        scales = rows[..., start : start + SCALE_BYTES * self._blocks(length)].view(torch.float32)
+        """Views of the scales and the codes of encoded rows; scales begin at a multiple of their size."""
+        start = -(-length * self.bits // (8 * SCALE_BYTES)) * SCALE_BYTES
+        scales = rows[..., start : start + SCALE_BYTES * max(1, length // self.block)].view(torch.float32)
         return scales, rows[..., : length * self.bits // 8].view(torch.int8)
 
 
@@ -101,11 +85,16 @@ class Quantized(BlockCodes):
         places: Places | None = None,
     ) -> None:
         """Codes and scales of `grad` (+ `residual`); `residual` keeps the difference. With a key, rounded at random."""
-        parts, signs = self._parts(rows, length), self._signs(grad, residual)
-        kernels.quantize_blocks(grad, residual, *parts, length, self.bits, signs, key, counter, places)
+        signs = signs_of(self.block, grad, residual) if self.rotate else None
+        code = *self._parts(rows, length), length, self.bits, signs
+        kernels.quantize_blocks(grad, residual, *code, key, counter, places)
 
-    def _signs(self, values: Tensor, residual: Residual | None = None) -> Tensor | None:
-        return signs_of(self.block, values, residual) if self.rotate else None
+    def decode(
+        self, rows: Tensor, out: Tensor, length: int, residual: Tensor | None = None, places: Places | None = None
+    ) -> None:
+        """The mean over voters of `scale * code`; what `out` rounds away is added to `residual`."""
+        signs = signs_of(self.block, out) if self.rotate else None
+        kernels.dequantize_mean(*self._parts(rows, length), out, self.bits, residual, signs, places)
 
 
 def traits_of_codes(codec: Quantized) -> Traits:

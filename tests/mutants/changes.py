@@ -180,7 +180,7 @@ MUTANTS = [
     Mutant(
         "QSGD with error feedback does not contract",
         "compress/baselines/qsgd.py",
-        "share = 1.0 if residual is None else 1 / (1 + self.variance(padded.shape[2]))",
+        "share = 1 / (1 + self.variance(blocks.shape[1])) if fed_back else 1.0",
         "share = 1.0",
         "tests/compress/baselines/test_unbiased.py -k contraction",
     ),
