@@ -24,7 +24,7 @@ from ..composed.hierarchical import Hierarchical
 from ..protocol.compressor import Codec, own_traits
 from ..protocol.layout import Layout, Scope, working_dtype
 from ..protocol.requests import Program, all_to_all
-from ..state.leaf import WIDTHS, Entries, FlatLeaf, Narrow
+from ..state.leaf import WIDTHS, Entries, FlatLeaf, Narrow, Versions
 from ..state.tensors import zeros
 from .codec import codec_of, needed
 from .hosts import codec_inside, cut_inside, host_sums, split_hosts, split_option
@@ -36,7 +36,7 @@ class ShardResidual(FlatLeaf):
     """Numbers of the rows of a layout, saved in the shapes of whole parameters. `store`: has as many rows."""
 
     layout: ShardLayout
-    flat: Tensor
+    versions: Versions
     store: Narrow | None = None
 
     @classmethod

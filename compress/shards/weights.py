@@ -21,7 +21,7 @@ from ..composed.hierarchical import Hierarchical
 from ..protocol.compressor import Codec, own_traits
 from ..protocol.layout import working_dtype
 from ..protocol.requests import Program, together
-from ..state.leaf import WIDTHS, Entries, FlatLeaf
+from ..state.leaf import WIDTHS, Entries, FlatLeaf, Versions
 from .codec import codec_of, needed
 from .hosts import gathered_rows, split_hosts, split_option
 from .layout import ShardLayout
@@ -39,14 +39,15 @@ class OwnRows(FlatLeaf):
     """
 
     layout: ShardLayout
-    flat: Tensor
+    versions: Versions
     versioned = True
 
     @classmethod
     def empty(cls, layout: ShardLayout) -> OwnRows:
         """Rows of weights that were not gathered yet."""
         whole = layout.whole.widened()
-        return cls(layout, torch.full((2 * layout.row + 1,), torch.nan, dtype=whole.dtype, device=whole.device))
+        rows = torch.full((2 * layout.row + 1,), torch.nan, dtype=whole.dtype, device=whole.device)
+        return cls(layout, Versions(rows))
 
     @property
     def holds_back(self) -> bool:

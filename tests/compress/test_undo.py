@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gradwire.compress import ErrorFeedback, Float32Arithmetic, Layout, PowerSGD, Simulation, Switch, compressor
+from gradwire.compress.state.leaf import Versions
 from gradwire.compress.state.tree import Leaves, PerParameter
 
 from .given import Scaled, gradients, layout
@@ -177,7 +178,7 @@ class TestLeaf:
     WITHIN = Layout(("x",), ((3,),), torch.float32, torch.device("cpu"))
 
     def leaf(self, versioned=True):
-        leaf = PerParameter(self.WITHIN, torch.ones(3), residual=True)
+        leaf = PerParameter(self.WITHIN, Versions(torch.ones(3)), residual=True)
         leaf.versioned = versioned
         return leaf
 
@@ -203,7 +204,7 @@ class TestLeaf:
         assert (before is taken.flat, after is leaf.flat, before is after) == (True, True, False)
         after.fill_(2)
         leaf.keep()
-        assert (leaf._other, leaf._taken) == (None, ())
+        assert (leaf._room, leaf._taken) == (None, ())
         assert all(each is leaf.flat for each in leaf.update())
         assert taken.flat.tolist() == [1, 1, 1]
 
