@@ -7,6 +7,7 @@ import itertools
 import json
 import logging
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from .config import SweepConfig
 
 logger = logging.getLogger(__name__)
 POINTS = "points.jsonl"
+EARLIER = re.compile(r"(?<!\w)feedback=(?=\d)")  # the name of error_feedback= in points that ran before November 28, 2026
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ def read_points(folder: Path) -> dict[str, Finished]:
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     for number, line in enumerate(filter(None, lines), start=1):
         try:
-            point = Finished(**json.loads(line))
+            point = Finished(**json.loads(EARLIER.sub("error_feedback=", line)))
         except (json.JSONDecodeError, TypeError) as error:
             logger.warning("%s line %d is left out, its point will run again: %s", path, number, error)
             continue

@@ -76,3 +76,11 @@ def test_a_line_that_a_crash_cut_short_is_left_out_and_does_not_spoil_the_next(t
     assert "line 2 is left out" in caplog.text
     append_point(tmp_path, whole[2])
     assert list(read_points(tmp_path)) == ["a", "c"]
+
+
+def test_points_that_ran_under_an_earlier_name_of_an_option_are_read_under_todays(tmp_path):
+    earlier = ["--compressors=topk:feedback=0.9,int4:error_feedback=true"]
+    append_point(tmp_path, Finished("a", earlier, {}, [{"compressor": "topk:feedback=0.9"}], 1.0, "", "", {}))
+    (point,) = read_points(tmp_path).values()
+    assert point.arguments == ["--compressors=topk:error_feedback=0.9,int4:error_feedback=true"]
+    assert point.rows == [{"compressor": "topk:error_feedback=0.9"}]
