@@ -14,8 +14,7 @@ from .builder.build import Spec, WarmUp, compressor, compressors, specification,
 from .builder.optimizer_defaults import Optimizers, optimizers_of, tuned, without_momentum
 from .composed.adaptive import Adaptive
 from .composed.hierarchical import Hierarchical
-from .feedback.adam_space import AdamSpace
-from .feedback.error_feedback import DecayedFeedback, ErrorFeedback, Float32Arithmetic
+from .feedback.error_feedback import ErrorFeedback, Float32Arithmetic
 from .feedback.partition import Partition
 from .feedback.switch import Switch, warm_up_steps
 from .feedback.worker_momentum import WorkerMomentum
@@ -42,7 +41,6 @@ from .simulate import Simulation, Traffic, dry_run, most_rounds, simulate
 __all__ = [
     "DGC",
     "ACPPowerSGD",
-    "AdamSpace",
     "Adaptive",
     "AllGather",
     "AllReduce",
@@ -53,7 +51,6 @@ __all__ = [
     "Cast",
     "Codec",
     "Compressor",
-    "DecayedFeedback",
     "Dense",
     "ErrorFeedback",
     "Float16",

@@ -12,7 +12,7 @@ from operator import add
 import torch
 from torch import Tensor
 
-from .operands import FORMATS, HALVES, Factors, Residual, Rows
+from .operands import FORMATS, Factors, Residual, Rows
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 WIDE = (torch.float32,)
@@ -105,11 +105,10 @@ def check_quantize_blocks(
     codes: Tensor,
     length: int,
     bits: int = 8,
-    exponent: int = 0,
     signs: Tensor | None = None,
 ) -> None:
     """The arguments of `quantize_blocks`."""
-    _check_bits(bits, exponent)
+    _check_bits(bits)
     _check_blocks(scales, length)
     rows_of(torch.int8, codes=codes)
     expected = (scales.shape[0], length * bits // 8)
@@ -132,12 +131,11 @@ def check_dequantize_mean(
     codes: Tensor,
     out: Tensor,
     bits: int = 8,
-    exponent: int = 0,
     residual: Tensor | None = None,
     signs: Tensor | None = None,
 ) -> None:
     """The arguments of `dequantize_mean`."""
-    _check_bits(bits, exponent)
+    _check_bits(bits)
     rows_of(torch.int8, codes=codes)
     length = codes.shape[2] * 8 // bits
     _check_decoding(scales, codes, length, out, residual, "codes")
@@ -248,12 +246,8 @@ def check_rows(values: Tensor, used: Tensor, rows: Rows) -> None:
         require(block.number >= 0 and last <= used.numel(), f"there are {last} rows, and {used.numel()} marks")
 
 
-def _check_bits(bits: int, exponent: int) -> None:
-    require(bits in (8, 4, 2), f"a code has 8, 4 or 2 bits, got {bits}")
-    require(
-        (bits, exponent) in FORMATS,
-        f"an exponent is HALVES ({HALVES}) of 2 bits, has 4, 5 or 7 bits of 8, or none; got {exponent} of {bits}",
-    )
+def _check_bits(bits: int) -> None:
+    require(bits in FORMATS, f"a code has 8, 4 or 2 bits, got {bits}")
 
 
 def _check_blocks(scales: Tensor, length: int) -> None:

@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 from itertools import dropwhile
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
-from .checked_operation import Checked, Contract, Supports, Unless
+from torch import Tensor
+
+from .contract import Contract, Limits, Pair, Supports, Unless, log_unknown
+from .operands import Residual
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -20,6 +23,7 @@ R = TypeVar("R")
 logger = logging.getLogger(__name__)
 ENVIRONMENT_VARIABLE = "GRADWIRE_KERNELS"
 REFERENCE = "reference"
+MOST_STRUCTURES = 1024  # of arguments, remembered for each operation
 
 
 @dataclass(frozen=True)
@@ -105,8 +109,6 @@ def recorded_operations() -> Iterator[set[str]]:
     """Fill a set with the names of the operations that run on the meta device inside a `with`."""
     names: set[str] = set()
     _recordings[id(names)] = names
-    for each in _operations.values():
-        each.choices.pop("meta", None)
     try:
         yield names
     finally:
@@ -122,7 +124,7 @@ def agree_on(device: str, choices: Mapping[str, str]) -> None:
 
 def _choose_anew() -> None:
     for each in _operations.values():
-        each.choices, each.others = {}, {}
+        each.plans = {}
 
 
 def _check(names: tuple[str, ...]) -> None:
@@ -159,11 +161,17 @@ def _log_fallback(backend: str, reason: str, level: int = logging.INFO) -> None:
     logger.log(level, "kernel backend %s is not available, the next one is used: %s", backend, reason)
 
 
+Plan = tuple[Callable[..., Any], tuple[Pair, ...]]
+
+
 class Operation(Generic[P, R]):
     """An operation: called, it runs the implementation for the device of its first argument, a tensor.
 
-    On the meta device nothing runs: most operations write into their arguments and return nothing; what returns a tensor
-    says by `on_meta` which. What was chosen for a device holds until other backends are requested by `use_backend`.
+    Which one, and whether the arguments fit, depends on the structure of the arguments alone: dtypes, shapes, strides,
+    devices, and what is no tensor. So it is found out once for a structure, and holds until other backends are requested by
+    `use_backend`. Where tensors lie changes from step to step, so whether they overlap is looked at in each call. On the
+    meta device nothing runs: most operations write into their arguments and return nothing; what returns a tensor says by
+    `on_meta` which.
     """
 
     def __init__(
@@ -172,11 +180,12 @@ class Operation(Generic[P, R]):
         functools.update_wrapper(self, reference)
         self.name = reference.__name__
         self.contract = Contract(self.name, tuple(inspect.signature(reference).parameters), check, apart)
+        self.count = max(1, self.contract.checked)  # arguments that the structure is of
         self.reference = reference
         self.implementations: dict[str, Callable[P, R]] = {REFERENCE: reference}
+        self.limits: dict[str, Limits] = {}  # by backend
         self.shape_only: Callable[P, R] | None = None
-        self.choices: dict[str, Callable[P, R]] = {}  # by type of device
-        self.others: dict[tuple[str, str], tuple[str, Callable[P, R]]] = {}  # behind a backend, on a type of device
+        self.plans: dict[tuple[Any, ...], Plan] = {}  # by the structure of arguments
         self.agreed: dict[str, str] = {}  # by type of device: the backend that all ranks have
 
     def implement(
@@ -189,17 +198,12 @@ class Operation(Generic[P, R]):
         rest, see `after`.
         """
 
-        def other(device: str) -> tuple[str, Callable[P, R]]:
-            others = self.others  # as for choices
-            if (found := others.get((backend, device))) is None:
-                name = self.after(backend, device)
-                found = others[backend, device] = name, self.implementations[name]
-            return found
-
         def add(function: Callable[P, R]) -> Callable[P, R]:
-            checked = Checked(self.contract, backend, function, other, supports or {}, unless)
-            self.implementations[backend] = checked if checked.count else function
-            self.choices, self.others = {}, {}
+            self.implementations[backend] = function
+            self.limits[backend] = Limits(supports or {}, unless)
+            places = [self.contract.parameters.index(name) + 1 for name in supports or ()]
+            self.count = max([self.count, *places])
+            self.plans = {}
             return function
 
         return add
@@ -207,7 +211,6 @@ class Operation(Generic[P, R]):
     def on_meta(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorator: what the operation returns for tensors on the meta device."""
         self.shape_only = function
-        self.choices = {}
         return function
 
     def chosen(self, device: str) -> str:
@@ -260,18 +263,66 @@ class Operation(Generic[P, R]):
         )
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        device = args[0].device.type  # type: ignore[attr-defined]
-        choices = self.choices  # others take its place when another choice is to be made
-        if (function := choices.get(device)) is None:
-            function = choices[device] = self._implementation(device)
-        return function(*args, **kwargs)
+        if args[0].is_meta:  # type: ignore[attr-defined]
+            return self._without_numbers(*args, **kwargs)
+        given: tuple[Any, ...] = args[: self.count]
+        if kwargs and len(given) < self.count:
+            given = inspect.signature(self.reference).bind(*args, **kwargs).args[: self.count]
+        structure: list[Any] = []
+        tensors: list[Tensor] = []
+        for each in given:
+            kind = type(each)
+            if each is None or kind is int:  # most that are no tensors are told apart at once
+                structure.append(each)
+            elif kind is Residual:
+                structure.append(Residual)
+                for part in each:
+                    structure += part.dtype, part.shape, part.stride(), part.device
+                tensors += each
+            elif kind is Tensor or isinstance(each, Tensor):
+                structure += each.dtype, each.shape, each.stride(), each.device
+                tensors.append(each)
+            else:
+                structure.append(each)
+        key, plans = tuple(structure), self.plans  # another dict takes its place when another choice is to be made
+        plan = plans.get(key)
+        if plan is None:
+            plan = self._planned(given)
+            if len(plans) >= MOST_STRUCTURES:
+                plans.clear()
+            plans[key] = plan
+        function, pairs = plan
+        if pairs:
+            places = list(map(Tensor.data_ptr, tensors))
+            for first, first_bytes, second, second_bytes, may_be_same in pairs:
+                start, other = places[first], places[second]
+                if (
+                    start < other + second_bytes
+                    and other < start + first_bytes
+                    and not (may_be_same and start == other)
+                ):
+                    names = [called for _, called, _ in self.contract.tensors(given)]
+                    raise ValueError(f"{names[first]} and {names[second]} overlap in memory")
+        return function(*args, **kwargs)  # type: ignore[no-any-return]
 
-    def _implementation(self, device: str) -> Callable[P, R]:
-        if device == "meta":
-            for names in list(_recordings.values()):  # other threads may begin and end some
-                names.add(self.name)
-            return self.shape_only or _nothing
-        return self.implementations[self.chosen(device)]
+    def _planned(self, given: tuple[Any, ...]) -> Plan:
+        """Return what runs arguments of a structure, and which of them must not overlap. Raise if they do not fit."""
+        device = given[0].device.type
+        name = self.chosen(device)
+        while name != REFERENCE:
+            unknown = self.limits.get(name, Limits()).unknown(self.contract, given)
+            if not unknown:
+                return self.implementations[name], self.contract.judge(given)
+            other = self.after(name, device)
+            log_unknown(name, self.name, unknown, other)
+            name = other
+        return self.implementations[REFERENCE], ()
+
+    def _without_numbers(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Return what the operation returns on the meta device, and note that it would run."""
+        for names in list(_recordings.values()):  # other threads may begin and end some
+            names.add(self.name)
+        return (self.shape_only or _nothing)(*args, **kwargs)  # type: ignore[no-any-return]
 
 
 def _nothing(*_: Any, **__: Any) -> Any:

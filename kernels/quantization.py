@@ -1,10 +1,8 @@
-"""Payloads of 8, 4 or 2 bits: a whole number, or a float of 8 bits, for each element, and one float32 scale a block.
+"""Payloads of 8, 4 or 2 bits: a whole number for each element, of 2 bits and a half, and one float32 scale a block.
 
 Rows and blocks are those of 1-bit payloads (`signs`): rows of `length` elements, blocks that divide it, a multiple of 8
 each; what lies past the end of the vector is encoded as zeros and ignored when decoded. Whole numbers are two's
-complements; of those that share a byte the first lies in its lowest bits. Halves are whole numbers and a half. Floats have a
-sign, so many bits of exponent, and the rest of 8 as their mantissa; below the smallest power of two lie, as usual, equal
-distances down to zero.
+complements; of those that share a byte the first lies in its lowest bits.
 """
 
 from __future__ import annotations
@@ -33,7 +31,6 @@ def quantize_blocks(
     codes: Tensor,
     length: int,
     bits: int = 8,
-    exponent: int = 0,
     signs: Tensor | None = None,
     seed: int = -1,
     counter: int = 0,
@@ -41,20 +38,18 @@ def quantize_blocks(
 ) -> None:
     """Encode `grad` (+ `residual`) as multiples of block scales; `residual.after` keeps the rest.
 
-    A block's scale is a 127th of its largest magnitude (Dettmers 2016, symmetric), with 4 `bits` an 8th, with 2 a part of
-    2.25; to nearest, ties to even, and -127 to 127, -7 to 7, -1 to 1. With HALVES as `exponent` the 2 bits are -1.5, -0.5,
-    0.5 or 1.5, and the scale a half. With 4 or 5 bits of `exponent` codes are floats, e4m3 or e5m2 (Micikevicius et al.
-    2022), and a scale a 448th or a 57344th; with 7 they are powers of two from 2^-126 to 1. With a `seed` from 0 on up or
+    A block's scale is a 127th of its largest magnitude (Dettmers 2016, symmetric), with 4 `bits` an 8th, with 2 a half; to
+    nearest, ties to even, and -127 to 127, -7 to 7, or one of -1.5, -0.5, 0.5 and 1.5. With a `seed` from 0 on up or
     down at random; without `residual` the largest magnitude is then the largest code, so that the mean of many is exact
     (Alistarh et al. 2017; Wen et al. 2017); with one, so much noise would add up. Element i takes word i % 4 of
     Philox4x32-10 (Salmon et al. 2011) with the key `seed` at `counter` + i // 4. `grad`: flat, any float dtype; `residual`:
     flat, float32 or float64; `scales`: float32 (rows, blocks); `codes`: int8 (rows, length * bits / 8). With a non-finite
-    element, the scale of its block is not finite and its codes are zero, or with HALVES those nearest to it. `signs`: of a
-    rotation, as for `sign_pack`. `places`: of the blocks in `grad`; by default they lie one behind the other. Random words
-    are those of elements of the payload, so i counts from the first element of the first row.
+    element, the scale of its block is not finite and its codes are those nearest to zero. `signs`: of a rotation, as for
+    `sign_pack`. `places`: of the blocks in `grad`; by default they lie one behind the other. Random words are those of
+    elements of the payload, so i counts from the first element of the first row.
     """
     if signs is not None:
-        rest = scales, codes, length, bits, exponent, None, seed, counter, places
+        rest = scales, codes, length, bits, None, seed, counter, places
         return encoded_rotated(
             lambda values, held: quantize_blocks.reference(values, held, *rest), grad, residual, signs, places
         )
@@ -63,28 +58,23 @@ def quantize_blocks(
     wide = values.to(torch.promote_types(values.dtype, scales.dtype))
     padded = in_blocks(wide, rows * blocks, length // blocks, places).view(rows, blocks, -1)
     largest = padded.abs().amax(2, keepdim=True)
-    limit, _, _, offset = FORMATS[bits, exponent]
-    steps = steps_of(bits, exponent, seed, residual)
+    limit, _, offset = FORMATS[bits]
+    steps = steps_of(bits, seed, residual)
     scales.copy_((largest / steps).squeeze(2))
-    levels = torch.where(largest.isfinite(), padded / torch.where(largest == 0, 1, largest) * steps, 0)
-    power = _powers(levels, bits, exponent)
-    units = _power_of_two(power)  # what lies between neighbouring codes, in scales
-    levels = levels / units - offset
-    if seed < 0:
-        levels = levels.round()
-    else:
-        levels = (levels + uniform(seed, counter, levels.numel(), grad.device).view_as(levels)).floor()
-    levels = ((levels + offset) * units).clamp(-limit, limit)
-    whole = (levels / units - offset).to(torch.int32)
-    if places is None:  # at random padding need not be zero
+    levels = torch.where(largest.isfinite(), padded / torch.where(largest == 0, 1, largest) * steps, 0) - offset
+    levels = (
+        levels.round()
+        if seed < 0
+        else (levels + uniform(seed, counter, levels.numel(), grad.device).view_as(levels)).floor()
+    )
+    whole = levels.clamp(-limit - offset, limit - offset).to(torch.int8)
+    if places is None:  # no code of 2 bits is zero
         whole.view(-1)[values.numel() :] = 0
     else:
         whole.masked_fill_(~places.elements(length // blocks)[1].view_as(whole), 0)
-    if exponent > 0:
-        whole = _as_float(whole, power - power_of_least(bits, exponent), bits - 1 - exponent)
-    codes.copy_(pack(whole.view(rows, length).to(torch.int8), bits))
+    codes.copy_(pack(whole.view(rows, length), bits))
     if residual is not None:
-        said = _decoded(scales, codes, bits, exponent).view(rows * blocks, -1)
+        said = _decoded(scales, codes, bits).view(rows * blocks, -1)
         values.sub_(out_of_blocks(said, values.numel(), places))
 
 
@@ -94,7 +84,6 @@ def dequantize_mean(
     codes: Tensor,
     out: Tensor,
     bits: int = 8,
-    exponent: int = 0,
     residual: Tensor | None = None,
     signs: Tensor | None = None,
     places: Places | None = None,
@@ -106,55 +95,19 @@ def dequantize_mean(
     of the blocks in `out`; what lies between them is undefined afterwards.
     """
     if signs is not None:
-        decode = functools.partial(
-            dequantize_mean.reference, scales, codes, bits=bits, exponent=exponent, places=places
-        )
+        decode = functools.partial(dequantize_mean.reference, scales, codes, bits=bits, places=places)
         return decoded_rotated(decode, out, residual, signs, places)
-    total = _decoded(scales[0], codes[0], bits, exponent).to(torch.promote_types(out.dtype, scales.dtype))
+    total = _decoded(scales[0], codes[0], bits).to(torch.promote_types(out.dtype, scales.dtype))
     for voter in range(1, len(scales)):
-        total.add_(_decoded(scales[voter], codes[voter], bits, exponent))
+        total.add_(_decoded(scales[voter], codes[voter], bits))
     mean = out_of_blocks(total.div_(len(scales)).view(scales[0].numel(), -1), out.numel(), places)
     cast_scaled.reference(mean, out, 1.0, residual)
 
 
-def steps_of(bits: int, exponent: int, seed: int, residual: Residual | None) -> float:
+def steps_of(bits: int, seed: int, residual: Residual | None) -> float:
     """Return the largest magnitude of a block in scales: the largest code where rounding has to be unbiased."""
-    limit, steps, *_ = FORMATS[bits, exponent]
+    limit, steps, _ = FORMATS[bits]
     return float(limit) if seed >= 0 and residual is None else steps
-
-
-def power_of_least(bits: int, exponent: int) -> int:
-    """The exponent of two of the smallest code above zero."""
-    return FORMATS[bits, exponent].least - (bits - 1 - exponent if exponent > 0 else 0)
-
-
-def _powers(levels: Tensor, bits: int, exponent: int) -> Tensor:
-    """The exponents of two of the distances between codes where `levels` are: int32, 0 for whole numbers."""
-    if exponent <= 0:
-        return torch.zeros_like(levels, dtype=torch.int32)
-    powers = levels.frexp().exponent - (bits - exponent)  # frexp counts from a half on
-    least = power_of_least(bits, exponent)
-    return torch.where(levels == 0, least, powers).clamp(min=least)
-
-
-def _power_of_two(powers: Tensor) -> Tensor:
-    """2^powers in float32, exactly, from 2^-126 on."""
-    return (powers + 127).bitwise_left_shift_(23).view(torch.float32)
-
-
-def _as_float(whole: Tensor, powers: Tensor, mantissa: int) -> Tensor:
-    """The codes of floats that are so many times 2^(least + powers)."""
-    magnitudes = torch.where(whole == 0, 0, whole.abs() + powers.bitwise_left_shift(mantissa))
-    return torch.where(whole < 0, magnitudes - 128, magnitudes)
-
-
-def _floats(codes: Tensor, bits: int, exponent: int) -> Tensor:
-    """Return the float32 numbers that codes of floats stand for."""
-    sizes, mantissa = codes.int() & 127, bits - 1 - exponent
-    powers = (sizes >> mantissa).clamp(min=1) - 1
-    counts = sizes - powers.bitwise_left_shift(mantissa)
-    numbers = counts * _power_of_two(powers + power_of_least(bits, exponent))
-    return torch.where(codes < 0, -numbers, numbers)
 
 
 def pack(levels: Tensor, bits: int) -> Tensor:
@@ -165,24 +118,23 @@ def pack(levels: Tensor, bits: int) -> Tensor:
     return fields.bitwise_left_shift(_shifts(bits, levels.device)).sum(2, dtype=torch.int8)
 
 
-def _unpacked(codes: Tensor, bits: int, exponent: int) -> Tensor:
-    """Numbers (rows, length) of bytes that they share, or that are floats."""
-    if exponent > 0:
-        return _floats(codes, bits, exponent)
+def unpacked(codes: Tensor, bits: int) -> Tensor:
+    """Return the int8 numbers (rows, length) of bytes that they share."""
     if bits == 8:
         return codes
     raised = codes.unsqueeze(2).bitwise_left_shift(8 - bits - _shifts(bits, codes.device))
-    return raised.bitwise_right_shift(8 - bits).flatten(1) + FORMATS[bits, exponent].offset
+    return raised.bitwise_right_shift(8 - bits).flatten(1)
 
 
 def _shifts(bits: int, device: torch.device) -> Tensor:
     return torch.arange(0, 8, bits, dtype=torch.int8, device=device)
 
 
-def _decoded(scales: Tensor, codes: Tensor, bits: int, exponent: int) -> Tensor:
+def _decoded(scales: Tensor, codes: Tensor, bits: int) -> Tensor:
     """`scale * code` of every element, float32 (rows, length)."""
     rows, blocks = scales.shape
-    return (_unpacked(codes, bits, exponent).reshape(rows, blocks, -1) * scales.unsqueeze(2)).view(rows, -1)
+    levels = unpacked(codes, bits) + FORMATS[bits].offset
+    return (levels.reshape(rows, blocks, -1) * scales.unsqueeze(2)).view(rows, -1)
 
 
 def uniform(seed: int, counter: int, count: int, device: torch.device) -> Tensor:

@@ -79,11 +79,11 @@ class Gathered:
         if not grad.numel():
             return grad
         cut = state.cut
-        rows = temporary(1, self.codec.row_bytes(cut.length), dtype=torch.uint8, device=grad.device).zero_()
-        cut.encode(self.codec, grad, residual, rows, drawn(state.draws)[0])
+        rows = temporary(1, cut.row_bytes, dtype=torch.uint8, device=grad.device).zero_()
+        cut.encode(grad, residual, rows, drawn(state.draws)[0])
         gathered = yield from all_gather(rows)
         del rows
-        _decode(self.codec, gathered, grad, cut, residual)
+        _decode(gathered, grad, cut, residual)
         return grad
 
 
@@ -107,18 +107,18 @@ class TwoShot:
     """Each rank averages one part of the bucket for all: an all-to-all of encoded parts, then an all-gather.
 
     The averaged part is encoded again, with a residual of its own on the serving rank (Tang et al. 2019, DoubleSqueeze),
-    so the bytes do not grow with the number of ranks. `feedback`: whether error feedback surrounds it; without, servers
-    need no residual. `residual_bits`: as of that error feedback.
+    so the bytes do not grow with the number of ranks. `error_feedback`: whether it surrounds this; without, servers need no
+    residual. `residual_bits`: as of that error feedback.
     """
 
     codec: Codec
-    feedback: bool = field(default=True, repr=False)
+    error_feedback: bool = field(default=True, repr=False)
     residual_bits: int = field(default=WIDTHS[0], repr=False)
 
     def init(self, layout: Layout) -> TwoShotState:
-        """A zero residual for the part that this rank serves, with `feedback`."""
+        """A zero residual for the part that this rank serves, with `error_feedback`."""
         cut = cut_bucket(self.codec, layout, layout.ranks.world_size, layout.ranks.rank)
-        chunk = Chunk.zeros(layout, *cut.served, self.residual_bits) if self.feedback else None
+        chunk = Chunk.zeros(layout, *cut.served, self.residual_bits) if self.error_feedback else None
         rows = None if own_traits(self.codec).keeps_zeros else ZeroRows.of_layout(layout)
         return TwoShotState(chunk, cut, layout.ranks.world_size, draws(self.codec, layout), rows)
 
@@ -127,7 +127,7 @@ class TwoShot:
         if not grad.numel():
             return grad
         server = None if residual is None else state.server_residual
-        rows, cut, size = state.rows, state.cut, self.codec.row_bytes(state.cut.length)
+        rows, cut, size = state.rows, state.cut, state.cut.row_bytes
         bits = 0 if rows is None else rows.row_bytes(state.world_size)
         first, second = drawn(state.draws)
         payload = temporary(state.world_size, size + bits, dtype=torch.uint8, device=grad.device).zero_()
@@ -136,23 +136,23 @@ class TwoShot:
             if server is not None:
                 rows.mark(used, server.stored, cut.served[0])
             rows.packed(used, state.world_size, out=payload[:, size:])
-        cut.encode(self.codec, grad, residual, _first(payload, size), first)
+        cut.encode(grad, residual, payload[:, :size], first)
         votes = yield from all_to_all(payload)
         del payload
         start, end = cut.served
         served = temporary(end - start, dtype=working_dtype(grad.dtype), device=grad.device)
-        cut.decode(self.codec, _first(votes, size).unsqueeze(1), served, own=True)
+        cut.decode(votes[:, :size].unsqueeze(1), served, own=True)
         payload = temporary(1, size + bits, dtype=torch.uint8, device=grad.device).zero_()
         if rows is not None:
             any_of(votes[:, size:], out=payload[0, size:])
         held = None if server is None else server.open()
-        cut.encode(self.codec, served, held, _first(payload, size), second, own=True)
+        cut.encode(served, held, payload[:, :size], second, own=True)
         del votes, served
         if server is not None and held is not None:
             server.close(held)
         averages = (yield from all_gather(payload)).view(1, state.world_size, size + bits)
         del payload
-        _decode(self.codec, _first(averages, size), grad, cut, residual)
+        _decode(averages[..., :size], grad, cut, residual)
         if rows is not None:
             used = rows.unpacked(averages[..., size:])
             rows.clear(used, grad)
@@ -163,17 +163,12 @@ class TwoShot:
         return grad
 
 
-def _first(rows: Tensor, size: int) -> Tensor:
-    """The first bytes of each row; the rows themselves, which spares a view, where there are no others."""
-    return rows if rows.shape[-1] == size else rows[..., :size]
-
-
-def _decode(codec: Any, rows: Tensor, grad: Tensor, cut: Cut, residual: Residual | None) -> None:
+def _decode(rows: Tensor, grad: Tensor, cut: Cut, residual: Residual | None) -> None:
     """The average in place of `grad`; a codec for 16 bits adds what they cannot hold to the residual."""
-    if grad.dtype == working_dtype(grad.dtype) or not own_traits(codec).takes_16_bits:
-        cut.decode(codec, rows, grad)
+    if grad.dtype.itemsize >= 4 or not own_traits(cut.codec).takes_16_bits:
+        cut.decode(rows, grad)
     else:
-        cut.decode(codec, rows, grad, (None if residual is None else residual.after,))
+        cut.decode(rows, grad, (None if residual is None else residual.after,))
 
 
 @dataclass

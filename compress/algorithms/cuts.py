@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...kernels import Places, Residual
-from ..protocol.compressor import Codec, own_traits
+from ..protocol.compressor import own_traits
 from ..protocol.layout import Layout
 
 Span: TypeAlias = tuple[int, int]  # first element, elements
@@ -30,6 +31,7 @@ class Cut:
     """The rows of a codec's payload.
 
     Attributes:
+        codec: the codec.
         length: the elements of a row, with its padding.
         served: the first element of this rank's row in the vector, and the one after its last.
         rows: the places of all rows' blocks; None if they lie one behind the other.
@@ -37,41 +39,41 @@ class Cut:
         gaps: True if the rows have elements between blocks, which no block has.
     """
 
+    codec: Any
     length: int
     served: tuple[int, int]
     rows: Places | None = None
     own: Places | None = None
     gaps: bool = False
 
+    @cached_property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return int(self.codec.row_bytes(self.length))
+
+    @cached_property
+    def _where(self) -> tuple[dict[str, Places], dict[str, Places]]:
+        """The last argument of the codec: for all rows, and for this rank's."""
+        return {} if self.rows is None else {"places": self.rows}, {} if self.own is None else {"places": self.own}
+
     def encode(
-        self,
-        codec: Codec,
-        grad: Tensor,
-        residual: Residual | None,
-        rows: Tensor,
-        random: tuple[int, ...] = (),
-        own: bool = False,
+        self, grad: Tensor, residual: Residual | None, rows: Tensor, random: tuple[int, ...] = (), own: bool = False
     ) -> None:
         """Encode all rows, or this rank's `own`. `random`: the key and counter of a codec that draws."""
-        codec.encode(grad, residual, rows, self.length, *random, **self._where(self.own if own else self.rows))
+        self.codec.encode(grad, residual, rows, self.length, *random, **self._where[own])
 
-    def decode(
-        self, codec: Any, rows: Tensor, out: Tensor, residual: Sequence[Tensor | None] = (), own: bool = False
-    ) -> None:
+    def decode(self, rows: Tensor, out: Tensor, residual: Sequence[Tensor | None] = (), own: bool = False) -> None:
         """Decode all rows, or this rank's `own`. `residual`: the fourth argument of codecs that take 16 bits, if any."""
         if self.gaps:
             out.zero_()
-        codec.decode(rows, out, self.length, *residual, **self._where(self.own if own else self.rows))
+        self.codec.decode(rows, out, self.length, *residual, **self._where[own])
 
     def repeated(self, ranks: int, stride: int) -> Cut:
         """Return the cut of so many rows like this rank's, each so many elements behind the one before."""
         own = self.own and Places(
             self.own.table, ranks * self.own.blocks, stride, self.own.aligned and not stride % ORDER
         )
-        return Cut(self.length, self.served, own, None, self.gaps)
-
-    def _where(self, places: Places | None) -> dict[str, Places]:
-        return {} if places is None else {"places": places}
+        return Cut(self.codec, self.length, self.served, own, None, self.gaps)
 
 
 def cut_bucket(codec: Any, layout: Layout, rows: int, own: int = 0) -> Cut:
@@ -87,7 +89,7 @@ def _cut_bucket(codec: Any, sizes: tuple[int, ...], ranks: int, rank: int, devic
     length = codec.row_length(-(-numel // ranks))
     if _in_order(codec, sizes, length):
         start = min(rank * length, numel)
-        return Cut(length, (start, min(start + length, numel)))
+        return Cut(codec, length, (start, min(start + length, numel)))
     spans = _blocks_of(_spans(sizes), codec.block)
     each = -(-len(spans) // ranks)
     length = codec.row_length(min(max(sizes), codec.block)) if each == 1 else each * codec.block
@@ -95,7 +97,7 @@ def _cut_bucket(codec: Any, sizes: tuple[int, ...], ranks: int, rank: int, devic
     table = np.concatenate([spans, end])
     rows = table.reshape(ranks, each, 2)
     start, stop = int(rows[rank, 0, 0]), int(rows[rank, -1].sum())
-    return Cut(length, (start, stop), _places(table, device), _places(rows[rank] - (start, 0), device))
+    return Cut(codec, length, (start, stop), _places(table, device), _places(rows[rank] - (start, 0), device))
 
 
 def cut_shards(codec: Any, rows: Sequence[Sequence[Span]], row: int, rank: int, device: torch.device) -> Cut:
@@ -110,15 +112,15 @@ def cut_shards(codec: Any, rows: Sequence[Sequence[Span]], row: int, rank: int, 
     if not own_traits(codec).blocks or (
         alike and sum(sizes) == row and _in_order(codec, sizes, length) and length == row
     ):
-        return Cut(length, served)
+        return Cut(codec, length, served)
     tables = [_blocks_of(each, codec.block, sizes) for each in (rows[:1] if alike else rows)]
     length = codec.row_length(min(max(sizes), codec.block)) if len(tables[0]) == 1 else len(tables[0]) * codec.block
     own, gaps = _places(tables[0 if alike else rank], device), not alike or sum(sizes) < row
     if alike:
-        cut = Cut(length, served, None, own, gaps).repeated(len(rows), row)
-        return Cut(length, served, cut.rows, own, gaps)
+        cut = Cut(codec, length, served, None, own, gaps).repeated(len(rows), row)
+        return Cut(codec, length, served, cut.rows, own, gaps)
     behind = [table + np.array((place * row, 0)) for place, table in enumerate(tables)]
-    return Cut(length, served, _places(np.concatenate(behind), device), own, gaps)
+    return Cut(codec, length, served, _places(np.concatenate(behind), device), own, gaps)
 
 
 def _in_order(codec: Any, sizes: Sequence[int], length: int) -> bool:

@@ -118,7 +118,7 @@ class Cast:
     @property
     def owners(self) -> TwoShot:
         """The compressor with sums in float32."""
-        return TwoShot(SixteenBits(self.dtype), feedback=False)
+        return TwoShot(SixteenBits(self.dtype), error_feedback=False)
 
     def init(self, layout: Layout) -> Any:
         """The inner state."""

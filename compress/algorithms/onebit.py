@@ -21,7 +21,7 @@ SCALE_BYTES = 4
 @register(
     "onebit",
     adapter=TwoShot,
-    feedback=0.7,
+    error_feedback=0.7,
     traits=Traits(takes_16_bits=True, blocks=True),
 )
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class OneBit:
 
     def row_bytes(self, length: int) -> int:
         """4 bytes a block and a bit an element, padded as rows are."""
-        return padded(SCALE_BYTES * self._blocks(length) + length // 8)
+        return padded(SCALE_BYTES * max(1, length // self.block) + length // 8)
 
     def encode(
         self, grad: Tensor, residual: Residual | None, rows: Tensor, length: int, places: Places | None = None
@@ -68,10 +68,7 @@ class OneBit:
         signs = signs_of(self.block, out) if self.rotate else None
         kernels.sign_unpack_mean(*self._parts(rows, length), out, residual, signs, places)
 
-    def _blocks(self, length: int) -> int:
-        return max(1, length // self.block)
-
     def _parts(self, rows: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Views of the scales and the bits of encoded rows."""
-        scale_bytes = SCALE_BYTES * self._blocks(length)
+        scale_bytes = SCALE_BYTES * max(1, length // self.block)
         return rows[..., :scale_bytes].view(torch.float32), rows[..., scale_bytes : scale_bytes + length // 8]

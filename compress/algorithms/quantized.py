@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ... import kernels
 from ...kernels import Places, Residual
-from ...kernels.operands import HALVES
 from ..protocol.compressor import Traits
 from ..protocol.registry import register
 from .adapters import TwoShot
@@ -22,15 +21,11 @@ SCALE_BYTES = 4
 
 @dataclass(frozen=True)
 class BlockCodes:
-    """Codes of `bits` bits, of floats so many of them `exponent`, and one float32 scale a block of `block` elements.
-
-    A row on the wire: its codes, then its scales. `exponent` may be HALVES, see `gradwire.kernels.operands`.
-    """
+    """Codes of `bits` bits, and one float32 scale a block of `block` elements. A row on the wire: codes, then scales."""
 
     block: int = 128
     method: ClassVar[str]
     bits: ClassVar[int]
-    exponent: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         if self.block < 8 or self.block % 8:
@@ -43,30 +38,14 @@ class BlockCodes:
 
     def row_bytes(self, length: int) -> int:
         """Return `bits` an element and 4 bytes a block, in bytes, padded."""
-        return padded(self._code_bytes(length) + SCALE_BYTES * self._blocks(length))
-
-    def decode(
-        self, rows: Tensor, out: Tensor, length: int, residual: Tensor | None = None, places: Places | None = None
-    ) -> None:
-        """The mean over voters of `scale * code`; what `out` rounds away is added to `residual`."""
-        parts = self._parts(rows, length)
-        kernels.dequantize_mean(*parts, out, self.bits, self.exponent, residual, self._signs(out), places)
-
-    def _signs(self, values: Tensor, residual: Residual | None = None) -> Tensor | None:
-        """The signs of a rotation; None where there is none."""
-        return None
-
-    def _blocks(self, length: int) -> int:
-        return max(1, length // self.block)
-
-    def _code_bytes(self, length: int) -> int:
-        """Up to where scales may begin."""
-        return -(-length * self.bits // 8 // SCALE_BYTES) * SCALE_BYTES
+        return padded(
+            -(-length * self.bits // (8 * SCALE_BYTES)) * SCALE_BYTES + SCALE_BYTES * max(1, length // self.block)
+        )
 
     def _parts(self, rows: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Views of the scales and the codes of encoded rows."""
-        start = self._code_bytes(length)
-        scales = rows[..., start : start + SCALE_BYTES * self._blocks(length)].view(torch.float32)
+        """Views of the scales and the codes of encoded rows; scales begin at a multiple of their size."""
+        start = -(-length * self.bits // (8 * SCALE_BYTES)) * SCALE_BYTES
+        scales = rows[..., start : start + SCALE_BYTES * max(1, length // self.block)].view(torch.float32)
         return scales, rows[..., : length * self.bits // 8].view(torch.int8)
 
 
@@ -106,21 +85,25 @@ class Quantized(BlockCodes):
         places: Places | None = None,
     ) -> None:
         """Codes and scales of `grad` (+ `residual`); `residual` keeps the difference. With a key, rounded at random."""
-        parts, signs = self._parts(rows, length), self._signs(grad, residual)
-        code = self.bits, self.exponent
-        kernels.quantize_blocks(grad, residual, *parts, length, *code, signs, key, counter, places)
+        signs = signs_of(self.block, grad, residual) if self.rotate else None
+        code = *self._parts(rows, length), length, self.bits, signs
+        kernels.quantize_blocks(grad, residual, *code, key, counter, places)
 
-    def _signs(self, values: Tensor, residual: Residual | None = None) -> Tensor | None:
-        return signs_of(self.block, values, residual) if self.rotate else None
+    def decode(
+        self, rows: Tensor, out: Tensor, length: int, residual: Tensor | None = None, places: Places | None = None
+    ) -> None:
+        """The mean over voters of `scale * code`; what `out` rounds away is added to `residual`."""
+        signs = signs_of(self.block, out) if self.rotate else None
+        kernels.dequantize_mean(*self._parts(rows, length), out, self.bits, residual, signs, places)
 
 
 def traits_of_codes(codec: Quantized) -> Traits:
     """Return the traits that options decide on: rotated blocks, and codes without zero, decode zeros as other numbers."""
-    keeps_zeros = codec.exponent != HALVES and not codec.rotate
+    keeps_zeros = codec.bits > 2 and not codec.rotate
     return Traits(takes_16_bits=True, keeps_zeros=keeps_zeros, blocks=True, draws=codec.rounding == "stochastic")
 
 
-@register("int8", adapter=TwoShot, feedback=0, traits=traits_of_codes)
+@register("int8", adapter=TwoShot, error_feedback=False, traits=traits_of_codes)
 @dataclass(frozen=True)
 class Int8(Quantized):
     """Eight bits an element and a scale a block, averaged in float32 by an all-to-all and an all-gather.
@@ -159,4 +142,3 @@ class Int2(Quantized):
     rotate: bool = True
     method: ClassVar[str] = "int2"
     bits: ClassVar[int] = 2
-    exponent: ClassVar[int] = HALVES

@@ -17,7 +17,9 @@ from ..protocol.requests import Program, all_reduce
 from .blocks import average_blocks, chosen_of, in_blocks
 
 
-@register("chunktopk", feedback=0.7, traits=Traits(takes_16_bits=True, ignores_shapes=True, forgets_what_it_sends=True))
+@register(
+    "chunktopk", error_feedback=0.7, traits=Traits(takes_16_bits=True, ignores_shapes=True, forgets_what_it_sends=True)
+)
 @dataclass(frozen=True)
 class ChunkTopK:
     """The chunks of largest norm over all ranks, chosen and averaged by two all-reduces; the rest waits in the residual.

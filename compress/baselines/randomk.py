@@ -27,7 +27,9 @@ class RandomKState:
     step: Counter
 
 
-@register("randomk", feedback=0.7, traits=Traits(takes_16_bits=True, ignores_shapes=True, forgets_what_it_sends=True))
+@register(
+    "randomk", error_feedback=0.7, traits=Traits(takes_16_bits=True, ignores_shapes=True, forgets_what_it_sends=True)
+)
 @dataclass(frozen=True)
 class RandomK:
     """Blocks chosen at random, the same on all ranks, in one all-reduce of values alone; the rest waits in the residual.

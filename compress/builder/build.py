@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeAlias
 
-from ..algorithms.adapters import PerTensor, TwoShot
+from ..algorithms.adapters import TwoShot
 from ..algorithms.dense import Dense
-from ..feedback.adam_space import AdamSpace
-from ..feedback.error_feedback import DecayedFeedback, ErrorFeedback, Float32Arithmetic
+from ..feedback.error_feedback import ErrorFeedback, Float32Arithmetic
 from ..feedback.switch import Switch
 from ..feedback.worker_momentum import WorkerMomentum
 from ..protocol.compressor import Compressor, inside
-from ..protocol.registry import BASELINES, OF_ALL, Registration, find, register, registered
+from ..protocol.registry import BASELINES, Registration, find, register, registered
 from ..state.leaf import WIDTHS
 from .options import did_you_mean, option_value
 
@@ -30,8 +29,6 @@ ENTRY_POINT_GROUP = "gradwire.compressors"
 OUTER_END = re.compile(r"(?<![0-9][eE])\+")  # a '+' that is not part of a number such as 1e+3
 NESTED = ("inner", "warmup")  # options that are specifications
 DEEPEST = 16  # compressors inside each other
-# The wrappers of a lossy compressor, the outermost first.
-WRAPPERS = (WorkerMomentum, DecayedFeedback, ErrorFeedback, Float32Arithmetic, AdamSpace)
 Spec: TypeAlias = str | Mapping[str, Any] | Compressor
 
 
@@ -88,7 +85,7 @@ def with_error_feedback(spec: Spec) -> Spec:
     if not isinstance(spec, str | Mapping):
         return spec
     compressor(spec)  # imports what it names
-    whole = {name: {"feedback": 1.0} for name, method in registered.items() if method.lossy and method.feedback < 1}
+    whole = {name: {"error_feedback": 1.0} for name, method in registered.items() if method.lossy}
     return filled(spec, whole)
 
 
@@ -98,7 +95,7 @@ def fingerprint(built: Compressor) -> str:
 
 
 def specification(built: Compressor) -> str:
-    """Return the shortest string that builds a compressor, or its fingerprint if no string does.
+    """Return the shortest string that builds a compressor, or its fingerprint if it was not built from text.
 
     Args:
         built: the compressor.
@@ -109,11 +106,7 @@ def specification(built: Compressor) -> str:
     >>> specification(compressor({"name": "fp16", "inner": "powersgd:rank=4,start_iter=9"}))
     'fp16+powersgd:start_iter=9'
     """
-    text = _written(built)
-    try:
-        return text if text and compressor(text) == built else fingerprint(built)
-    except ValueError:
-        return fingerprint(built)
+    return _text_of(built) or fingerprint(built)
 
 
 @dataclass(frozen=True)
@@ -130,8 +123,7 @@ class WarmUp:
         return self.until - self.now
 
     def __str__(self) -> str:
-        # not specification(), which a stage inside of error feedback does not match by itself
-        what = "uncompressed" if self.stage == Dense() else _written(self.stage) or specification(self.stage)
+        what = "uncompressed" if self.stage == Dense() else specification(self.stage)
         return f"warm-up: {what} until step {self.until} (now {self.now})"
 
 
@@ -148,48 +140,65 @@ def warm_up(built: Compressor, step: int) -> WarmUp | None:
     return None
 
 
-def _written(built: Any) -> str | None:
-    """The string of a compressor as `_build` makes them."""
-    core, wrapping = _unwrapped(built)
-    stages: dict[str, Any] = {}
-    if isinstance(core, Switch) and len(core.stages) == 2:
-        stages = {"start_iter": core.starts[1]}
-        stages |= {} if core.stages[0] == Dense() else {"warmup": _written(core.stages[0])}
-        core = core.stages[1]
-    core = core.inner if isinstance(core, PerTensor) else core
-    core = getattr(core, "codec", core)
-    method = next((each for each in registered.values() if each.factory is type(core)), None)
-    if method is None:
-        return None
-    fields = [field for field in dataclasses.fields(core) if field.init]
-    options = {f.name: getattr(core, f.name) for f in fields if getattr(core, f.name) != f.default}
-    inner = options.pop("inner", None)
-    kept = wrapping.get("feedback", 0)
-    options |= {"error_feedback": kept > 0} if method.lossy and (kept > 0) != (method.feedback > 0) else {}
-    if kept == (method.feedback or 1):
-        wrapping.pop("feedback", None)
-    given = {**options, **wrapping, **stages}.items()
-    listed = ",".join(f"{key}={str(value).lower() if value in (None, True, False) else value}" for key, value in given)
-    text = f"{method.name}:{listed}" if listed else method.name
-    return text if inner is None else f"{text}+{_written(inner)}"
+@dataclass(frozen=True)
+class Wrapping:
+    """What the options that all compressors have put around one; `error_feedback`: the part of a residual that it keeps."""
 
+    method: Registration
+    error_feedback: float
+    residual_bits: int = WIDTHS[0]
+    momentum: float = 0.0
+    start_iter: int | None = None
+    warmup: Spec | None = None
 
-def _unwrapped(built: Any) -> tuple[Any, dict[str, Any]]:
-    """Return what `_wrapped` was given, and the options for it; `feedback` only if there is error feedback."""
-    options: dict[str, Any] = {}
-    while isinstance(built, WRAPPERS):
-        match built:
-            case DecayedFeedback(feedback=value):
-                options["feedback"] = value
-            case WorkerMomentum(momentum=value):
-                options["momentum"] = value
-            case AdamSpace():
-                options["space"] = "adam"
-            case ErrorFeedback(residual_bits=value):
-                options.setdefault("feedback", 1)
-                options |= {"residual_bits": value} if value != WIDTHS[0] else {}
-        built = built.inner
-    return built, options
+    def __post_init__(self) -> None:
+        name, kept, bits = self.method.name, self.error_feedback, self.residual_bits
+        if not 0 <= kept <= 1:
+            raise ValueError(
+                f"{name}:error_feedback is true, false or from 0 (none) to 1 (all of the residual), got {kept}"
+            )
+        if bits not in WIDTHS:
+            raise ValueError(f"{name}:residual_bits is {', '.join(map(str, WIDTHS[:-1]))} or {WIDTHS[-1]}, got {bits}")
+        if bits != WIDTHS[0] and not kept:
+            raise ValueError(
+                f"{name}:residual_bits={bits} needs error feedback, which is off: add error_feedback=true, or leave it out"
+            )
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"{name}:momentum is at least 0 (none) and below 1, got {self.momentum}")
+        if self.start_iter is None and self.warmup is not None:
+            raise ValueError(f"{name}:warmup needs start_iter, the number of steps that it lasts")
+        if self.start_iter is not None and self.start_iter < 0:
+            raise ValueError(f"{name}:start_iter is at least 0, got {self.start_iter}")
+
+    def around(self, core: Compressor) -> Compressor:
+        """Return a compressor with what surrounds it."""
+        core = self._served(core)
+        before = self._before()
+        core = Switch({0: before, self.start_iter: core}) if self.start_iter else core
+        if not self.method.lossy:
+            return core
+        built: Compressor = Float32Arithmetic(core)
+        built = ErrorFeedback(built, self.residual_bits, self.error_feedback) if self.error_feedback else built
+        return WorkerMomentum(built, self.momentum) if self.momentum else built
+
+    def _served(self, built: Any) -> Any:
+        """The compressor with residuals on servers as on workers, if it has servers."""
+        if isinstance(built, Float32Arithmetic):
+            return Float32Arithmetic(self._served(built.inner))
+        if not isinstance(built, TwoShot):
+            return built
+        return dataclasses.replace(built, error_feedback=self.error_feedback > 0, residual_bits=self.residual_bits)
+
+    def _before(self) -> Compressor:
+        """The compressor of the first steps, in the error feedback of those after it: one residual is enough for both."""
+        if self.warmup is None:
+            return Dense()
+        alone = compressor(self.warmup)
+        if not self.error_feedback:
+            return alone
+        fed_back: Any = compressor(with_error_feedback(self.warmup))
+        inner = fed_back.inner if isinstance(fed_back, ErrorFeedback) and fed_back.kept == 1 else fed_back
+        return _with_text(self._served(inner), _text_of(alone))
 
 
 def _build(mapping: Mapping[str, Any]) -> Compressor:
@@ -200,87 +209,52 @@ def _build(mapping: Mapping[str, Any]) -> Compressor:
         wrappers = ", ".join(sorted(name for name, other in registered.items() if other.wraps))
         raise ValueError(f"{method.name!r} wraps nothing; left of a '+' may stand: {wrappers}")
     values = {key: option_value(method, key, value) for key, value in options.items()}
-    shared = {key: values.pop(key) for key in method.shared if key in values}
-    stages = {key: shared.pop(key) for key in OF_ALL if key in shared}
-    feedback = _feedback(method, **shared) if method.lossy else 0.0
-    built = method.factory(**values, **({} if inner is None else {"inner": compressor(inner)}))
-    built = method.adapter(built) if method.adapter else built
-    built = dataclasses.replace(built, feedback=False) if isinstance(built, TwoShot) and not feedback else built
-    built = _narrowed(method, built, feedback, shared.get("residual_bits", WIDTHS[0]))
-    built = _warmed_up(method, built, feedback > 0, **stages)
-    return _wrapped(method, built, **{**shared, "feedback": feedback}) if method.lossy else built
+    own = {key: value for key, value in values.items() if key not in method.shared}
+    shared = {key: value for key, value in values.items() if key in method.shared}
+    shared["error_feedback"] = _kept(method, shared.get("error_feedback"))
+    nested = {} if inner is None else {"inner": compressor(inner)}
+    wrapping, built = Wrapping(method, **shared), method.factory(**own, **nested)
+    built = wrapping.around(method.adapter(built) if method.adapter else built)
+    return _with_text(built, _text(method, {**shared, **own}, nested))
 
 
-def _feedback(
-    method: Registration, feedback: float | None = None, error_feedback: bool | None = None, **_: Any
-) -> float:
-    """Return the part of a residual that both options together keep."""
-    if feedback is None:
-        feedback = 0.0 if error_feedback is False else method.feedback or float(error_feedback or 0)
-    if not 0 <= feedback <= 1:
-        raise ValueError(f"{method.name}:feedback is from 0 (none) to 1 (all of the residual), got {feedback}")
-    if error_feedback is False and 0 < feedback < 1:
-        raise ValueError(f"{method.name}:error_feedback=false leaves nothing to damp: leave out feedback={feedback}")
-    return 0.0 if error_feedback is False else feedback
+def _kept(method: Registration, given: float | bool | None) -> float:
+    """Return the part of a residual that stays. `given`: the option; True stands for what suits the compressor."""
+    if not method.lossy:
+        return 0.0
+    if given is None:
+        return method.error_feedback
+    return (method.error_feedback or 1.0) if given is True else float(given)
 
 
-def _narrowed(method: Registration, built: Any, feedback: float, bits: int) -> Compressor:
-    """Return the compressor with residuals on servers in so many bits, if it has any."""
-    if bits not in WIDTHS:
-        raise ValueError(
-            f"{method.name}:residual_bits is {', '.join(map(str, WIDTHS[:-1]))} or {WIDTHS[-1]}, got {bits}"
-        )
-    if bits != WIDTHS[0] and not feedback:
-        raise ValueError(
-            f"{method.name}:residual_bits={bits} needs error feedback, which is off: "
-            "add error_feedback=true, or leave it out"
-        )
-    return dataclasses.replace(built, residual_bits=bits) if isinstance(built, TwoShot) else built
+def _text(method: Registration, values: Mapping[str, Any], nested: Mapping[str, Compressor]) -> str | None:
+    """Return the string for options, those that differ from their defaults; None if a string cannot say them."""
+    told: list[str] = []
+    inner = [*map(_text_of, nested.values())]
+    for option, (_, default) in method.options.items():
+        value = values.get(option, default)
+        if value == default or (option == "warmup" and not values.get("start_iter")):
+            continue
+        if option == "error_feedback" and value in (0, 1):
+            value = "1" if value and default else bool(value)
+        text = _text_of(compressor(value)) if option == "warmup" else str(value)
+        if text is None or set(",+") & set(text):
+            return None
+        told.append(f"{option}={text.lower() if value in (None, True, False) else text}")
+    outer = f"{method.name}:{','.join(told)}" if told else method.name
+    return None if None in inner else "+".join([outer, *filter(None, inner)])
 
 
-def _wrapped(
-    method: Registration,
-    built: Compressor,
-    feedback: float,
-    momentum: float = 0.0,
-    space: str = "gradient",
-    residual_bits: int = WIDTHS[0],
-    **_: Any,
-) -> Compressor:
-    """A lossy method with what surrounds it."""
-    if not 0 <= momentum < 1:
-        raise ValueError(f"{method.name}:momentum is at least 0 (none) and below 1, got {momentum}")
-    built = Float32Arithmetic(AdamSpace(built) if space == "adam" else built)
-    built = ErrorFeedback(built, residual_bits) if feedback else built
-    built = DecayedFeedback(built, feedback) if 0 < feedback < 1 else built
-    return WorkerMomentum(built, momentum) if momentum else built
+def _text_of(built: Any) -> str | None:
+    """Return the text that builds a compressor; None if it was not built from one."""
+    return getattr(built, "text", None)
 
 
-def _warmed_up(
-    method: Registration,
-    built: Compressor,
-    feedback: bool,
-    start_iter: int | None = None,
-    warmup: Spec | None = None,
-) -> Compressor:
-    """`built` from step `start_iter` on, `warmup` before; `feedback`: whether error feedback will surround both."""
-    before = None if warmup is None else compressor(with_error_feedback(warmup) if feedback else warmup)
-    if start_iter is None and warmup is not None:
-        raise ValueError(f"{method.name}:warmup needs start_iter, the number of steps that it lasts")
-    if start_iter is not None and start_iter < 0:
-        raise ValueError(f"{method.name}:start_iter is at least 0, got {start_iter}")
-    if feedback and isinstance(before, ErrorFeedback):
-        before = before.inner  # one residual is enough for both
-    before = _serving(before, built) if feedback else before
-    return Switch({0: before or Dense(), start_iter: built}) if start_iter else built
-
-
-def _serving(built: Any, following: Any) -> Any:
-    """The compressor with a residual on servers, although it was asked for without error feedback."""
-    if isinstance(built, Float32Arithmetic):
-        return Float32Arithmetic(_serving(built.inner, following))
-    bits = getattr(following, "residual_bits", WIDTHS[0])
-    return dataclasses.replace(built, feedback=True, residual_bits=bits) if isinstance(built, TwoShot) else built
+def _with_text(built: Any, text: str | None) -> Any:
+    """Keep on a compressor the text that builds it."""
+    if text is not None and hasattr(built, "__dict__"):  # a class with slots has no room for it
+        object.__setattr__(built, "text", text)
+    return built
 
 
 def _find(name: Any, mapping: Mapping[str, Any]) -> Registration:
@@ -339,8 +313,8 @@ def parsed(text: str) -> Mapping[str, Any]:
 def filled(spec: str | Mapping[str, Any], defaults: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """A specification with defaults, {method: {option: value}}, where it leaves them open; also in what it nests.
 
-    >>> filled("bf16+powersgd:rank=2", {"powersgd": {"rank": 4, "feedback": 0.9}})
-    {'name': 'bf16', 'inner': {'rank': '2', 'feedback': 0.9, 'name': 'powersgd'}}
+    >>> filled("bf16+powersgd:rank=2", {"powersgd": {"rank": 4, "seed": 1}})
+    {'name': 'bf16', 'inner': {'rank': '2', 'seed': 1, 'name': 'powersgd'}}
     """
     check_depth(spec)
     given = dict(parsed(spec) if isinstance(spec, str) else spec)

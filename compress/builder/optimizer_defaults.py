@@ -35,21 +35,12 @@ ORTHONORMALISE = (
     "Dion",
 )  # in the names of those that do; the Muons of other packages may run Adam for some groups
 BESIDE = ("adam", "adamw", "lion")  # what such a group's "algorithm" is then; or its "use_muon" is False
-FEEDBACK: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
-    "SGD with momentum": {
-        "ternary": {"feedback": 0.8},
-        "topk": {"feedback": 0.9},
-        "batched-powersgd": {"feedback": 0.9},
-        "acp-powersgd": {"feedback": 0.9},
-    },
-    "Adam": {
-        "int4": {"feedback": 0.0},
-        "int2": {"feedback": 0.0},
-        "topk": {"feedback": 0.9},
-    },
-    "Muon": {
-        "topk": {"feedback": 0.9},
-    },
+# {kind of optimizer: {compressor: part of a residual that it keeps}}; what is not listed keeps the compressor's own default.
+# Near what docs/results/quality and docs/results/loss found.
+FEEDBACK: Mapping[str, Mapping[str, float]] = {
+    "SGD with momentum": {"ternary": 0.8, "topk": 0.9, "batched-powersgd": 0.9, "acp-powersgd": 0.9},
+    "Adam": {"int4": 0.0, "int2": 0.0, "topk": 0.9},
+    "Muon": {"topk": 0.9},
 }
 
 
@@ -179,35 +170,35 @@ def tuned_specification(spec: str, optimizer: Optimizers | None) -> str:
     return spec if filled is spec else specification(compressor(filled))
 
 
-def _feedback_for(found: Collection[str]) -> dict[str, Mapping[str, Any]]:
-    """Return options by method that suit kinds of optimizers: of several those with the smallest feedback.
+def _feedback_for(found: Collection[str]) -> dict[str, float]:
+    """Return the part of a residual, by method, that suits kinds of optimizers: of several the smallest.
 
     Error feedback is off only if it is for all of them.
     """
-    chosen: dict[str, Mapping[str, Any]] = {}
+    chosen: dict[str, float] = {}
     tables = [FEEDBACK.get(kind, {}) for kind in sorted(found)]
-    for method, options in (row for table in tables for row in table.items()):
-        kept = options.get("feedback", 1.0)
-        suits = kept > 0 or all(table.get(method) == options for table in tables)
-        if suits and kept < chosen.get(method, {}).get("feedback", 1.1):
-            chosen[method] = options
+    for method, kept in (row for table in tables for row in table.items()):
+        if kept > 0 or all(table.get(method) == kept for table in tables):
+            chosen[method] = min(kept, chosen.get(method, kept))
     return chosen
 
 
-def _filled(given: Mapping[str, Any], defaults: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """A specification with defaults by method in it, and in what it wraps.
+def _filled(given: Mapping[str, Any], kept: Mapping[str, float]) -> dict[str, Any]:
+    """A specification with the part of a residual by method in it, and in what it wraps.
 
     Who gives an option of error feedback wants it: then no default turns it off.
     """
     filled, method = dict(given), find(given.get("name", ""))
     inner = given.get("inner")
     if isinstance(inner, str | Mapping):
-        filled["inner"] = _filled(parsed(inner) if isinstance(inner, str) else inner, defaults)
-    if method is None or "error_feedback" in given:
+        filled["inner"] = _filled(parsed(inner) if isinstance(inner, str) else inner, kept)
+    if (
+        method is None
+        or method.name not in kept
+        or (not kept[method.name] and not given.keys().isdisjoint(OF_FEEDBACK))
+    ):
         return filled
-    default = defaults.get(method.name, {})
-    wanted = default.get("feedback") == 0 and not given.keys().isdisjoint(OF_FEEDBACK)
-    return filled if wanted else {**default, **filled}
+    return {"error_feedback": kept[method.name], **filled}
 
 
 def _check_momentum(built: Compressor, optimizers: Sequence[Optimizer], name: str) -> None:
@@ -218,7 +209,3 @@ def _check_momentum(built: Compressor, optimizers: Sequence[Optimizer], name: st
             f"call gradwire.without_momentum(optimizer), or leave out momentum=",
             stacklevel=4,
         )
-
-
-# {kind of optimizer: {method: {option: value}}}; what is not listed keeps the method's own default.
-# Near what docs/results/quality and docs/results/loss found.

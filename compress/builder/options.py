@@ -19,7 +19,7 @@ R = TypeVar("R")
 def option_value(method: Registration, key: str, value: Any) -> Any:
     """An option's value in the option's type."""
     if key not in (options := method.options):
-        hint = did_you_mean(key, options)
+        hint = did_you_mean(key, options, f"={value}")
         raise ValueError(f"{method.name!r} has no option {key!r}{hint}; it has: {', '.join(options) or 'none'}")
     expected = options[key][0]
     if key == "warmup":
@@ -27,13 +27,16 @@ def option_value(method: Registration, key: str, value: Any) -> Any:
     try:
         return _converted(value, expected)
     except (KeyError, OverflowError, TypeError, ValueError):
-        described = getattr(expected, "__name__", None) or str(expected)
+        described = getattr(expected, "__name__", None) or str(expected).replace("bool |", "true, false or a")
         allowed = ", ".join(map(str, get_args(expected))) if get_origin(expected) is Literal else described
         raise ValueError(f"{method.name}:{key} takes {allowed}, got {value!r}") from None
 
 
 def _converted(value: Any, expected: Any) -> Any:
     """`value`, a string or already typed, as `expected`; ValueError where it is not one."""
+    if expected == bool | float:
+        word = {"true": True, "false": False}.get(str(value).lower())
+        return float(value) if word is None else word
     if get_origin(expected) in (Union, types.UnionType):
         kind = next(kind for kind in get_args(expected) if kind is not type(None))
         return None if value in (None, "none") else _converted(value, kind)
@@ -49,14 +52,14 @@ def _converted(value: Any, expected: Any) -> Any:
     return float(value) if expected is float else value
 
 
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """A hint to put behind an unknown name; nothing where none of `names` is near.
+def did_you_mean(name: str, names: Iterable[str], end: str = "") -> str:
+    """A hint to put behind an unknown name; nothing where none of `names` is near. `end`: stands behind the name.
 
     >>> did_you_mean("resnet5", ["mlp", "resnet50"]), did_you_mean("x", ["mlp"])
     (" (did you mean 'resnet50'?)", '')
     """
     near = get_close_matches(name, list(names), 1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    return f" (did you mean {near[0] + end!r}?)" if near else ""
 
 
 def whole_number(value: object, expected: str, *, least: int = 1, most: float = float("inf")) -> int:

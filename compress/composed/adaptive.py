@@ -13,8 +13,7 @@ from torch import Tensor
 from ...kernels import Residual
 from ..algorithms.dense import Dense
 from ..builder.build import compressor, with_error_feedback
-from ..feedback.adam_space import AdamSpace
-from ..feedback.error_feedback import DecayedFeedback, ErrorFeedback, Float32Arithmetic
+from ..feedback.error_feedback import ErrorFeedback, Float32Arithmetic
 from ..feedback.switch import Switch, released
 from ..feedback.worker_momentum import WorkerMomentum
 from ..protocol.compressor import Compressor, Traits, inside, traits_of
@@ -23,13 +22,13 @@ from ..protocol.registry import register
 from ..protocol.requests import Program, all_reduce
 from ..simulate import simulate
 from ..state.agreed import Choice, agree_in
+from ..state.leaf import Versions
 from ..state.tensors import Counter
 from ..state.tree import Leaves
 
 logger = logging.getLogger(__name__)
 MOST = 16  # methods
 NONE = -1.0  # in place of each cosine before there is one
-REFUSED = (Switch, DecayedFeedback, WorkerMomentum, AdamSpace)
 
 
 @dataclass
@@ -81,7 +80,7 @@ class Adaptive:
         """Nothing agreed on: the first step does so."""
         states = tuple(method.init(layout) for method in self.methods)
         numbers = torch.tensor([NONE] * len(states), dtype=torch.float32, device=layout.device)
-        choice = Choice(layout, numbers, None, self.methods, self.target)
+        choice = Choice(layout, Versions(numbers), None, self.methods, self.target)
         return AdaptiveState(layout, Counter(), choice, states, tuple(map(Leaves, states)))
 
     def reduce(self, grad: Tensor, state: AdaptiveState, residual: Residual | None = None) -> Program[Tensor]:
@@ -119,14 +118,15 @@ class Adaptive:
 def _method(spec: str) -> Compressor:
     """A method without what belongs around all of them."""
     built = compressor(with_error_feedback(spec))
-    built = built.inner if isinstance(built, ErrorFeedback) else built
+    built = built.inner if isinstance(built, ErrorFeedback) and built.kept == 1 else built
     built = built.inner if isinstance(built, Float32Arithmetic) else built
-    found = traits_of(built)
-    refused = any(isinstance(each, (*REFUSED, Adaptive)) for each in inside(built))
+    found, parts = traits_of(built), list(inside(built))
+    refused = any(isinstance(each, Switch | WorkerMomentum | Adaptive) for each in parts)
+    refused = refused or any(isinstance(each, ErrorFeedback) and each.kept < 1 for each in parts)
     if refused or found.needs_all_parameters or found.ranks_per_host is not None:
         raise ValueError(
-            f"adaptive:ladder cannot take {spec!r}: give start_iter, feedback, momentum and space to "
-            f"adaptive itself, and write hosts+ in front of it"
+            f"adaptive:ladder cannot take {spec!r}: give start_iter, error_feedback and momentum to adaptive "
+            f"itself, and write hosts+ in front of it"
         )
     return built
 

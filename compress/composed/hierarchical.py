@@ -18,7 +18,7 @@ from ..protocol.layout import Layout, working_dtype
 from ..protocol.registry import register
 from ..protocol.requests import AllGather, AllReduce, Program, ReduceScatter, next_request
 from ..simulate import most_rounds
-from ..state.leaf import FlatLeaf
+from ..state.leaf import FlatLeaf, Versions
 from ..state.shares import Share, placed_on_hosts, ranks_given, share_of
 from ..state.tensors import Chunk, PerParameter
 from ..state.tree import Leaves, leaves
@@ -125,7 +125,7 @@ def _emptied(leaf: FlatLeaf, share: Layout) -> FlatLeaf:
     if not isinstance(leaf, PerParameter | Chunk):
         return PerParameter.zeros(nothing)
     empty = torch.zeros(0, dtype=leaf.dtype, device=share.device)
-    return dataclasses.replace(leaf, layout=nothing, flat=empty, store=None)
+    return dataclasses.replace(leaf, layout=nothing, versions=Versions(empty), store=None)
 
 
 def _across(program: Program[Tensor]) -> Program[tuple[Tensor, int]]:

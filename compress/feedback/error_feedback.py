@@ -1,6 +1,6 @@
 """Error feedback: what compression loses is added to the next gradient.
 
-With it residuals that decay, and arithmetic in float32 for 16-bit gradients, whose rounding errors residuals take.
+With it arithmetic in float32 for 16-bit gradients, whose rounding errors residuals take.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ... import kernels
 from ...kernels import Residual
-from ..protocol.compressor import Compressor, children, own_traits
+from ..protocol.compressor import Compressor, Traits, own_traits, with_traits
 from ..protocol.layout import Layout, working_dtype
 from ..protocol.requests import Program, after_first
 from ..state.gauge import Gauge
@@ -25,11 +25,12 @@ from .switch import Switch
 
 @dataclass
 class ErrorFeedbackState:
-    """The residual of this rank, the inner compressor's state, samples of both."""
+    """The residual of this rank, the inner compressor's state, samples of both; all residuals, where they decay."""
 
     residual: PerParameter
     inner: Any
     gauge: Gauge
+    decaying: Leaves | None = None
 
     def close(self, held: Residual) -> None:
         """Take a sample of the residual that a step has written, and keep it."""
@@ -42,16 +43,25 @@ class ErrorFeedback:
     """Error feedback adds what compression loses to the next gradient (Seide et al. 2014; Karimireddy et al. 2019).
 
     `residual_bits`: of each element of the residual between steps, see `Narrow`; 32 stands for float32 or wider. Copies in
-    these are gone before a bucket leaves, where the inner compressor can do without them.
+    these are gone before a bucket leaves, where the inner compressor can do without them. `kept`: the part of each residual,
+    on workers and servers, that stays after a step; the rest is lost. So a residual cannot grow without end: it is at most
+    the sum of 1, `kept`, `kept`², ... of what steps lose. Too little for the exact mean in the long run, which matters less
+    to Adam than bursts do.
     """
 
     inner: Compressor
     residual_bits: int = WIDTHS[0]
+    kept: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.kept <= 1:
+            raise ValueError(f"error feedback keeps a part of a residual above 0 and up to 1, got {self.kept}")
 
     def init(self, layout: Layout) -> ErrorFeedbackState:
         """A zero residual, float32 or wider in arithmetic."""
         residual = PerParameter.zeros(layout.widened(), self.residual_bits, residual=True)
-        return ErrorFeedbackState(residual, self.inner.init(layout), Gauge())
+        inner = self.inner.init(layout)
+        return ErrorFeedbackState(residual, inner, Gauge(), Leaves((residual, inner)) if self.kept < 1 else None)
 
     def reduce(self, grad: Tensor, state: ErrorFeedbackState, residual: Residual | None = None) -> Program[Tensor]:
         """The inner average of `grad` plus what was held back; an outer residual moves into this one."""
@@ -61,59 +71,18 @@ class ErrorFeedback:
             residual.after.zero_()
             held = Residual(held.after, held.after)
         state.gauge.begin(grad, held)
-        inner, wide = self.inner, grad.dtype.itemsize >= 4
-        needed = inner.inner if wide and isinstance(inner, Float32Arithmetic) else inner
-        averaging = needed.reduce(grad, state.inner, held)
-        if state.residual.store is not None and wide and _residual_first(inner):
+        wide, averaging = grad.dtype.itemsize >= 4, self.inner.reduce(grad, state.inner, held)
+        if state.residual.store is not None and wide and own_traits(self.inner).residual_first:
             average: Tensor = yield from after_first(averaging, lambda: state.close(held))
         else:
             average = yield from averaging
             state.close(held)
+        if state.decaying is not None:
+            state.decaying.damp(self.kept)
         return average
 
 
-def _residual_first(compressor: Compressor) -> bool:
-    """Return True if a compressor has done with the residual of a wide gradient before its first request."""
-    if isinstance(compressor, Float32Arithmetic | Switch):
-        return all(map(_residual_first, children(compressor)))
-    return own_traits(compressor).residual_first
-
-
-@dataclass
-class DecayedFeedbackState:
-    """The inner compressor's state, and what in it is held back."""
-
-    inner: Any
-    held: Leaves
-
-
-@dataclass(frozen=True)
-class DecayedFeedback:
-    """Error feedback that keeps a part of each residual, on workers and servers, after each step; the rest is lost.
-
-    So a residual cannot grow without end: with `feedback` f it is at most the sum of 1, f, f², ... of what steps lose. Too
-    little for the exact mean in the long run, which matters less to Adam than bursts do.
-    """
-
-    inner: Compressor
-    feedback: float = 0.9
-
-    def __post_init__(self) -> None:
-        if not 0 < self.feedback < 1:
-            raise ValueError(f"a residual is damped by a factor between 0 and 1, got {self.feedback}")
-
-    def init(self, layout: Layout) -> DecayedFeedbackState:
-        """The inner state."""
-        inner = self.inner.init(layout)
-        return DecayedFeedbackState(inner, Leaves(inner))
-
-    def reduce(self, grad: Tensor, state: DecayedFeedbackState, residual: Residual | None = None) -> Program[Tensor]:
-        """The inner average."""
-        average = yield from self.inner.reduce(grad, state.inner, residual)
-        state.held.damp(self.feedback)
-        return average
-
-
+@with_traits(lambda each: Traits(residual_first=own_traits(each.inner).residual_first))
 @dataclass(frozen=True)
 class Float32Arithmetic:
     """Arithmetic in float32 for 16-bit gradients; what the 16-bit result cannot hold goes to the residual.

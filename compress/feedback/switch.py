@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ...kernels import Residual
-from ..protocol.compressor import Compressor, children
+from ..protocol.compressor import Compressor, Traits, children, own_traits, with_traits
 from ..protocol.layout import Layout
 from ..protocol.requests import Program
 from ..state.tensors import Counter
@@ -26,6 +26,7 @@ class SwitchState:
     leaves: tuple[Leaves, ...]
 
 
+@with_traits(lambda each: Traits(residual_first=all(own_traits(stage).residual_first for stage in each.stages)))
 @dataclass(frozen=True, init=False)
 class Switch:
     """Another compressor from a given synced step on: `Switch({0: Dense(), 1000: PowerSGD(4)})` is a warm-up."""

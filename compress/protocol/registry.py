@@ -7,16 +7,14 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from .compressor import Compressor, Declared, Traits, with_traits
 
 C = TypeVar("C", bound=type)
 OF_FEEDBACK: dict[str, tuple[Any, Any]] = {  # options of every lossy method: (type, default)
-    "error_feedback": (bool, True),
-    "feedback": (float, 1.0),
+    "error_feedback": (bool | float, True),
     "momentum": (float, 0.0),
-    "space": (Literal["gradient", "adam"], "gradient"),
     "residual_bits": (int, 32),
 }
 OF_CODECS = {"takes_16_bits", "keeps_zeros", "blocks", "draws"}  # the traits that a codec may have
@@ -27,14 +25,14 @@ OF_ALL: dict[str, tuple[Any, Any]] = {"start_iter": (int, 0), "warmup": (Compres
 class Registration:
     """A registered method: its class, the adapter that makes it a compressor, and whether it loses gradient.
 
-    `feedback`: the part of a residual that it keeps unless a specification says otherwise.
+    `error_feedback`: the part of a residual that it keeps unless a specification says otherwise.
     """
 
     name: str
     factory: type
     adapter: Callable[[Any], Compressor] | None
     lossy: bool
-    feedback: float = 1.0
+    error_feedback: float = 1.0
 
     @property
     def options(self) -> dict[str, tuple[Any, Any]]:
@@ -50,7 +48,8 @@ class Registration:
         own = {field.name for field in dataclasses.fields(self.factory)}
         listed = {**(OF_FEEDBACK if self.lossy else {}), **({} if self.name == "none" else OF_ALL)}
         if self.lossy:
-            listed |= {"error_feedback": (bool, self.feedback > 0), "feedback": (float, float(self.feedback))}
+            kept = self.error_feedback
+            listed |= {"error_feedback": (bool | float, kept if 0 < kept < 1 else kept > 0)}
         return {option: each for option, each in listed.items() if option not in own}
 
     @property
@@ -66,7 +65,7 @@ class Registration:
 
 registered: dict[str, Registration] = {}
 # Modules beside the others, each imported when it is named: compressors of papers, for comparisons.
-BASELINES = ("adacomp", "chunktopk", "dropping", "fp8", "natural", "qsgd", "randomk", "ternary", "terngrad")
+BASELINES = ("adacomp", "chunktopk", "dropping", "natural", "qsgd", "randomk", "ternary", "terngrad")
 
 
 def find(name: str) -> Registration | None:
@@ -81,7 +80,7 @@ def register(
     *,
     adapter: Callable[[Any], Compressor] | None = None,
     lossy: bool = True,
-    feedback: float = 1.0,
+    error_feedback: float = 1.0,
     traits: Declared | None = None,
 ) -> Callable[[C], C]:
     """Class decorator: make a frozen dataclass available under `name`. It gets the options `start_iter` and `warmup`.
@@ -90,18 +89,18 @@ def register(
         name: the compressor's name.
         adapter: makes a compressor of a codec: `Gathered` or `TwoShot`.
         lossy: True adds the options of error feedback.
-        feedback: the default of the option `feedback`. 1 keeps all of a residual, 0 turns error feedback off.
+        error_feedback: the part of a residual that the compressor keeps by default. 1 keeps all, 0 turns error feedback off.
         traits: the properties that gradwire may rely on, or a function that returns them for an object.
 
     Returns:
         The decorator.
 
     Raises:
-        ValueError: the name is taken, `feedback` is not from 0 to 1, or `traits` contradict the other arguments.
+        ValueError: the name is taken, `error_feedback` is not from 0 to 1, or `traits` contradict the other arguments.
         TypeError: the decorated class is not a frozen dataclass.
     """
-    if not 0 <= feedback <= 1:
-        raise ValueError(f"{name}:feedback is by default from 0 to 1, got {feedback}")
+    if not 0 <= error_feedback <= 1:
+        raise ValueError(f"{name}:error_feedback is by default from 0 to 1, got {error_feedback}")
     if isinstance(traits, Traits):
         _check_traits(name, traits, adapter is not None, lossy)
 
@@ -113,7 +112,7 @@ def register(
         known = registered.get(name)
         if known is not None and _full_name(known.factory) != _full_name(factory):
             raise ValueError(f"the name {name!r} is taken by {_full_name(known.factory)}; register under another")
-        registered[name] = Registration(name, factory, adapter, lossy, feedback)
+        registered[name] = Registration(name, factory, adapter, lossy, error_feedback)
         return factory if traits is None else with_traits(traits)(factory)
 
     return add

@@ -10,7 +10,7 @@ from ..algorithms.adapters import TwoShot
 from ..algorithms.dense import Dense
 from ..algorithms.half import Cast, SixteenBits
 from ..builder.build import Spec
-from ..feedback.error_feedback import DecayedFeedback, ErrorFeedback, Float32Arithmetic
+from ..feedback.error_feedback import ErrorFeedback, Float32Arithmetic
 from ..protocol.compressor import Codec
 from ..state.leaf import WIDTHS
 
@@ -25,9 +25,9 @@ def codec_of(built: Any, spec: Spec) -> tuple[Codec | None, float, int]:
 
     Raises ValueError for compressors that need whole gradients.
     """
-    kept, built = (built.feedback, built.inner) if isinstance(built, DecayedFeedback) else (1.0, built)
-    bits = built.residual_bits if isinstance(built, ErrorFeedback) else WIDTHS[0]
-    kept, core = (kept, built.inner) if isinstance(built, ErrorFeedback) else (0.0, built)
+    kept, bits, core = 0.0, WIDTHS[0], built
+    if isinstance(built, ErrorFeedback):
+        kept, bits, core = built.kept, built.residual_bits, built.inner
     core = core.inner if isinstance(core, Float32Arithmetic) else core
     core = core.owners if isinstance(core, Cast) and core.inner == Dense() else core
     if isinstance(core, TwoShot):
@@ -35,7 +35,6 @@ def codec_of(built: Any, spec: Spec) -> tuple[Codec | None, float, int]:
     if core == Dense():
         return None, 0.0, WIDTHS[0]
     raise ValueError(
-        "shards take none, bf16, int8, int4, int2 or onebit, with block, rounding "
-        f"and feedback; {spec!r} needs gradients that no rank has whole. With DDP it works, and between replicas of hybrid "
-        "sharding"
+        "shards take none, bf16, int8, int4, int2 or onebit, with block, rounding and error_feedback; "
+        f"{spec!r} needs gradients that no rank has whole. With DDP it works, and between replicas of hybrid sharding"
     )

@@ -90,10 +90,10 @@ def host_sums(
         sent = grad.new_ones(ranks.per_host, numel + 1)
         sent[:, :-1].unflatten(1, rows.shape[1:]).copy_(rows)
     else:
-        size = codec.row_bytes(cut.length)
+        size = cut.row_bytes
         sent = torch.ones(ranks.per_host, size + ALIGNMENT, dtype=torch.uint8, device=grad.device)
         sent[:, :size] = 0
-        cut.encode(codec, rows.to(wide).reshape(-1), None, sent[:, :size])
+        cut.encode(rows.to(wide).reshape(-1), None, sent[:, :size])
     if told is not None:
         sent[:, -1] = told
     del grad, rows
@@ -103,7 +103,7 @@ def host_sums(
     if codec is None or cut is None:
         return received.sum(0, dtype=wide)[:-1], fine
     sums = torch.empty(numel, dtype=wide, device=received.device)
-    cut.decode(codec, received[:, :size].unsqueeze(1), sums, own=True)
+    cut.decode(received[:, :size].unsqueeze(1), sums, own=True)
     return sums.mul_(ranks.per_host), fine
 
 

@@ -24,7 +24,7 @@ from ..composed.hierarchical import Hierarchical
 from ..protocol.compressor import Codec, own_traits
 from ..protocol.layout import Layout, Scope, working_dtype
 from ..protocol.requests import Program, all_to_all
-from ..state.leaf import WIDTHS, Entries, FlatLeaf, Narrow
+from ..state.leaf import WIDTHS, Entries, FlatLeaf, Narrow, Versions
 from ..state.tensors import zeros
 from .codec import codec_of, needed
 from .hosts import codec_inside, cut_inside, host_sums, split_hosts, split_option
@@ -36,7 +36,7 @@ class ShardResidual(FlatLeaf):
     """Numbers of the rows of a layout, saved in the shapes of whole parameters. `store`: has as many rows."""
 
     layout: ShardLayout
-    flat: Tensor
+    versions: Versions
     store: Narrow | None = None
 
     @classmethod
@@ -179,27 +179,15 @@ class ShardSum:
             total = received.sum(0, dtype=working_dtype(received.dtype))
             out.copy_(total.mul_(scale / len(received)))
             return out
-        payloads = self._encoded(codec, grad, state, told, cut)
+        payloads = self._encoded(grad, state, told, cut)
         del grad  # its memory is free while payloads travel
         votes = yield from all_to_all(payloads, scope)
         if state.residual is not None:
             state.finite.hear(votes[:, -1])
         mean = out if out.dtype == working_dtype(out.dtype) else out.to(working_dtype(out.dtype))
-        self._decoded(codec, votes, state.zero_rows, mean, cut)
+        _decoded(votes, state.zero_rows, mean, cut)
         out.copy_(mean.mul_(scale) if scale != 1.0 else mean)
         return out
-
-    def _decoded(self, codec: Codec, votes: Tensor, zero_rows: ZeroRows | None, mean: Tensor, cut: Cut) -> None:
-        """Write the mean of all ranks' payloads to `mean`; of a row that is zero on a rank, zeros of that rank."""
-        size = codec.row_bytes(cut.length)
-        if zero_rows is None:
-            return cut.decode(codec, votes[:, :size].unsqueeze(1), mean, own=True)
-        stride = cut.length if cut.own is None else mean.numel()
-        parts = temporary(len(votes) * stride, dtype=mean.dtype, device=mean.device)
-        cut.repeated(len(votes), stride).decode(codec, votes[:, :size].unsqueeze(0), parts)
-        rows = zero_rows.repeated(len(votes), stride)
-        rows.clear(rows.unpacked(votes[:, size : size + zero_rows.row_bytes(1)]), parts)
-        torch.mean(parts.view(len(votes), stride)[:, : mean.numel()], 0, out=mean)
 
     def _exchanged(self, rows: Tensor, state: ShardState, told: Tensor | None, scope: Scope) -> Program[Tensor]:
         """The rows of all ranks; where a codec before has held back some of them, with word of whether the step counts."""
@@ -209,12 +197,12 @@ class ShardSum:
         state.finite.hear(received[:, -1] != 0)
         return received[:, :-1]
 
-    def _encoded(self, codec: Codec, grad: Tensor, state: ShardState, told: Tensor | None, cut: Cut) -> Tensor:
+    def _encoded(self, grad: Tensor, state: ShardState, told: Tensor | None, cut: Cut) -> Tensor:
         """A payload for each rank: its row, encoded, and bits of its parameters' rows where the codec needs them.
 
         The last byte is `told`, 1 if all gradients so far were finite.
         """
-        ranks, row, size = len(state.layout.rows), state.layout.row, codec.row_bytes(cut.length)
+        ranks, row, size = len(state.layout.rows), state.layout.row, cut.row_bytes
         zero_rows = state.zero_rows
         bits = 0 if zero_rows is None else zero_rows.row_bytes(1)
         payloads = temporary(ranks, size + bits + ALIGNMENT, dtype=torch.uint8, device=grad.device).zero_()
@@ -227,7 +215,7 @@ class ShardSum:
         if rows is not None:
             used = rows.used(wide, step, ranks)
             rows.packed(used, ranks, out=payloads[:, size : size + bits])
-        encode_rows(codec, wide, step, payloads[:, :size], cut, drawn(state.draws)[0])
+        encode_rows(wide, step, payloads[:, :size], cut, drawn(state.draws)[0])
         if held is not None and step is not None:
             if self.feedback < 1:
                 step.after.mul_(self.feedback)
@@ -238,9 +226,20 @@ class ShardSum:
         return payloads
 
 
-def encode_rows(
-    codec: Codec, grad: Tensor, residual: Residual | None, codes: Tensor, cut: Cut, random: tuple[int, ...]
-) -> None:
+def _decoded(votes: Tensor, zero_rows: ZeroRows | None, mean: Tensor, cut: Cut) -> None:
+    """Write the mean of all ranks' payloads to `mean`; of a row that is zero on a rank, zeros of that rank."""
+    size = cut.row_bytes
+    if zero_rows is None:
+        return cut.decode(votes[:, :size].unsqueeze(1), mean, own=True)
+    stride = cut.length if cut.own is None else mean.numel()
+    parts = temporary(len(votes) * stride, dtype=mean.dtype, device=mean.device)
+    cut.repeated(len(votes), stride).decode(votes[:, :size].unsqueeze(0), parts)
+    rows = zero_rows.repeated(len(votes), stride)
+    rows.clear(rows.unpacked(votes[:, size : size + zero_rows.row_bytes(1)]), parts)
+    torch.mean(parts.view(len(votes), stride)[:, : mean.numel()], 0, out=mean)
+
+
+def encode_rows(grad: Tensor, residual: Residual | None, codes: Tensor, cut: Cut, random: tuple[int, ...]) -> None:
     """Encode equal rows of `grad` (+ `residual`), flat, to `codes`, (rows, bytes).
 
     Without places there are zeros behind each row, up to its length. `random`: the key and the counter of a codec that
@@ -248,12 +247,12 @@ def encode_rows(
     """
     rows, length = len(codes), cut.length
     if cut.rows is not None or grad.numel() == rows * length:
-        cut.encode(codec, grad, residual, codes, random)
+        cut.encode(grad, residual, codes, random)
     elif residual is None:
-        cut.encode(codec, lengthened(grad, rows, length), None, codes, random)
+        cut.encode(lengthened(grad, rows, length), None, codes, random)
     else:
         kept = lengthened(residual.before, rows, length)
-        cut.encode(codec, lengthened(grad, rows, length), Residual(kept, kept), codes, random)
+        cut.encode(lengthened(grad, rows, length), Residual(kept, kept), codes, random)
         residual.after.view(rows, -1).copy_(kept.view(rows, length)[:, : grad.numel() // rows])
 
 

@@ -21,7 +21,7 @@ from ..composed.hierarchical import Hierarchical
 from ..protocol.compressor import Codec, own_traits
 from ..protocol.layout import working_dtype
 from ..protocol.requests import Program, together
-from ..state.leaf import WIDTHS, Entries, FlatLeaf
+from ..state.leaf import WIDTHS, Entries, FlatLeaf, Versions
 from .codec import codec_of, needed
 from .hosts import gathered_rows, split_hosts, split_option
 from .layout import ShardLayout
@@ -39,14 +39,15 @@ class OwnRows(FlatLeaf):
     """
 
     layout: ShardLayout
-    flat: Tensor
+    versions: Versions
     versioned = True
 
     @classmethod
     def empty(cls, layout: ShardLayout) -> OwnRows:
         """Rows of weights that were not gathered yet."""
         whole = layout.whole.widened()
-        return cls(layout, torch.full((2 * layout.row + 1,), torch.nan, dtype=whole.dtype, device=whole.device))
+        rows = torch.full((2 * layout.row + 1,), torch.nan, dtype=whole.dtype, device=whole.device)
+        return cls(layout, Versions(rows))
 
     @property
     def holds_back(self) -> bool:
@@ -156,13 +157,13 @@ class WeightGather:
         if codec is None:
             yield from _gather_exact(mine, out, self.per_host)
         elif held is None:
-            yield from _gather_encoded(codec, mine, out, kind.cut(codec), self.per_host)
+            yield from _gather_encoded(mine, out, kind.cut(codec), self.per_host)
         elif held.rows is None and not held.resumes:
             yield from _gather_exact(mine, out, self.per_host)
             held.rows = out.view(-1, mine.numel()).clone()
             _note_own(held, mine, mine, mine.to(working_dtype(mine.dtype)).norm() / (2 * FAR))  # until a step shows it
         else:
-            yield from _gather_differences(codec, mine, out, held, kind.cut(codec), self.per_host, steps=steps)
+            yield from _gather_differences(mine, out, held, kind.cut(codec), self.per_host, steps=steps)
         return out
 
     def gather_kinds(
@@ -199,32 +200,32 @@ def _gather_exact(mine: Tensor, out: Tensor, per_host: int) -> Program[None]:
     out.view(torch.uint8).view(-1, len(row)).copy_(gathered[:, : len(row)])
 
 
-def _gather_encoded(codec: Codec, mine: Tensor, out: Tensor, cut: Cut, per_host: int) -> Program[None]:
-    payload = temporary(1, codec.row_bytes(cut.length), dtype=torch.uint8, device=mine.device).zero_()
-    _encode_own(codec, mine.to(working_dtype(mine.dtype)), payload, cut)
+def _gather_encoded(mine: Tensor, out: Tensor, cut: Cut, per_host: int) -> Program[None]:
+    payload = temporary(1, cut.row_bytes, dtype=torch.uint8, device=mine.device).zero_()
+    _encode_own(mine.to(working_dtype(mine.dtype)), payload, cut)
     gathered = yield from gathered_rows(payload, per_host)
     row = mine.numel()
     if out.dtype == working_dtype(out.dtype) and (cut.rows is not None or row == cut.length):
-        cut.decode(codec, gathered.transpose(0, 1), out)
+        cut.decode(gathered.transpose(0, 1), out)
     else:
-        out.view(-1, row).copy_(_decoded_rows(codec, gathered, row, cut, working_dtype(out.dtype)))
+        out.view(-1, row).copy_(_decoded_rows(gathered, row, cut, working_dtype(out.dtype)))
 
 
-def _encode_own(codec: Codec, row: Tensor, payload: Tensor, cut: Cut) -> None:
+def _encode_own(row: Tensor, payload: Tensor, cut: Cut) -> None:
     """Encode this rank's row to `payload`, (1, bytes)."""
-    cut.encode(codec, row if cut.own is not None else lengthened(row, 1, cut.length), None, payload, own=True)
+    cut.encode(row if cut.own is not None else lengthened(row, 1, cut.length), None, payload, own=True)
 
 
-def _decoded_rows(codec: Codec, gathered: Tensor, row: int, cut: Cut, dtype: torch.dtype) -> Tensor:
+def _decoded_rows(gathered: Tensor, row: int, cut: Cut, dtype: torch.dtype) -> Tensor:
     """Return the numbers that all ranks' payloads stand for, (ranks, row)."""
     stride = cut.length if cut.rows is None else row
     wide = temporary(len(gathered), stride, dtype=dtype, device=gathered.device)
-    cut.decode(codec, gathered.transpose(0, 1), wide.view(-1))
+    cut.decode(gathered.transpose(0, 1), wide.view(-1))
     return wide[:, :row]
 
 
 def _gather_differences(
-    codec: Codec, mine: Tensor, out: Tensor, held: HeldWeights, cut: Cut, per_host: int, *, steps: bool
+    mine: Tensor, out: Tensor, held: HeldWeights, cut: Cut, per_host: int, *, steps: bool
 ) -> Program[None]:
     """Add what all ranks' payloads say to the weights in use.
 
@@ -235,7 +236,7 @@ def _gather_differences(
     The last byte of a payload says so, and outside of training the exact rows follow. In training the next differences
     mend it: there a GPU's host would have to wait for each payload.
     """
-    resumes, size = held.rows is None, codec.row_bytes(cut.length)
+    resumes, size = held.rows is None, cut.row_bytes
     end = size + resumes * mine.nbytes
     in_use, sent, usual = parts_of(held.own.flat)
     in_use = in_use.to(mine.dtype)
@@ -243,13 +244,13 @@ def _gather_differences(
     changed, moved = (mine != sent.to(mine.dtype)).any(), difference.norm()
     far = changed & ~(moved <= FAR * usual)
     payload = temporary(1, -(-(end + 1) // ALIGNMENT) * ALIGNMENT, dtype=torch.uint8, device=mine.device).zero_()
-    _encode_own(codec, torch.where(changed, difference, 0.0), payload[:, :size], cut)
+    _encode_own(torch.where(changed, difference, 0.0), payload[:, :size], cut)
     payload[0, size:end] = in_use.clone().view(torch.uint8) if resumes else payload.new_empty(0)
     payload[0, -1] = far
     gathered = (yield from gathered_rows(payload, per_host)).view(-1, payload.shape[1])
     before = gathered[:, size:end].reshape(-1).view(mine.dtype) if held.rows is None else held.rows
     held.rows = before.nan_to_num_(0.0, 0.0, 0.0).view(len(gathered), -1)  # no difference mends what is not finite
-    held.rows.add_(_decoded_rows(codec, gathered[:, :size].unsqueeze(1), mine.numel(), cut, difference.dtype))
+    held.rows.add_(_decoded_rows(gathered[:, :size].unsqueeze(1), mine.numel(), cut, difference.dtype))
     if not steps and bool(gathered[:, -1].any()):
         yield from _gather_exact(mine, out, per_host)
         held.rows.view(-1).copy_(out)

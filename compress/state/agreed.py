@@ -11,7 +11,7 @@ from torch import Tensor
 from ..protocol.compressor import Compressor
 from ..protocol.layout import Layout
 from .gauge import Arriving
-from .leaf import Entries, FlatLeaf
+from .leaf import Entries, FlatLeaf, Versions
 from .tree import parts
 
 EVERY, FIRST, EARLY = 32, 24, (2, 8)  # steps in which a choice is made anew: 2, 8, 24, 56, 88, ...
@@ -27,7 +27,7 @@ class Agreed(FlatLeaf):
     """A few numbers for a bucket, on its device; a copy is on its way to the host when they are written."""
 
     layout: Layout
-    flat: Tensor
+    versions: Versions
     _host: tuple[Tensor, Arriving] | None = None
 
     @property

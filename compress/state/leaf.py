@@ -6,7 +6,7 @@ import copy
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -139,6 +139,22 @@ class Leaf:
         return {}
 
 
+class Versions(NamedTuple):
+    """The numbers of a leaf, and those from before the step that is under way.
+
+    One object, swapped in one assignment: a thread that saves reads it once and finds numbers that belong together.
+
+    | the step that is under way             | current | previous |
+    |----------------------------------------|---------|----------|
+    | has not written, or there is none      | numbers | None     |
+    | has written beside the numbers         | new     | old      |
+    | has written over them: they are lost   | new     | current  |
+    """
+
+    current: Tensor
+    previous: Tensor | None = None
+
+
 class FlatLeaf(Leaf):
     """Numbers in a flat tensor: `flat` holds the newest, `before` those from before the step that is under way.
 
@@ -149,30 +165,33 @@ class FlatLeaf(Leaf):
     With a `store` the tensor has the numbers in fewer bits: a step then works on copies, from `open` to `close`.
     """
 
-    flat: Tensor
+    versions: Versions
     store: Narrow | None = None
     versioned = False
-    _other: Tensor | None = None  # the old numbers while a step is under way, else room for the next ones
-    _changed = False  # by the step that is under way
-    _taken: tuple[Tensor, ...] = ()  # those of `flat` and `_other` that somebody has: nobody may write to them again
+    _room: Tensor | None = None  # memory for the next step's numbers
+    _taken: tuple[Tensor, ...] = ()  # the numbers and the room that somebody has: nobody may write to them again
     _zeros: Tensor | None = None  # the version that `clear` wrote, as long as nobody writes to it again
+
+    @property
+    def flat(self) -> Tensor:
+        """The newest numbers."""
+        return self.versions.current
 
     def update(self) -> Residual:
         """Return where this step reads, and where it writes all the numbers anew; afterwards both are what it wrote."""
         self._zeros = None
-        if self._changed:
-            return Residual(self.flat, self.flat)
+        current, previous = self.versions
+        if previous is not None:
+            return Residual(current, current)
         with _taking:
-            if not self.versioned and not (self._taken and self._has_taken(self.flat)):
-                self._changed = True
-                return Residual(self.flat, self.flat)
-        before, after = self.flat, self._other
+            if not self.versioned and not (self._taken and self._has_taken(current)):
+                self.versions = Versions(current, current)
+                return Residual(current, current)
+        after, self._room = self._room, None
         if after is None or (self._taken and self._has_taken(after)):
-            after = torch.empty_like(before)
-        self._other = before
-        self._changed = True
-        self.flat = after  # last: whoever reads `before` meanwhile finds the old numbers
-        return Residual(before, after)
+            after = torch.empty_like(current)
+        self.versions = Versions(after, current)
+        return Residual(current, after)
 
     def open(self) -> Residual:
         """Return where this step reads numbers, and where it writes them; they stand once `close` is given it."""
@@ -185,7 +204,7 @@ class FlatLeaf(Leaf):
     def close(self, step: Residual) -> None:
         """Keep what a step has written, of `open`. Copies are freed: `step.after` is then `stored`, and may get zeros."""
         if self.store is not None:
-            self.store.pack(step.after, self.flat)
+            self.store.pack(step.after, self.versions.current)
             step.after.data = self.stored  # other frames have this tensor, too
 
     def wide(self) -> Tensor:
@@ -223,27 +242,22 @@ class FlatLeaf(Leaf):
     @property
     def before(self) -> Tensor:
         """The numbers from before the step that is under way; the newest where it has not changed them."""
-        newest = self.flat  # first: see `update`
-        return self._other if self._changed and self._other is not None else newest
+        current, previous = self.versions
+        return current if previous is None else previous
 
     @property
     def overwritten(self) -> bool:
         """True if the step that is under way has written over the numbers from before it."""
-        return self._changed and self._other is None
-
-    @property
-    def _undo_loses(self) -> bool:
-        return self._changed and not self.versioned
+        current, previous = self.versions
+        return previous is current
 
     def drop_room(self) -> None:
         """Free the memory for the next step's numbers, between two steps; that step allocates it anew."""
-        self._other = None
+        self._room = None
 
     def keep(self) -> None:
         """Let the step stand."""
-        self._changed = False
-        self._other = self._other if self.versioned else None
-        self._taken = tuple(tensor for tensor in self._taken if tensor is self.flat or tensor is self._other)
+        self._settle(*self.versions)
 
     def undo(self) -> bool:
         """Take the step back. Return True if that is to zeros: without `versioned`, where it has changed the numbers.
@@ -251,32 +265,41 @@ class FlatLeaf(Leaf):
         The old ones may still be there, since a snapshot has them. But a save must not change what training does: other
         ranks, which have not saved, have zeros.
         """
-        if lost := self._undo_loses:
-            self.flat = torch.zeros_like(self.flat)  # another tensor: a snapshot may have this one
-        else:
-            self.flat, self._other = self.before, self.flat if self._changed else self._other
-        self.keep()
+        current, previous = self.versions
+        lost = previous is not None and not self.versioned
+        self._settle(
+            torch.zeros_like(current) if lost else self.before, current
+        )  # a snapshot may have the present ones
         return lost
+
+    def _settle(self, current: Tensor, other: Tensor | None) -> None:
+        """End a step with these numbers; the `other` ones are room for the next step."""
+        room = self._room if other is None or other is current else other
+        self._room = room if self.versioned else None
+        self.versions = Versions(current)
+        self._taken = tuple(tensor for tensor in self._taken if tensor is current or tensor is self._room)
 
     def snapshot(self: Numbers, *, newest: bool = False, undone: bool = False) -> Numbers:
         with _taking:
-            numbers = self.flat if newest else self.before
-            lost = not newest and (self._undo_loses if undone else self.overwritten)
+            current, previous = self.versions
+            numbers = current if newest or previous is None else previous
+            lost = not newest and previous is not None and (not self.versioned if undone else previous is current)
             self._taken = (*self._taken, numbers)
         if lost:
             numbers = torch.zeros_like(numbers)
         snapshot = copy.copy(self)
-        snapshot.flat, snapshot._other, snapshot._changed, snapshot._taken = numbers, None, False, ()
-        if snapshot.flat.is_cuda:  # its memory serves nobody else until this thread's stream has read it
-            snapshot.flat.record_stream(torch.cuda.current_stream(snapshot.flat.device))
+        snapshot.versions, snapshot._room, snapshot._taken = Versions(numbers), None, ()
+        if numbers.is_cuda:  # its memory serves nobody else until this thread's stream has read it
+            numbers.record_stream(torch.cuda.current_stream(numbers.device))
         return snapshot
 
     def multiply(self, factor: float) -> None:
         """Multiply all numbers, between two steps."""
         cleared, before = self.cleared, self.flat
-        self.flat = torch.empty_like(before)
-        self._scale(before, factor, self.flat)
-        self._zeros = self.flat if cleared else None
+        after = torch.empty_like(before)
+        self._scale(before, factor, after)
+        self.versions = Versions(after)
+        self._zeros = after if cleared else None
 
     def _scale(self, before: Tensor, factor: float, after: Tensor) -> None:
         if self.store is None:
@@ -297,7 +320,7 @@ class FlatLeaf(Leaf):
     @property
     def cleared(self) -> bool:
         """True if nothing was written since `clear`."""
-        return self._zeros is self.flat
+        return self._zeros is self.versions.current
 
     @property
     def holds_back(self) -> bool:

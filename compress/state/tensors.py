@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..protocol.layout import Layout
-from .leaf import WIDTHS, Entries, FlatLeaf, Leaf, Narrow
+from .leaf import WIDTHS, Entries, FlatLeaf, Leaf, Narrow, Versions
 
 PART = "@"  # `residual@100`: the residual of a part of a parameter that begins with its element 100
 FIRST = ".first"  # ends the field that tells where in a parameter, or a part of it, a server's numbers begin
@@ -28,7 +28,7 @@ class PerParameter(FlatLeaf):
 
     Attributes:
         layout: the parameters.
-        flat: their numbers, flat.
+        versions: their numbers, flat, and those from before the step that is under way.
         residual: True marks a residual, which must never be lost.
         optional: True lets the tensor start anew if a saved one does not fit.
         of_gradients: True marks other numbers made of this rank's gradients.
@@ -36,7 +36,7 @@ class PerParameter(FlatLeaf):
     """
 
     layout: Layout
-    flat: Tensor
+    versions: Versions
     residual: bool = False
     optional: bool = False
     of_gradients: bool = False
@@ -54,8 +54,8 @@ class PerParameter(FlatLeaf):
         Returns:
             The leaf.
         """
-        flat, store = zeros(layout.numel, layout.dtype, layout.device, bits)
-        return cls(layout, flat, store=store, **flags)
+        versions, store = zeros(layout.numel, layout.dtype, layout.device, bits)
+        return cls(layout, versions, store=store, **flags)
 
     def pieces(self, flat: Tensor | None = None) -> Iterator[tuple[str, int, Tensor]]:
         for name, view in self.layout.views(self.wide() if flat is None else flat).items():
@@ -103,7 +103,7 @@ class Chunk(FlatLeaf):
 
     layout: Layout
     start: int
-    flat: Tensor
+    versions: Versions
     store: Narrow | None = None
 
     @classmethod
@@ -172,12 +172,12 @@ class Chunk(FlatLeaf):
 
 def zeros(
     numel: int, dtype: torch.dtype, device: torch.device, bits: int, rows: int = 1
-) -> tuple[Tensor, Narrow | None]:
+) -> tuple[Versions, Narrow | None]:
     """Zeros for `rows` times so many numbers, and their store; None for numbers as they are in arithmetic."""
     if bits == WIDTHS[0]:
-        return torch.zeros(rows * numel, dtype=dtype, device=device), None
+        return Versions(torch.zeros(rows * numel, dtype=dtype, device=device)), None
     store = Narrow(bits, numel, dtype, rows)
-    return store.zeros(device), store
+    return Versions(store.zeros(device)), store
 
 
 def _key(field: str, start: int | None) -> str:

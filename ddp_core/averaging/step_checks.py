@@ -38,9 +38,7 @@ LBFGS = (
     "L-BFGS takes the curvature from differences of gradients, and compression changes these: it ends worse than "
     "uncompressed. Use the compressor none with L-BFGS"
 )
-ADVICE = (
-    "Give the compressor feedback=0.9 or less, or an uncompressed warm-up (start_iter=); or lower the learning rate"
-)
+ADVICE = "Give the compressor error_feedback=0.9 or less, or a warm-up (start_iter=); or lower the learning rate"
 LOOKS = 4  # averages that were not added to, until no more are looked at
 
 

@@ -22,7 +22,7 @@ from .axis_orders import Move, moved
 from .bucket_memory import CARRIED_OVER, BucketMemory
 
 logger = logging.getLogger(__name__)
-FORMAT = 5  # the default options of compressors belong to it: tests/ddp_core/memory/test_checkpoint.py lists them
+FORMAT = 6  # the default options of compressors belong to it: tests/ddp_core/memory/test_checkpoint.py lists them
 FIELDS = ("step", "buckets", "parameters")
 RANKS = "ranks"  # the field of the states of all ranks
 ADVICE = {

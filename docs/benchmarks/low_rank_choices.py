@@ -159,7 +159,7 @@ def choices(dataset: Dataset, seed: int) -> dict[str, str | Compressor]:
     """Return all compressors by name."""
     low, high = RANK // 2, RANK + RANK // 2
     wider = BITS_OF_SPARSE[1] / BITS_OF_SPARSE[0]
-    packed = [f"topk:ratio={share * wider:.4g},feedback=0.9" for share in (0.01, 0.0025)]
+    packed = [f"topk:ratio={share * wider:.4g},error_feedback=0.9" for share in (0.01, 0.0025)]
     return {
         "none": "none",
         f"rank {RANK}": late({START: factors(RANK)}),

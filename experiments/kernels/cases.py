@@ -11,7 +11,6 @@ import torch
 
 from ...kernels import operations
 from ...kernels.dispatch import Operation
-from ...kernels.operands import HALVES
 from .casting import all_finite, gather, narrow, widen
 from .job import Job
 from .low_rank import finish, left, normalize, orthogonalize, powersgd_round, right
@@ -59,13 +58,9 @@ CASES = (
     Case("quantize_blocks", EVERY, quantize_blocks),
     Case("quantize_blocks:bits=4", EVERY, partial(quantize_blocks, bits=4)),
     Case("quantize_blocks:bits=2", EVERY, partial(quantize_blocks, bits=2)),
-    Case("quantize_blocks:halves", EVERY, partial(quantize_blocks, bits=2, exponent=HALVES)),
-    Case("quantize_blocks:exponent=4", EVERY, partial(quantize_blocks, exponent=4)),
     Case("dequantize_mean:voters=4", EVERY, partial(dequantize_mean, voters=4)),
     Case("dequantize_mean:bits=4", EVERY, partial(dequantize_mean, voters=4, bits=4)),
     Case("dequantize_mean:bits=2", EVERY, partial(dequantize_mean, voters=4, bits=2)),
-    Case("dequantize_mean:halves", EVERY, partial(dequantize_mean, voters=4, bits=2, exponent=HALVES)),
-    Case("dequantize_mean:exponent=4", EVERY, partial(dequantize_mean, voters=4, exponent=4)),
     Case("rotate_blocks", WIDE, rotate_blocks),
     Case("rotate_blocks:block=1024", WIDE, partial(rotate_blocks, block=1024)),
     Case("select_largest", EVERY, select_largest),

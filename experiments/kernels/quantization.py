@@ -12,14 +12,13 @@ from ...kernels.quantization import FORMATS
 from .heavy_tail import HeavyTail
 from .job import Job, Output, inputs, whole_blocks
 
-BLOCK = 128  # elements that share a scale: the default of the compressors int8, fp8, int4, int2 and ternary
+BLOCK = 128  # elements that share a scale: the default of the compressors int8, int4 and int2
 SIGN_BLOCK = 1024  # elements that share a scale: the default of the compressor onebit
 BYTE_OF_FLAGS = 0x0102040810204080  # times 8 bytes of 0 or 1: the highest byte of the product has them as bits
-FLOATS = {4: torch.float8_e4m3fn, 5: torch.float8_e5m2}  # by bits of the exponent
 
 
-def quantize_blocks(elements: int, dtype: torch.dtype, device: torch.device, bits: int = 8, exponent: int = 0) -> Job:
-    """A bucket and its residual to whole numbers, or floats, and block scales; what rounding loses stays in the residual.
+def quantize_blocks(elements: int, dtype: torch.dtype, device: torch.device, bits: int = 8) -> Job:
+    """A bucket and its residual to whole numbers and block scales; what rounding loses stays in the residual.
 
     Scales and what both outputs say together count: a code at the middle between two may go either way.
     """
@@ -30,11 +29,11 @@ def quantize_blocks(elements: int, dtype: torch.dtype, device: torch.device, bit
 
     def run_baseline() -> None:
         residual.add_(grad)
-        codes.copy_(torch_codes(padded.view(-1, BLOCK), scales, bits, exponent).view(1, -1))
+        codes.copy_(torch_codes(padded.view(-1, BLOCK), scales, bits).view(1, -1))
 
     def results() -> list[Output]:
         sent = torch.zeros(elements, device=device)
-        kernels.dequantize_mean.reference(scales[None], codes[None], sent, bits, exponent)
+        kernels.dequantize_mean.reference(scales[None], codes[None], sent, bits)
         return [Output("scales", scales), Output("sent and residual", sent + residual)]
 
     def prepare(numbers: HeavyTail) -> None:
@@ -42,26 +41,22 @@ def quantize_blocks(elements: int, dtype: torch.dtype, device: torch.device, bit
         codes.fill_(-128)  # which no code is
 
     return Job(
-        "abs().amax, div, round, clamp, shifts where several share a byte, or a cast to float8, mul, sub_",
+        "abs().amax, div, round, clamp, shifts where several share a byte, mul, sub_",
         [grad, residual],
         [scales],
         grad.nbytes + 2 * residual.nbytes + scales.nbytes + elements * bits / 8,
-        run=lambda: kernels.quantize_blocks(grad, Residual(residual, residual), scales, codes, length, bits, exponent),
+        run=lambda: kernels.quantize_blocks(grad, Residual(residual, residual), scales, codes, length, bits),
         run_baseline=run_baseline,
         results=results,
         prepare=prepare,
     )
 
 
-def torch_codes(blocks: Tensor, scales: Tensor, bits: int, exponent: int) -> Tensor:
+def torch_codes(blocks: Tensor, scales: Tensor, bits: int) -> Tensor:
     """The codes of blocks by torch, every operator a pass: scales are written, and blocks keep what rounding loses."""
-    limit, steps, _, offset = FORMATS[bits, exponent]
+    limit, steps, offset = FORMATS[bits]
     torch.div(blocks.abs().amax(1), steps, out=scales[0])
     column = scales.view(-1, 1)
-    if exponent > 0:
-        floats = blocks.div(column).to(FLOATS[exponent])
-        blocks.sub_(floats.float().mul_(column))
-        return floats.view(torch.int8)
     levels = blocks.div(column)
     levels = levels.sub_(offset) if offset else levels
     levels = levels.round_().clamp_(-limit - offset, limit - offset).to(torch.int8)
@@ -77,15 +72,11 @@ def _shifts(bits: int, device: torch.device) -> Tensor:
     return torch.arange(0, 8, bits, dtype=torch.int8, device=device)
 
 
-def dequantize_mean(
-    elements: int, dtype: torch.dtype, device: torch.device, voters: int, bits: int = 8, exponent: int = 0
-) -> Job:
+def dequantize_mean(elements: int, dtype: torch.dtype, device: torch.device, voters: int, bits: int = 8) -> Job:
     """The mean of several ranks' blocks: every rank's codes in, the mean out. The baseline takes a pass for each rank."""
     length = whole_blocks(elements, BLOCK)
     scales = torch.zeros(voters, 1, length // BLOCK, device=device)
     numbers = torch.arange(voters * length * bits // 8, device=device) * 37 % 255 - 127
-    if exponent > 0:
-        numbers = torch.where(numbers % 128 > 123, 0, numbers)  # infinities and NaN
     codes = numbers.to(torch.int8).view(voters, 1, -1)
     padded = torch.zeros(length, dtype=dtype, device=device)
     out = padded[:elements]
@@ -93,28 +84,26 @@ def dequantize_mean(
     def run_baseline() -> None:
         total = torch.zeros(length // BLOCK, BLOCK, device=device)
         for scale, code in zip(scales, codes, strict=True):
-            total.addcmul_(torch_levels(code, bits, exponent).view_as(total), scale.view(-1, 1))
+            total.addcmul_(torch_levels(code, bits).view_as(total), scale.view(-1, 1))
         padded.copy_(total.view(-1).div_(voters))
 
     return Job(
-        "shifts where several share a byte, addcmul_ of int8, or of float8 in float32",
+        "shifts where several share a byte, addcmul_ of int8",
         [scales],
         [out],
         scales.nbytes + voters * elements * bits / 8 + out.nbytes,
-        run=lambda: kernels.dequantize_mean(scales, codes, out, bits, exponent),
+        run=lambda: kernels.dequantize_mean(scales, codes, out, bits),
         run_baseline=run_baseline,
         results=lambda: [Output("out", out)],
     )
 
 
-def torch_levels(codes: Tensor, bits: int, exponent: int) -> Tensor:
+def torch_levels(codes: Tensor, bits: int) -> Tensor:
     """The numbers that codes stand for, in steps of their scales, by torch."""
-    if exponent > 0:
-        return codes.view(FLOATS[exponent]).float()
     if bits == 8:
         return codes
     raised = codes.view(-1, 1).bitwise_left_shift(8 - bits - _shifts(bits, codes.device))
-    levels, offset = raised.bitwise_right_shift_(8 - bits), FORMATS[bits, exponent].offset
+    levels, offset = raised.bitwise_right_shift_(8 - bits), FORMATS[bits].offset
     return levels + offset if offset else levels
 
 

@@ -16,7 +16,6 @@ NAMES = {
     "chunktopk": "chunk top-k",
     "dgc": "DGC",
     "fp16": "16 bits (fp16)",
-    "fp8": "8-bit floats",
     "int2": "2 bits",
     "int4": "4 bits",
     "int8": "8 bits",

@@ -42,7 +42,7 @@ CANDIDATES = (
     Candidate("int2", {ADAMW: 0.006, SGD: 0.012, MUON: 0.022}, warm_up=True),
     Candidate("powersgd:rank=4", {ADAMW: 0.050, SGD: 0.020, MUON: 0.039}, RANKS_MEASURED, warm_up=True),
     Candidate("powersgd:rank=8,payload=int8", {ADAMW: 0.011, SGD: 0.007, MUON: 0.053}, RANKS_MEASURED, warm_up=True),
-    Candidate("topk:ratio=0.01,feedback=0.9", {ADAMW: 0.034, SGD: 0.060, MUON: 0.075}),
+    Candidate("topk:ratio=0.01,error_feedback=0.9", {ADAMW: 0.034, SGD: 0.060, MUON: 0.075}),
     Candidate("onebit", {ADAMW: 0.072, SGD: 0.055, MUON: 0.044}, warm_up=True),
 )
 ANSWERED = ("bf16", "int8", "int4", "powersgd:rank=8,payload=int8")  # `compare` compares these

@@ -19,7 +19,7 @@ from .resharded import held_back, loaded, of_this_rank
 from .rounds import Rounds
 
 logger = logging.getLogger(__name__)
-FORMAT = 6
+FORMAT = 7
 FIELDS = (
     "gradwire_local_steps",
     "setup",

@@ -62,10 +62,10 @@ void sign_unpack_mean(Array scales, Array bits, Array out, Array residual, int64
 
 void quantize_blocks(Array grad, Array before, Array after, Array scales, Array codes, int64_t numel, int64_t rows,
                      int64_t blocks, int64_t block, Array table, int64_t period, int64_t stride, int64_t bits,
-                     int64_t exponent, double steps, double limit, int64_t seed, int64_t counter, int64_t threads) {
+                     double steps, double limit, int64_t seed, int64_t counter, int64_t threads) {
     gradwire::quantize_blocks({at<const void>(grad), grad.format, residual(before, after), at<float>(scales),
                                scales.outer, at<uint8_t>(codes), codes.outer, numel, blocks, block,
-                               {at<const Span>(table), period, stride}, bits, exponent, static_cast<float>(steps),
+                               {at<const Span>(table), period, stride}, bits, static_cast<float>(steps),
                                static_cast<float>(limit), seed >= 0, static_cast<uint64_t>(seed),
                                static_cast<uint64_t>(counter)},
                               rows, threads);
@@ -73,10 +73,10 @@ void quantize_blocks(Array grad, Array before, Array after, Array scales, Array 
 
 void dequantize_mean(Array scales, Array codes, Array out, Array residual, int64_t voters, int64_t numel, int64_t rows,
                      int64_t blocks, int64_t block, Array table, int64_t period, int64_t stride, int64_t bits,
-                     int64_t exponent, int64_t threads) {
+                     int64_t threads) {
     gradwire::dequantize_mean({at<const float>(scales), scales.outer, scales.inner, at<const uint8_t>(codes), codes.outer,
                                codes.inner, at<void>(out), out.format, at<float>(residual), voters, numel, blocks,
-                               block, {at<const Span>(table), period, stride}, bits, exponent, streams(out.format, numel)},
+                               block, {at<const Span>(table), period, stride}, bits, streams(out.format, numel)},
                               rows, threads);
 }
 
@@ -167,7 +167,7 @@ PyMODINIT_FUNC PyInit__kernels() {
     return gradwire::guarded([] {
         gradwire::learn_tensors();
         gradwire::Object module = gradwire::owned(PyModule_Create(&gradwire::bindings::definition));
-        PyModule_AddIntConstant(module.get(), "interface", 6);  // operations.py has it too
+        PyModule_AddIntConstant(module.get(), "interface", 7);  // operations.py has it too
         return module.release();
     });
 }

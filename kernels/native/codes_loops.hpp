@@ -1,7 +1,9 @@
-// What a payload says of an element: whole numbers of 8, 4 and 2 bits, those of 2 bits and a half, and floats of 8.
+// What a payload says of an element: whole numbers of 8, 4 and 2 bits.
 namespace gradwire::GRADWIRE_LEVEL {
 
-constexpr int HALVES = -1;  // in place of an exponent's bits: codes stand for whole numbers and a half
+// What code 0 stands for: with 2 bits no code stands for zero.
+template <int BITS>
+constexpr float OFFSET = BITS == 2 ? 0.5f : 0.0f;
 
 using C8 = int8_t __attribute__((vector_size(8)));
 
@@ -22,15 +24,6 @@ GRADWIRE_INLINE I8 from_bytes(C8 bytes) {
     return bit_cast<I8>(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(bit_cast<int64_t>(bytes))));
 #else
     return __builtin_convertvector(bytes, I8);
-#endif
-}
-
-GRADWIRE_INLINE H8 to_halves(C8 bytes) {
-#if GRADWIRE_AVX2
-    return bit_cast<H8>(_mm_cvtepi8_epi16(_mm_cvtsi64_si128(bit_cast<int64_t>(bytes))));
-#else
-    using S8 = int16_t __attribute__((vector_size(16)));
-    return bit_cast<H8>(__builtin_convertvector(bytes, S8));
 #endif
 }
 
@@ -67,41 +60,5 @@ GRADWIRE_INLINE F8 read_codes(const uint8_t* from) {
         return __builtin_convertvector((all << places) >> (32 - BITS), F8);
     }
 }
-
-// Floats of 8 bits, so many of them EXPONENT; powers of two with 7. The smallest one with a mantissa is 2^LEAST. Zero is
-// never negative.
-template <int EXPONENT>
-struct Floats {
-    static constexpr int MANTISSA = 7 - EXPONENT, LEAST = EXPONENT == 4 ? -6 : EXPONENT == 5 ? -14 : -126;
-    static constexpr int32_t ONE = 1 << 23, BIAS = 127;  // of float32: its exponent counts by ONE from -BIAS on
-
-    // What lies between neighbours of each value, as float32 bits: a power of two.
-    static GRADWIRE_INLINE I8 distance(F8 value) {
-        const I8 power = bit_cast<I8>(value) & (0xff * ONE), least = I8{} + (LEAST + BIAS) * ONE;
-        return (power > least ? power : least) - MANTISSA * ONE;
-    }
-
-    // So many distances, a whole number: 0 only where they are the least.
-    static GRADWIRE_INLINE void write(uint8_t* to, F8 count, I8 distance) {
-        const I8 powers = (distance >> (23 - MANTISSA)) - ((LEAST - MANTISSA + BIAS) << MANTISSA);
-        const I8 sign = (bit_cast<I8>(count) >> 24) & 0x80;
-        const C8 narrow = to_bytes((__builtin_convertvector(absolute(count), I8) + powers) | sign);
-        std::memcpy(to, &narrow, sizeof(narrow));
-    }
-
-    // What codes stand for over SCALE: e4m3 is read as float16, whose exponents are 8 less.
-    static constexpr float SCALE = EXPONENT == 4 ? 256.0f : 1.0f;
-    static GRADWIRE_INLINE F8 read(const uint8_t* from) {
-        C8 bytes;
-        std::memcpy(&bytes, from, sizeof(bytes));
-        if constexpr (EXPONENT == 7) {
-            const I8 bits = from_bytes(bytes);
-            return bit_cast<F8>(((bits & 0x7f) << 23) | (bits & INT32_MIN));
-        } else {
-            constexpr uint16_t SIGN_AND_SIZE = EXPONENT == 4 ? 0xbf80 : 0xff00;
-            return widened((to_halves(bytes) << (10 - MANTISSA)) & SIGN_AND_SIZE, Float16{});
-        }
-    }
-};
 
 }  // namespace gradwire::GRADWIRE_LEVEL

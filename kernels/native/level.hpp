@@ -95,8 +95,8 @@ struct UnpackJob {
     bool streams;
 };
 
-// As above; codes have 8, 4 or 2 `bits`, so many of `exponent` or HALVES; `steps` scales are the largest magnitude, `limit` is the
-// largest that a code stands for.
+// As above; codes have 8, 4 or 2 `bits`; `steps` scales are the largest magnitude, `limit` is the largest that a code
+// stands for.
 struct QuantizeJob {
     const void* grad;
     Format format;
@@ -107,7 +107,7 @@ struct QuantizeJob {
     int64_t code_stride;
     int64_t numel, blocks, block;
     Places places;
-    int64_t bits, exponent;
+    int64_t bits;
     float steps, limit;
     bool random;  // rounded up or down by the words of Philox with the key `seed` from `counter` on
     uint64_t seed, counter;
@@ -123,7 +123,7 @@ struct DequantizeJob {
     float* residual;
     int64_t voters, numel, blocks, block;
     Places places;
-    int64_t bits, exponent;
+    int64_t bits;
     bool streams;
 };
 

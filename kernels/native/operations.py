@@ -23,7 +23,7 @@ from ..zero_rows import clear_rows, mark_rows
 
 LARGEST_RANK = 32
 NAME = "native"
-INTERFACE = 6  # bindings.cpp has it too: raise both where a call means something else than it did
+INTERFACE = 7  # bindings.cpp has it too: raise both where a call means something else than it did
 NONE = (None, None)  # in place of a residual's tensors
 IN_ORDER = (None, 1, 0)  # in place of a table of places, its length, and the stride
 
@@ -133,21 +133,19 @@ def _quantize_blocks(
     codes: Tensor,
     length: int,
     bits: int = 8,
-    exponent: int = 0,
     signs: Tensor | None = None,
     seed: int = -1,
     counter: int = 0,
     places: Places | None = None,
 ) -> None:
     if signs is not None:
-        rest = scales, codes, length, bits, exponent, None, seed, counter, places
+        rest = scales, codes, length, bits, None, seed, counter, places
         return encoded_rotated(
             lambda values, held: _quantize_blocks(values, held, *rest), grad, residual, signs, places, _rotate_blocks
         )
     rows, blocks = scales.shape
     cut = grad.numel(), rows, blocks, length // blocks, *(IN_ORDER if places is None else _table(places))
-    steps, limit = steps_of(bits, exponent, seed, residual), FORMATS[bits, exponent].limit
-    levels = bits, exponent, steps, limit, seed, counter
+    levels = bits, steps_of(bits, seed, residual), FORMATS[bits].limit, seed, counter
     library().quantize_blocks(grad, *(residual or NONE), scales, codes, *cut, *levels, torch.get_num_threads())
 
 
@@ -157,18 +155,17 @@ def _dequantize_mean(
     codes: Tensor,
     out: Tensor,
     bits: int = 8,
-    exponent: int = 0,
     residual: Tensor | None = None,
     signs: Tensor | None = None,
     places: Places | None = None,
 ) -> None:
     if signs is not None:
-        decode = functools.partial(_dequantize_mean, scales, codes, bits=bits, exponent=exponent, places=places)
+        decode = functools.partial(_dequantize_mean, scales, codes, bits=bits, places=places)
         return decoded_rotated(decode, out, residual, signs, places, _rotate_blocks, _cast_scaled)
     voters, rows, blocks = scales.shape
     block = codes.shape[2] * 8 // bits // blocks
     cut = voters, out.numel(), rows, blocks, block, *(IN_ORDER if places is None else _table(places))
-    library().dequantize_mean(scales, codes, out, residual, *cut, bits, exponent, torch.get_num_threads())
+    library().dequantize_mean(scales, codes, out, residual, *cut, bits, torch.get_num_threads())
 
 
 @rotate_blocks.implement(NAME, {"values": WIDE, "signs": WIDE})

@@ -82,33 +82,18 @@ struct Block {
 };
 
 // A code for each of `levels`, at random with the numbers at `random`, which may be null; what the codes stand for.
-template <int BITS, int EXPONENT, bool RANDOM>
+template <int BITS, bool RANDOM>
 GRADWIRE_INLINE F8 write_nearest(const QuantizeJob& job, F8 levels, const float* random, uint8_t* codes) {
-    using Float = Floats<EXPONENT>;
-    I8 distance = {};
-    F8 inverse = {};
-    if constexpr (EXPONENT > 0) {
-        distance = Float::distance(levels);
-        inverse = bit_cast<F8>(2 * Float::BIAS * Float::ONE - distance);
-        levels *= inverse;
-    }
-    constexpr float OFFSET = EXPONENT == HALVES ? 0.5f : 0.0f;
-    levels -= OFFSET;
+    levels -= OFFSET<BITS>;
     if constexpr (RANDOM) levels = floored(levels + load(random));
     else levels = rounded(levels);
-    if constexpr (EXPONENT > 0) {
-        const F8 unit = bit_cast<F8>(distance);
-        if constexpr (RANDOM) levels = limited(levels * unit, job.limit) * inverse;  // to nearest none is above it
-        Float::write(codes, levels, distance);
-        return levels * unit;
-    }
-    if constexpr (EXPONENT == HALVES) levels += OFFSET;
+    if constexpr (OFFSET<BITS> != 0) levels += OFFSET<BITS>;
     levels = limited(levels, job.limit);
-    write_codes<BITS>(codes, levels - OFFSET);
+    write_codes<BITS>(codes, levels - OFFSET<BITS>);
     return levels;
 }
 
-template <int BITS, int EXPONENT, bool RANDOM, class Element>
+template <int BITS, bool RANDOM, class Element>
 float quantize_block(const QuantizeJob& job, const Block<Element>& block) {
     const int32_t bits = largest_magnitude(block.grad, block.residual, block.count);
     const float largest = bit_cast<float>(bits), scale = largest / job.steps;
@@ -120,13 +105,13 @@ float quantize_block(const QuantizeJob& job, const Block<Element>& block) {
         const int64_t within = at % DRAWN;
         if (RANDOM && within == 0) draw_uniform(job.seed, block.counter + static_cast<uint64_t>(at / 4), random);
         F8 levels = finite > 0.0f ? value / divisor * job.steps : broadcast(0.0f);
-        levels = write_nearest<BITS, EXPONENT, RANDOM>(job, levels, random + within, block.codes + at * BITS / 8);
+        levels = write_nearest<BITS, RANDOM>(job, levels, random + within, block.codes + at * BITS / 8);
         if (block.residual) write(block.residual.after + at, value - levels * scale, lanes, block.residual.streams);
     });
     return scale;
 }
 
-template <int BITS, int EXPONENT, bool RANDOM, class Element>
+template <int BITS, bool RANDOM, class Element>
 void quantize_blocks_of(const QuantizeJob& job, int64_t first_block, int64_t last_block) {
     const int64_t bytes = job.block * BITS / 8;
     for (int64_t index = first_block; index < last_block; ++index) {
@@ -135,7 +120,7 @@ void quantize_blocks_of(const QuantizeJob& job, int64_t first_block, int64_t las
         uint8_t* codes = job.codes + row * job.code_stride + column * bytes;
         const Block<Element> block{static_cast<const Element*>(job.grad) + from, job.residual.from(from), codes, count,
                                    job.counter + static_cast<uint64_t>(index * job.block / 4)};
-        job.scales[row * job.scale_stride + column] = quantize_block<BITS, EXPONENT, RANDOM>(job, block);
+        job.scales[row * job.scale_stride + column] = quantize_block<BITS, RANDOM>(job, block);
         const int64_t bits = count * BITS, written = (bits + 7) / 8;
         std::memset(codes + written, 0, static_cast<size_t>(bytes - written));
         if (bits % 8) codes[written - 1] &= static_cast<uint8_t>((1 << bits % 8) - 1);  // at random it need not be zero
@@ -143,30 +128,21 @@ void quantize_blocks_of(const QuantizeJob& job, int64_t first_block, int64_t las
     if (job.residual.streams) end_stream();
 }
 
-template <int BITS, int EXPONENT>
-struct CodesOf {
-    static constexpr int bits = BITS, exponent = EXPONENT;
-};
-
-// Calls `function` with the kind of codes.
+// Calls `function` with the number of bits as a constant.
 template <class Function>
-void with_codes(int64_t bits, int64_t exponent, Function function) {
-    if (exponent == 4) function(CodesOf<8, 4>{});
-    else if (exponent == 5) function(CodesOf<8, 5>{});
-    else if (exponent == 7) function(CodesOf<8, 7>{});
-    else if (bits == 8) function(CodesOf<8, 0>{});
-    else if (bits == 4) function(CodesOf<4, 0>{});
-    else if (exponent == HALVES) function(CodesOf<2, HALVES>{});
-    else function(CodesOf<2, 0>{});
+void with_bits(int64_t bits, Function function) {
+    if (bits == 8) function(std::integral_constant<int, 8>{});
+    else if (bits == 4) function(std::integral_constant<int, 4>{});
+    else function(std::integral_constant<int, 2>{});
 }
 
 inline void quantize(const QuantizeJob& job, int64_t first_block, int64_t last_block) {
     with_element(job.format, [&](auto* element) {
         using Element = std::remove_pointer_t<decltype(element)>;
-        with_codes(job.bits, job.exponent, [&](auto codes) {
-            constexpr int BITS = decltype(codes)::bits, EXPONENT = decltype(codes)::exponent;
-            if (job.random) quantize_blocks_of<BITS, EXPONENT, true, Element>(job, first_block, last_block);
-            else quantize_blocks_of<BITS, EXPONENT, false, Element>(job, first_block, last_block);
+        with_bits(job.bits, [&](auto bits) {
+            constexpr int BITS = decltype(bits)::value;
+            if (job.random) quantize_blocks_of<BITS, true, Element>(job, first_block, last_block);
+            else quantize_blocks_of<BITS, false, Element>(job, first_block, last_block);
         });
     });
 }
@@ -178,7 +154,7 @@ struct Codes {
 };
 
 // The sum over voters, in their order, of `scale * code`, each rounded, of COUNT vectors.
-template <int BITS, int EXPONENT, int COUNT>
+template <int BITS, int COUNT>
 GRADWIRE_INLINE void sum_codes(const DequantizeJob& job, const Codes& votes, int64_t at, F8 (&total)[COUNT]) {
     for (int j = 0; j < COUNT; ++j) total[j] = broadcast(-0.0f);  // plus x it is x, the sign of zero included
     const uint8_t* codes = votes.codes + at * BITS / 8;
@@ -186,22 +162,20 @@ GRADWIRE_INLINE void sum_codes(const DequantizeJob& job, const Codes& votes, int
         const uint8_t* from = codes + voter * job.code_voter_stride;
         const float scale = votes.scales[voter * job.scale_voter_stride];
         for (int j = 0; j < COUNT; ++j) {
-            if constexpr (EXPONENT > 0)
-                total[j] += broadcast(scale * Floats<EXPONENT>::SCALE) * Floats<EXPONENT>::read(from + j * BITS);
-            else if constexpr (EXPONENT == HALVES)
-                total[j] += broadcast(scale) * (read_codes<BITS>(from + j * BITS) + 0.5f);
-            else total[j] += broadcast(scale) * read_codes<BITS>(from + j * BITS);
+            F8 levels = read_codes<BITS>(from + j * BITS);
+            if constexpr (OFFSET<BITS> != 0) levels += OFFSET<BITS>;
+            total[j] += broadcast(scale) * levels;
         }
     }
 }
 
-template <int BITS, int EXPONENT, bool STREAMS, bool EXACT, class Element>
+template <int BITS, bool STREAMS, bool EXACT, class Element>
 void dequantize_block(const DequantizeJob& job, const Codes& votes, Element* out, float* residual, int64_t count) {
     const float voters = static_cast<float>(job.voters);
     int64_t at = 0;
     for (; at + GROUPS * LANES <= count; at += GROUPS * LANES) {
         F8 total[GROUPS];
-        sum_codes<BITS, EXPONENT>(job, votes, at, total);
+        sum_codes<BITS>(job, votes, at, total);
         for (int j = 0; j < GROUPS; ++j) {
             const F8 value = mean<EXACT>(total[j], voters);
             if (residual) hold_back<Element>(residual + at + j * LANES, value, Whole{});
@@ -211,14 +185,14 @@ void dequantize_block(const DequantizeJob& job, const Codes& votes, Element* out
     }
     over_lanes<1>(at, count, [&](int64_t place, auto lanes, int) GRADWIRE_LAMBDA {
         F8 total[1];
-        sum_codes<BITS, EXPONENT>(job, votes, place, total);
+        sum_codes<BITS>(job, votes, place, total);
         const F8 value = mean<EXACT>(total[0], voters);
         if (residual) hold_back<Element>(residual + place, value, lanes);
         store(out + place, value, lanes);
     });
 }
 
-template <int BITS, int EXPONENT, bool EXACT, class Element>
+template <int BITS, bool EXACT, class Element>
 void dequantize_blocks(const DequantizeJob& job, int64_t first_block, int64_t last_block) {
     for (int64_t index = first_block; index < last_block; ++index) {
         const int64_t row = index / job.blocks, column = index % job.blocks;
@@ -228,8 +202,8 @@ void dequantize_blocks(const DequantizeJob& job, int64_t first_block, int64_t la
         Element* out = static_cast<Element*>(job.out) + start;
         float* residual = job.residual ? job.residual + start : nullptr;
         if (job.streams && unaligned(out, 1) == 0)
-            dequantize_block<BITS, EXPONENT, true, EXACT>(job, votes, out, residual, count);
-        else dequantize_block<BITS, EXPONENT, false, EXACT>(job, votes, out, residual, count);
+            dequantize_block<BITS, true, EXACT>(job, votes, out, residual, count);
+        else dequantize_block<BITS, false, EXACT>(job, votes, out, residual, count);
     }
     if (job.streams) end_stream();
 }
@@ -237,11 +211,11 @@ void dequantize_blocks(const DequantizeJob& job, int64_t first_block, int64_t la
 inline void dequantize(const DequantizeJob& job, int64_t first_block, int64_t last_block) {
     with_element(job.format, [&](auto* element) {
         using Element = std::remove_pointer_t<decltype(element)>;
-        with_codes(job.bits, job.exponent, [&](auto codes) {
-            constexpr int BITS = decltype(codes)::bits, EXPONENT = decltype(codes)::exponent;
+        with_bits(job.bits, [&](auto bits) {
+            constexpr int BITS = decltype(bits)::value;
             if ((job.voters & (job.voters - 1)) == 0)
-                dequantize_blocks<BITS, EXPONENT, true, Element>(job, first_block, last_block);
-            else dequantize_blocks<BITS, EXPONENT, false, Element>(job, first_block, last_block);
+                dequantize_blocks<BITS, true, Element>(job, first_block, last_block);
+            else dequantize_blocks<BITS, false, Element>(job, first_block, last_block);
         });
     });
 }

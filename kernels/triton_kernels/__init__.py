@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..argument_checks import FLOATS, STORED, WIDE
 from ..casting import cast_scaled, gather_scaled
-from ..checked_operation import Supports, Unless
+from ..contract import Supports, Unless
 from ..dispatch import Operation, register_backend
 from ..finite import all_finite, with_gaps
 from ..low_rank import low_rank_finish, low_rank_left, low_rank_right, normalize, orthogonalize
@@ -90,7 +90,7 @@ def _large_rotation(place: int) -> Unless:
 UNLESS: dict[Operation[Any, Any], Unless] = {
     all_finite: with_gaps,
     quantize_blocks: _large_block,
-    dequantize_mean: _large_rotation(6),
+    dequantize_mean: _large_rotation(5),
     rotate_blocks: _large_rotation(1),
     sign_pack: _large_rotation(5),
     sign_unpack_mean: _large_rotation(4),
@@ -99,15 +99,13 @@ UNLESS: dict[Operation[Any, Any], Unless] = {
 
 def _implement(operation: Operation[Any, Any], module: str, supports: Supports) -> None:
     """Let the function of the operation's name in `module` implement it, imported on first use."""
+    add = operation.implement(NAME, supports, UNLESS.get(operation))
 
     @functools.wraps(operation.reference)
     def run(*args: Any, **kwargs: Any) -> Any:
-        function = getattr(import_module(f".{module}", __name__), operation.name)
-        checked.function = function  # from now on
-        return function(*args, **kwargs)
+        return add(getattr(import_module(f".{module}", __name__), operation.name))(*args, **kwargs)  # from now on
 
-    operation.implement(NAME, supports, UNLESS.get(operation))(run)
-    checked: Any = operation.implementations[NAME]
+    add(run)
 
 
 for _module, _operations in MODULES.items():

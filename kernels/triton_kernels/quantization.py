@@ -8,7 +8,6 @@ from torch import Tensor
 
 from ..operands import Places, Residual
 from ..quantization import FORMATS, steps_of
-from .float_codes import codes_of, spacing, values_of
 from .launching import launched, on_device
 from .rotation import turned
 from .tiles import load_tile, store_mean, store_tile
@@ -22,7 +21,6 @@ def quantize_blocks(
     codes: Tensor,
     length: int,
     bits: int = 8,
-    exponent: int = 0,
     signs: Tensor | None = None,
     seed: int = -1,
     counter: int = 0,
@@ -30,7 +28,7 @@ def quantize_blocks(
 ) -> None:
     """Multiples of block scales, of numbers rotated by `signs`; `residual` keeps the rest."""
     rows, blocks = scales.shape
-    limit, _, least, offset = FORMATS[bits, exponent]
+    limit, _, offset = FORMATS[bits]
     units = cut(rows * blocks, length // blocks)
     if not units.count:
         return
@@ -41,8 +39,8 @@ def quantize_blocks(
         _quantize[units.programs](
             grad, *held, scales, codes, grad if signs is None else signs, table, *strides, *turns, max(seed, 0), counter,
             *place,
-            HELD=residual is not None, RANDOM=seed >= 0, BITS=bits, EXPONENT=exponent, LEAST=least,
-            STEPS=steps_of(bits, exponent, seed, residual), LIMIT=float(limit), OFFSET=offset,
+            HELD=residual is not None, RANDOM=seed >= 0, BITS=bits, STEPS=steps_of(bits, seed, residual), LIMIT=float(limit),
+            OFFSET=offset,
             **where, **units.rotated_by(signs),
         )  # fmt: skip
 
@@ -52,7 +50,6 @@ def dequantize_mean(
     codes: Tensor,
     out: Tensor,
     bits: int = 8,
-    exponent: int = 0,
     residual: Tensor | None = None,
     signs: Tensor | None = None,
     places: Places | None = None,
@@ -62,7 +59,6 @@ def dequantize_mean(
     units = cut(rows * blocks, codes.shape[2] * 8 // bits // blocks)
     if not units.count:
         return
-    _, _, least, offset = FORMATS[bits, exponent]
     place = (blocks, units.block, units.count, out.numel())
     strides = (*scales.stride()[:2], *codes.stride()[:2])
     held = out if residual is None else residual
@@ -70,7 +66,7 @@ def dequantize_mean(
     with on_device(out):
         _dequantize[units.programs](
             scales, codes, out, held, out if signs is None else signs, table, *strides, *turns, voters, 1 / voters, *place,
-            HELD=residual is not None, BITS=bits, EXPONENT=exponent, LEAST=least, OFFSET=offset,
+            HELD=residual is not None, BITS=bits, OFFSET=FORMATS[bits].offset,
             **where, **units.rotated_by(signs),
         )  # fmt: skip
 
@@ -137,18 +133,17 @@ def _quantize(
     table: tl.tensor, scale_stride: tl.int64, code_stride: tl.int64, period: tl.int64, stride: tl.int64, seed: tl.int64,
     counter: tl.int64,
     blocks: tl.int64, block: tl.int64, units: tl.int64, size: tl.int64,
-    LEVELS: tl.constexpr, HELD: tl.constexpr, RANDOM: tl.constexpr, BITS: tl.constexpr, EXPONENT: tl.constexpr,
-    LEAST: tl.constexpr, STEPS: tl.constexpr, LIMIT: tl.constexpr, OFFSET: tl.constexpr,
-    PLACED: tl.constexpr, ALIGNED: tl.constexpr, EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr,
-    EXACT: tl.constexpr,
+    LEVELS: tl.constexpr, HELD: tl.constexpr, RANDOM: tl.constexpr, BITS: tl.constexpr,
+    STEPS: tl.constexpr, LIMIT: tl.constexpr, OFFSET: tl.constexpr, PLACED: tl.constexpr, ALIGNED: tl.constexpr,
+    EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr,
 ) -> None:  # fmt: skip
     if is_whole(table, period, units, size, PLACED, EACH, UNITS, UNIT, EXACT):
         _quantize_units(grad, before, after, scales, codes, signs, table, scale_stride, code_stride, period, stride,
-                        seed, counter, blocks, block, units, size, LEVELS, HELD, RANDOM, BITS, EXPONENT, LEAST, STEPS,
+                        seed, counter, blocks, block, units, size, LEVELS, HELD, RANDOM, BITS, STEPS,
                         LIMIT, OFFSET, PLACED, ALIGNED, EACH, UNITS, UNIT, True)  # fmt: skip
     else:
         _quantize_units(grad, before, after, scales, codes, signs, table, scale_stride, code_stride, period, stride,
-                        seed, counter, blocks, block, units, size, LEVELS, HELD, RANDOM, BITS, EXPONENT, LEAST, STEPS,
+                        seed, counter, blocks, block, units, size, LEVELS, HELD, RANDOM, BITS, STEPS,
                         LIMIT, OFFSET, PLACED, ALIGNED, EACH, UNITS, UNIT, False)  # fmt: skip
 
 
@@ -158,10 +153,9 @@ def _quantize_units(
     table: tl.tensor, scale_stride: tl.tensor, code_stride: tl.tensor, period: tl.tensor, stride: tl.tensor,
     seed: tl.tensor, counter: tl.tensor,
     blocks: tl.tensor, block: tl.tensor, units: tl.tensor, size: tl.tensor,
-    LEVELS: tl.constexpr, HELD: tl.constexpr, RANDOM: tl.constexpr, BITS: tl.constexpr, EXPONENT: tl.constexpr,
-    LEAST: tl.constexpr, STEPS: tl.constexpr, LIMIT: tl.constexpr, OFFSET: tl.constexpr,
-    PLACED: tl.constexpr, ALIGNED: tl.constexpr, EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr,
-    WHOLE: tl.constexpr,
+    LEVELS: tl.constexpr, HELD: tl.constexpr, RANDOM: tl.constexpr, BITS: tl.constexpr,
+    STEPS: tl.constexpr, LIMIT: tl.constexpr, OFFSET: tl.constexpr, PLACED: tl.constexpr, ALIGNED: tl.constexpr,
+    EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,
 ) -> None:  # fmt: skip
     unit, row, column, place, left = unit_places(blocks, block, EACH, UNITS, UNIT)
     first, end = vector_places(table, period, stride, unit, place, left, units, size, PLACED, ALIGNED, EACH, UNIT)
@@ -177,22 +171,15 @@ def _quantize_units(
     divisor = tl.where(largest == 0, 1.0, largest)[:, None, None]
     levels = tl.div_rn(numbers, divisor + tl.zeros([UNITS, UNIT // 4, 4], tl.float32)) * STEPS
     levels = tl.where(finite[:, None, None], levels, 0.0)
-    if EXPONENT > 0:
-        unit_bits = spacing(levels, EXPONENT, LEAST)
-        levels *= (0x7F000000 - unit_bits).to(tl.float32, bitcast=True)  # 1 over the unit
     levels -= OFFSET
     if RANDOM:
         counters = counter + place[:, None] // 4 + tl.arange(0, UNIT // 4)[None, :]
         levels = tl.where(places < limit, tl.floor(levels + _uniform(seed, counters, UNITS, UNIT)), 0.0)
     else:
         levels = (levels + 12582912.0) - 12582912.0  # 1.5 * 2^23: what is added leaves no bits behind the point
-    levels += OFFSET
-    if EXPONENT > 0:
-        levels *= unit_bits.to(tl.float32, bitcast=True)
-    levels = tl.minimum(tl.maximum(levels, -LIMIT), LIMIT)
+    levels = tl.minimum(tl.maximum(levels + OFFSET, -LIMIT), LIMIT)
     tl.store(scales + row * scale_stride + column, scale, mask=unit < units)
-    byte, whole = _bytes(UNIT, BITS), levels - OFFSET
-    packed = codes_of(levels, unit_bits, EXPONENT, LEAST) if EXPONENT > 0 else _packed(whole, BITS, UNITS, UNIT)
+    byte, packed = _bytes(UNIT, BITS), _packed(levels - OFFSET, BITS, UNITS, UNIT)
     start = (row * code_stride + place_in_row(row, place, blocks, block) * BITS // 8)[:, None, None] + byte
     if WHOLE:
         tl.store(codes + start, packed)
@@ -224,17 +211,17 @@ def _dequantize(
     table: tl.tensor, voter_scales: tl.int64, scale_stride: tl.int64, voter_codes: tl.int64, code_stride: tl.int64,
     period: tl.int64, stride: tl.int64, voters: tl.int64, share: tl.float32, blocks: tl.int64, block: tl.int64,
     units: tl.int64, size: tl.int64,
-    LEVELS: tl.constexpr, HELD: tl.constexpr, BITS: tl.constexpr, EXPONENT: tl.constexpr, LEAST: tl.constexpr,
+    LEVELS: tl.constexpr, HELD: tl.constexpr, BITS: tl.constexpr,
     OFFSET: tl.constexpr, PLACED: tl.constexpr, ALIGNED: tl.constexpr, EACH: tl.constexpr, UNITS: tl.constexpr,
     UNIT: tl.constexpr, EXACT: tl.constexpr,
 ) -> None:  # fmt: skip
     if is_whole(table, period, units, size, PLACED, EACH, UNITS, UNIT, EXACT):
         _dequantize_units(scales, codes, out, residual, signs, table, voter_scales, scale_stride, voter_codes, code_stride,
-                          period, stride, voters, share, blocks, block, units, size, LEVELS, HELD, BITS, EXPONENT, LEAST,
+                          period, stride, voters, share, blocks, block, units, size, LEVELS, HELD, BITS,
                           OFFSET, PLACED, ALIGNED, EACH, UNITS, UNIT, True)  # fmt: skip
     else:
         _dequantize_units(scales, codes, out, residual, signs, table, voter_scales, scale_stride, voter_codes, code_stride,
-                          period, stride, voters, share, blocks, block, units, size, LEVELS, HELD, BITS, EXPONENT, LEAST,
+                          period, stride, voters, share, blocks, block, units, size, LEVELS, HELD, BITS,
                           OFFSET, PLACED, ALIGNED, EACH, UNITS, UNIT, False)  # fmt: skip
 
 
@@ -244,7 +231,7 @@ def _dequantize_units(
     table: tl.tensor, voter_scales: tl.tensor, scale_stride: tl.tensor, voter_codes: tl.tensor, code_stride: tl.tensor,
     period: tl.tensor, stride: tl.tensor, voters: tl.tensor, share: tl.tensor, blocks: tl.tensor, block: tl.tensor,
     units: tl.tensor, size: tl.tensor,
-    LEVELS: tl.constexpr, HELD: tl.constexpr, BITS: tl.constexpr, EXPONENT: tl.constexpr, LEAST: tl.constexpr,
+    LEVELS: tl.constexpr, HELD: tl.constexpr, BITS: tl.constexpr,
     OFFSET: tl.constexpr, PLACED: tl.constexpr, ALIGNED: tl.constexpr, EACH: tl.constexpr, UNITS: tl.constexpr,
     UNIT: tl.constexpr, WHOLE: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -260,10 +247,7 @@ def _dequantize_units(
             code = tl.load(codes + voter * voter_codes + byte)
         else:
             code = tl.load(codes + voter * voter_codes + byte, mask=inside, other=0)
-        if EXPONENT > 0:
-            total += scale[:, None, None] * values_of(code, EXPONENT, LEAST)
-        else:
-            total += scale[:, None, None] * (_unpacked(code, BITS, UNITS, UNIT) + OFFSET)
+        total += scale[:, None, None] * (_unpacked(code, BITS, UNITS, UNIT) + OFFSET)
     first, end = vector_places(table, period, stride, unit, place, left, units, size, PLACED, ALIGNED, EACH, UNIT)
     limit = end[:, None, None]
     total = turned(total * share, signs, limit - first[:, None, None], LEVELS, UNITS, UNIT, 4, True, WHOLE)

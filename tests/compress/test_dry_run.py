@@ -73,7 +73,6 @@ TWO_SHOT = {  # (specification, ranks): bytes of a part of the bucket
     ("onebit:block=64", 4): 144 + ROW_BITS,  # 4 * 11 + 11 * 8
     ("onebit:block=8", 3): 528 + ROW_BITS,  # 4 * 105 + 105
     ("int8", 1): 23 * 128 + 4 * 23 + 4,
-    ("fp8", 1): 23 * 128 + 4 * 23 + 4,
     ("int8:rotate=true", 4): 6 * 128 + 4 * 6 + 8 + ROW_BITS,
     ("int4", 2): 12 * 64 + 4 * 12,
     ("int2", 4): 6 * 32 + 4 * 6 + 8 + ROW_BITS,
@@ -122,7 +121,6 @@ def test_a_dry_run_of_two_shots_counts_every_byte(spec, world_size):
         "onebit",
         "onebit:block=64",
         "int8",
-        "fp8:rotate=true",
         "int4:rounding=stochastic",
         "ternary",
     ],

@@ -9,11 +9,11 @@ from .test_laws import NAMES, OWN_LAW, ROUNDING, assert_conserves, assert_telesc
 pytestmark = pytest.mark.every_variant
 # Compressors with as much sent a step as lets few steps tell; the others as they are registered.
 COARSE = {
-    "onebit": "onebit:block=8,feedback=1",
+    "onebit": "onebit:block=8,error_feedback=1",
     "topk": "topk:ratio=0.3",
     "acp-powersgd": "acp-powersgd:rank=4",
-    "randomk": "randomk:ratio=0.3,block=8,feedback=1",
-    "chunktopk": "chunktopk:ratio=0.3,chunk=8,feedback=1",
+    "randomk": "randomk:ratio=0.3,block=8,error_feedback=1",
+    "chunktopk": "chunktopk:ratio=0.3,chunk=8,error_feedback=1",
     **{name: f"{name}:block=8,error_feedback=true" for name in ROUNDING},
     "dropping": "dropping:ratio=0.3,cap=0.5",
     "adacomp": "adacomp:bin=8,cap=0.5",
@@ -25,7 +25,6 @@ TELESCOPING = [spec for spec in SPECS if "adacomp" not in spec]  # which calls n
 CALLS = (
     "bf16",
     "int8",
-    "fp8",
     "int2",
     "onebit",
     "topk",

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gradwire.compress import ErrorFeedback, Float32Arithmetic, Layout, PowerSGD, Simulation, Switch, compressor
+from gradwire.compress.state.leaf import Versions
 from gradwire.compress.state.tree import Leaves, PerParameter
 
 from .given import Scaled, gradients, layout
@@ -16,9 +17,9 @@ MORE = [
     "topk:ratio=0.2,start_iter=2,warmup=onebit",
     "bf16:start_iter=2,warmup=topk",
     "fp16+powersgd:rank=2,power_iterations=2",
-    "topk:feedback=0.9,momentum=0.9",
-    "onebit:block=8,feedback=0.5,space=adam",
-    "bf16+powersgd:rank=1,momentum=0.5,space=adam,start_iter=2",
+    "topk:error_feedback=0.9,momentum=0.9",
+    "onebit:block=8,error_feedback=0.5",
+    "bf16+powersgd:rank=1,momentum=0.5,start_iter=2",
 ]
 CASES = pytest.mark.parametrize("spec", [*SPECS, *OBJECTS, *MORE])
 STEPS = 4
@@ -177,7 +178,7 @@ class TestLeaf:
     WITHIN = Layout(("x",), ((3,),), torch.float32, torch.device("cpu"))
 
     def leaf(self, versioned=True):
-        leaf = PerParameter(self.WITHIN, torch.ones(3), residual=True)
+        leaf = PerParameter(self.WITHIN, Versions(torch.ones(3)), residual=True)
         leaf.versioned = versioned
         return leaf
 
@@ -203,7 +204,7 @@ class TestLeaf:
         assert (before is taken.flat, after is leaf.flat, before is after) == (True, True, False)
         after.fill_(2)
         leaf.keep()
-        assert (leaf._other, leaf._taken) == (None, ())
+        assert (leaf._room, leaf._taken) == (None, ())
         assert all(each is leaf.flat for each in leaf.update())
         assert taken.flat.tolist() == [1, 1, 1]
 

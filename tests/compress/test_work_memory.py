@@ -23,12 +23,12 @@ def second(payload):
         ("bf16", WIDE / 2, WIDE / 2),
         *((spec, 2 * sent, max(2 * sent, second(sent))) for spec, sent in BYTES.items()),
         (
-            "int8:feedback=1,residual_bits=8",
+            "int8:error_feedback=1,residual_bits=8",
             2 * BYTES["int8"],
             WIDE + BYTES["int8"],
         ),  # the residual in float32 beside a payload
-        ("int8:feedback=1,residual_bits=8,start_iter=9", 2 * BYTES["int8"], WIDE + BYTES["int8"]),
-        ("ternary:residual_bits=8", 0.5625 * SIZE, WIDE + 0.28125 * SIZE),
+        ("int8:error_feedback=1,residual_bits=8,start_iter=9", 2 * BYTES["int8"], WIDE + BYTES["int8"]),
+        ("int4:residual_bits=8", 2 * BYTES["int4"], WIDE + BYTES["int4"]),
     ],
 )
 def test_payloads_replies_and_temporary_tensors_are_counted(spec, waiting, most):

@@ -107,7 +107,7 @@ def test_right_ranks_have_the_errors_of_the_simulation(ranks):
 
 
 def right(rank, world_size):
-    for spec in ("int4", "hosts:ranks=2+int4", "topk:ratio=0.01,feedback=0.9"):
+    for spec in ("int4", "hosts:ranks=2+int4", "topk:ratio=0.01,error_feedback=0.9"):
         found = check_averages(spec, CPU)
         assert found is None or found[0].mean == pytest.approx(found[1].mean)
     check_resumed(CPU)

@@ -21,7 +21,7 @@ SPECS += ["int4:block=64,rounding=stochastic", "fp16+powersgd:rank=1", "powersgd
 SPECS += ["acp-powersgd:rank=2", "batched-powersgd:rank=2", "randomk:ratio=0.1,block=16", "adacomp:bin=50"]
 SPECS += ["chunktopk:ratio=0.1,chunk=16", "dropping:ratio=0.1,sample=0.5", "topk:ratio=0.1,value_dtype=fp16"]
 SPECS += ["hosts:ranks=1+topk:ratio=0.1"]
-ROUNDED = ["int8", "int4", "int2", "ternary", "fp8", "fp8:format=e5m2", "onebit", "natural", "qsgd", "terngrad"]
+ROUNDED = ["int8", "int4", "int2", "ternary", "onebit", "natural", "qsgd", "terngrad"]
 ROUNDED += ["int8:rounding=stochastic", "int4:rotate=true", "powersgd:rank=2,payload=int4"]
 OTHER_BASES = 1.5  # of what rounding loses, where backends round other bases of the same space
 ROUNDED += ["adaptive:ladder=none/int4,target=0"]  # always the last of its ladder

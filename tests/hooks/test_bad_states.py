@@ -14,7 +14,7 @@ from .given import average, gradients, wrapped
 from .test_handle import same
 
 SHAPES = ((40, 30), (40,), (10, 200), (3,))
-SPECS = ["topk:ratio=0.05", "onebit:feedback=1", "powersgd:rank=2"]
+SPECS = ["topk:ratio=0.05", "onebit:error_feedback=1", "powersgd:rank=2"]
 NUMBERS = {  # what a residual may have become
     "nan": lambda numbers: numbers.clone().index_fill_(0, torch.tensor([0]), torch.nan),
     "inf": lambda numbers: numbers.clone().index_fill_(0, torch.tensor([0]), -torch.inf),

@@ -14,7 +14,7 @@ import gradwire
 from ..torch_versions import complex_numbers
 from .training import TINY_BUCKETS, Case, backward, batch, same, train
 
-SPECS = ["none", "bf16", "powersgd:rank=2", "topk:ratio=0.1", "onebit:feedback=1"]
+SPECS = ["none", "bf16", "powersgd:rank=2", "topk:ratio=0.1", "onebit:error_feedback=1"]
 
 
 def network():
@@ -217,7 +217,7 @@ def test_a_parameter_that_no_rank_uses_is_left_alone(ranks):
         assert all(same(outcomes[spec].parameters, answers[0][spec].parameters) for spec in SPECS)
 
 
-@pytest.mark.parametrize("spec", ["powersgd:rank=2", "topk:ratio=0.1", "onebit:feedback=1", "batched-powersgd"])
+@pytest.mark.parametrize("spec", ["powersgd:rank=2", "topk:ratio=0.1", "onebit:error_feedback=1", "batched-powersgd"])
 def test_what_is_held_back_outlives_steps_that_do_not_use_the_parameter(ranks, spec):
     for outcomes in ranks.run(train_branches, 2, UNUSED_IN_TWO_STEPS, (spec,)):
         assert outcomes[spec].lost < 1e-5

@@ -15,7 +15,7 @@ from .given import Given, average, gradients, wrapped
 from .test_handle import same, steps
 
 SHAPES = ((40, 30), (40,), (10, 200), (3,))
-EVERYTHING = "topk:ratio=0.1,feedback=0.8,momentum=0.9,space=adam"
+EVERYTHING = "topk:ratio=0.1,error_feedback=0.8,momentum=0.9"
 
 
 def attached(spec, **options):
@@ -40,8 +40,8 @@ def test_attach_comm_hook_swap_and_our_ddp_pick_feedback_for_an_optimizer(ranks)
     *topk, swapped = ranks.run(picked, 1)[0]
     assert len(set(topk)) == 1
     assert topk[0].startswith("topk:")
-    assert "feedback=" in topk[0]
-    assert "feedback=" in swapped
+    assert "error_feedback=" in topk[0]
+    assert "error_feedback=" in swapped
 
 
 def saved_and_loaded(rank, world_size):
@@ -108,7 +108,7 @@ def partial(rank, world_size):
         ValueError, match=r"topk:momentum=0\.9 needs the gradients of all parameters.*leave out momentum="
     ):
         gradwire.attach(ddp, "topk:momentum=0.9")
-    handle = gradwire.attach(ddp, "topk:feedback=0.9,space=adam")
+    handle = gradwire.attach(ddp, "topk:error_feedback=0.9")
     before = handle.compressor
     with pytest.raises(ValueError, match="needs the gradients of all parameters"):
         handle.swap("topk:momentum=0.9")
@@ -137,7 +137,7 @@ def run_away(rank, world_size, spec):
 def test_a_residual_that_runs_away_is_warned_of_once_with_what_to_do_and_is_in_the_statistics(ranks):
     for said, stats in ranks.run(run_away, 2, "topk:ratio=0.01", timeout=60):
         assert len(said) == 1
-        for way_out in ("feedback=", "start_iter=", "learning rate"):
+        for way_out in ("error_feedback=", "start_iter=", "learning rate"):
             assert way_out in said[0]
         assert len(stats) > 1
         assert max(ratio for ratio, _ in stats) > 20

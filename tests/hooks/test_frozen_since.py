@@ -13,7 +13,7 @@ from .given import gradients
 
 SHAPES = ((40, 30), (40,), (10, 200), (3,))
 FROZEN = ("p1", "p2")
-SPECS = ["topk:ratio=0.05", "onebit:feedback=1", "powersgd:rank=2", "int8:feedback=1", "dgc:ratio=0.1"]
+SPECS = ["topk:ratio=0.05", "onebit:error_feedback=1", "powersgd:rank=2", "int8:error_feedback=1", "dgc:ratio=0.1"]
 
 
 class Some(nn.Module):

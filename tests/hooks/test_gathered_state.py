@@ -93,14 +93,14 @@ def test_on_another_number_of_ranks_each_goes_on_as_from_the_states_of_all(ranks
 
 
 def refused(rank, world_size, saved):
-    _, handle = attached("onebit:feedback=1")
+    _, handle = attached("onebit:error_feedback=1")
     before, messages = handle.state_dict(), []
     for wrong in (saved["topk:ratio=0.05"], {}, handle.state_dict(), None):
         with pytest.raises(ValueError) as caught:  # noqa: PT011
             handle.scatter_state_dict(wrong)
         messages.append(str(caught.value))
     with pytest.raises(ValueError, match="scatter_state_dict"):
-        handle.load_state_dict(saved["onebit:feedback=1"])
+        handle.load_state_dict(saved["onebit:error_feedback=1"])
     return messages, same(before, handle.state_dict())
 
 

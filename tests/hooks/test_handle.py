@@ -13,7 +13,7 @@ from gradwire.hooks.torch_ddp import compress_bucket
 from .given import average, gradients, wrapped
 
 SHAPES = ((40, 30), (40,), (10, 200), (3,))
-LOSSY = ["powersgd:rank=2", "topk:ratio=0.05", "onebit:feedback=1"]
+LOSSY = ["powersgd:rank=2", "topk:ratio=0.05", "onebit:error_feedback=1"]
 WARMED_UP = [f"int4:start_iter={start},warmup=int8" for start in (2, 3, 4)]  # over before a save, at it, after it
 
 
@@ -82,7 +82,7 @@ def wrong_states(state, other_rank):
 
 def refuse(rank, world_size):
     refusals = {}
-    for spec in ("topk:ratio=0.05", "onebit:feedback=1"):
+    for spec in ("topk:ratio=0.05", "onebit:error_feedback=1"):
         ddp, handle = attached(spec)
         untouched, _ = attached(spec)
         steps(ddp, rank, 0, 3)

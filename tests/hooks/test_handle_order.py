@@ -11,7 +11,7 @@ from gradwire.hooks.torch_ddp import compress_bucket, handle_for
 from .given import average, gradients, wrapped
 
 SHAPES = ((40, 30), (40,), (10, 200), (3,))
-LOSSY = ["powersgd:rank=2", "topk:ratio=0.05", "onebit:feedback=1"]
+LOSSY = ["powersgd:rank=2", "topk:ratio=0.05", "onebit:error_feedback=1"]
 ZEROS = [torch.zeros(shape) for shape in SHAPES]
 
 

@@ -201,6 +201,8 @@ def test_onebit_equals_the_algorithm_by_hand(ranks, world_size):
         [gradients(rank, step, shapes, torch.float64)[0].numpy() for rank in range(world_size)] for step in range(STEPS)
     ]
     expected = one_bit(given, 64)
-    for averages in ranks.run(run_alone, world_size, "onebit:block=64,rotate=false,feedback=1", shapes, torch.float64):
+    for averages in ranks.run(
+        run_alone, world_size, "onebit:block=64,rotate=false,error_feedback=1", shapes, torch.float64
+    ):
         for averaged, wanted in zip(averages, expected, strict=True):
             np.testing.assert_allclose(averaged["p0"].numpy(), wanted, rtol=0, atol=1e-5)

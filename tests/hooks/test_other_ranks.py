@@ -13,7 +13,7 @@ SHAPES = ((40, 30), (40,), (10, 200), (3,))
 ZEROS = [torch.zeros(shape) for shape in SHAPES]
 SPECS = [
     "topk:ratio=0.05",
-    "onebit:feedback=1",
+    "onebit:error_feedback=1",
     "fp16",
     "powersgd:rank=2,start_iter=2",
 ]
@@ -80,10 +80,10 @@ def test_the_mean_of_what_is_held_back_stays_on_another_number_of_ranks(ranks, b
 
 
 def refused(rank, world_size, states):
-    _, handle = attached("onebit:feedback=1")
+    _, handle = attached("onebit:error_feedback=1")
     before = handle.state_dict()
     later = {**states[0], "step": 4}
-    unnamed = gradwire.Handle("onebit:feedback=1")
+    unnamed = gradwire.Handle("onebit:error_feedback=1")
     bad = [
         states[0],
         [],
@@ -105,7 +105,7 @@ def refused(rank, world_size, states):
 
 
 def test_states_that_are_not_those_of_all_ranks_are_refused(ranks):
-    states = [answers["onebit:feedback=1"][0] for answers in ranks.run(trained, 2)]
+    states = [answers["onebit:error_feedback=1"][0] for answers in ranks.run(trained, 2)]
     ((messages, unchanged),) = ranks.run(refused, 1, states)
     assert unchanged
     assert "different steps: [3, 4]" in messages[5]

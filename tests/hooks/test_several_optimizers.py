@@ -51,7 +51,7 @@ def chosen(rank, world_size):
 def test_every_way_of_taking_optimizers_takes_several(ranks):
     for several, alone in ranks.run(chosen, 1):
         assert several == [gradwire.compressor("ternary")] * 4
-        assert alone == [gradwire.compressor("ternary:feedback=0.8")] * 4
+        assert alone == [gradwire.compressor("ternary:error_feedback=0.8")] * 4
 
 
 def overflowing(rank, world_size, together):
@@ -60,7 +60,7 @@ def overflowing(rank, world_size, together):
     matrix, vector = ddp.module.parameters()
     optimizers, due = [torch.optim.SGD([each], lr=1.0) for each in (matrix, vector)], torch.zeros(64)
     scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
-    handle = gradwire.attach(ddp, "int4:feedback=1", scaler=scaler, undo=True)
+    handle = gradwire.attach(ddp, "int4:error_feedback=1", scaler=scaler, undo=True)
     for step in range(4):
         given = gradients(0, step, SHAPES)
         given[0][0, 0] = torch.inf if step == 2 else 0.0

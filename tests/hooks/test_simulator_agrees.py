@@ -63,7 +63,7 @@ WRAPPED = [
     "bf16+chunktopk:ratio=0.1,chunk=16",
 ]
 EVERY = [name for name in compressors() if name != "dgc"]  # which takes no parameters that may be unused
-IN_RANK_ORDER = ("topk", "onebit", "int8", "fp8", "int4", "int2", "ternary")  # sums of gathered payloads
+IN_RANK_ORDER = ("topk", "onebit", "int8", "int4", "int2", "ternary")  # sums of gathered payloads
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

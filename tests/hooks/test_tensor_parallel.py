@@ -76,7 +76,7 @@ def both(rank, world_size, spec):
     return theirs, through, again, {name: fields["residual"].shape for name, fields in state["parameters"].items()}
 
 
-@pytest.mark.parametrize("spec", ["none", "int8:feedback=1"])
+@pytest.mark.parametrize("spec", ["none", "int8:error_feedback=1"])
 def test_each_part_is_averaged_over_the_data_parallel_ranks_and_resumes_to_the_bit(ranks, spec):
     answers = ranks.run(both, 4, spec)
     for theirs, ours, resumed, residuals in answers:

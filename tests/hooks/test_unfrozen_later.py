@@ -81,7 +81,7 @@ def wrapped_anew(rank, world_size, spec, resize):
 
 
 @pytest.mark.parametrize("resize", [False, True])
-@pytest.mark.parametrize("spec", ["topk:ratio=0.1", "powersgd:rank=1", "int8:feedback=1"])
+@pytest.mark.parametrize("spec", ["topk:ratio=0.1", "powersgd:rank=1", "int8:error_feedback=1"])
 def test_as_the_warning_says_a_model_that_is_wrapped_anew_takes_the_state_of_fewer_parameters(ranks, spec, resize):
     for owed, came, after, exact, step, trained, messages in ranks.run(wrapped_anew, 2, spec, resize):
         assert owed.keys() == {"1.weight", "1.bias"}

@@ -70,7 +70,9 @@ def test_attach_and_comm_hook_name_the_nearest_argument_too():
             TypeError, match=rf"{function.__name__} has no argument 'time_out' \(did you mean 'timeout'"
         ):
             function("topk", time_out=None)
-    with pytest.raises(ValueError, match=r"'topk' has no option 'ration' \(did you mean 'ratio'\?\); it has: ratio"):
+    with pytest.raises(
+        ValueError, match=r"'topk' has no option 'ration' \(did you mean 'ratio=0.1'\?\); it has: ratio"
+    ):
         gradwire.compressor("topk:ration=0.1")
 
 

@@ -55,11 +55,6 @@ REFUSED = {
         (X, None, torch.ones(1, 2), BITS.view(torch.int8), 16, 3),
         "8, 4 or 2 bits",
     ),
-    "an exponent of 6 bits": (
-        kernels.quantize_blocks,
-        (X, None, torch.ones(1, 2), torch.zeros(1, 16, dtype=torch.int8), 16, 8, 6),
-        "4, 5 or 7 bits of 8, or none; got 6",
-    ),
     "rows past the end": (kernels.mark_rows, (X, MARKS, Rows((Block(0, 3, 6, 0),))), "rows end at element 18 of 16"),
     "more rows than marks": (kernels.clear_rows, (X, MARKS, Rows((Block(0, 4, 4, 1),))), "5 rows, and 4 marks"),
     "few signs": (

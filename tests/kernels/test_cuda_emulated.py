@@ -48,7 +48,8 @@ def emulator(request, libraries, monkeypatch):
     monkeypatch.setattr(module, "processors", lambda device: 2)
     monkeypatch.setitem(dispatch._backends, "emulated", Backend("emulated", "cpu", lambda: ""))
     for operation in OPERATIONS:
-        monkeypatch.setitem(operation.implementations, "emulated", operation.implementations["cuda"])
+        for table in (operation.implementations, operation.limits):
+            monkeypatch.setitem(table, "emulated", table["cuda"])
     with kernels.use_backend("emulated", "reference"):
         yield emulator
 

@@ -8,7 +8,7 @@ import torch
 
 from gradwire import kernels
 from gradwire.kernels import dispatch
-from gradwire.kernels.checked_operation import log_unknown
+from gradwire.kernels.contract import log_unknown
 
 CPU, META = torch.zeros(1), torch.zeros(1, device="meta")
 

@@ -5,7 +5,7 @@ import torch
 
 from gradwire import kernels
 from gradwire.kernels import Places, Residual
-from gradwire.kernels.operands import FORMATS, HALVES
+from gradwire.kernels.operands import FORMATS
 
 from .given import numbers
 
@@ -44,9 +44,9 @@ def encoded(encode, grad, residual, rows, blocks, block, bits, dtype):
 def codings():
     yield "signs", 1, torch.uint8, {}, {}
     yield "rotated signs", 1, torch.uint8, {"turned": True}, {}
-    for bits, exponent in FORMATS:
-        yield f"{bits} bits, {exponent}", bits, torch.int8, {}, {"exponent": exponent}
-    yield "rotated halves", 2, torch.int8, {"turned": True}, {"exponent": HALVES}
+    for bits in FORMATS:
+        yield f"{bits} bits", bits, torch.int8, {}, {}
+    yield "rotated, 2 bits", 2, torch.int8, {"turned": True}, {}
     yield "at random", 4, torch.int8, {}, {"seed": 5}
 
 
@@ -75,7 +75,7 @@ def test_a_block_has_the_bits_that_it_has_alone(case, bits, dtype, options, leve
     def decode(scales, codes, out, places):
         if bits == 1:
             return kernels.sign_unpack_mean(scales[None], codes[None], out, None, signs, places)
-        kernels.dequantize_mean(scales[None], codes[None], out, bits, levels.get("exponent", 0), None, signs, places)
+        kernels.dequantize_mean(scales[None], codes[None], out, bits, None, signs, places)
 
     after = torch.full_like(before, torch.nan)
     scales, codes = encoded(encode(0, places), grad.clone(), Residual(before, after), ROWS, BLOCKS, block, bits, dtype)

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from gradwire.kernels import dequantize_mean, quantize_blocks
-from gradwire.kernels.operands import HALVES
 from gradwire.kernels.quantization import philox, uniform
 
 from ..residuals import in_place
@@ -14,19 +13,17 @@ from .given import numbers
 pytestmark = pytest.mark.usefixtures("backend")
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 SIZES = [1, 8, 9, 1009]
-BITS = {8: (127, 127), 4: (7, 8), 2: (1, 2.25)}  # bits: the largest code, and the scales that the largest magnitude is
-FLOATS = {4: (torch.float8_e4m3fn, 448), 5: (torch.float8_e5m2, 57344), 7: (None, 1)}  # by bits of the exponent
-STEPS = 2  # of halves: scales up to the largest magnitude
-LEAST = {4: -6, 5: -14, 7: -126}
+BITS = {8: (127, 127), 4: (7, 8)}  # bits: the largest code, and the scales that the largest magnitude is
+STEPS = 2  # of 2 bits: scales up to the largest magnitude
 SHAPES = [(8, 8), (64, 8), (1016, 1016), (1024, 128)]  # (length of a row, elements of a block)
 
 
-def encode(grad, length, block, residual=None, bits=8, exponent=0, **random):
+def encode(grad, length, block, residual=None, bits=8, **random):
     """Scales and codes of all rows, written over garbage."""
     rows = -(-grad.numel() // length)
     scales = torch.full((rows, length // block), torch.nan)
     codes = torch.full((rows, length * bits // 8), -99, dtype=torch.int8)
-    quantize_blocks(grad, in_place(residual), scales, codes, length, bits, exponent, **random)
+    quantize_blocks(grad, in_place(residual), scales, codes, length, bits, **random)
     return scales, codes
 
 
@@ -74,66 +71,12 @@ def test_conservation_payload_and_residual_are_the_input(length, block, grad_dty
         assert numpy.abs(kept - corrected).max() <= numpy.abs(corrected).max() * 3e-7
 
 
-def floats(codes, exponent):
-    """What torch, or for powers of two the description, says that codes are."""
-    if exponent == 7:
-        size = codes.int() & 127
-        return torch.where(size == 0, 0, 2.0 ** (size - 127).double()) * torch.where(codes < 0, -1, 1)
-    return codes.view(FLOATS[exponent][0]).double()
-
-
-@pytest.mark.parametrize("exponent", FLOATS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_floats_are_the_nearest_of_their_format(dtype, exponent):
-    kind, largest = FLOATS[exponent]
-    for size in SIZES:
-        grad = numbers(size, dtype)
-        scales, codes = encode(grad, 64, 64, exponent=exponent)
-        padded = torch.zeros(codes.numel(), dtype=torch.float64)
-        padded[:size] = grad.double()
-        blocks = padded.view(-1, 64)
-        assert numpy.allclose(scales.view(-1), blocks.abs().amax(1) / largest, rtol=1e-6, atol=0)
-        exact, found = blocks / blocks.abs().amax(1, keepdim=True) * largest, floats(codes, exponent)
-        if kind is not None:
-            assert (found == exact.float().to(kind).double()).double().mean() > 0.99  # ties: either way
-        spacing = 2.0 ** (exact.abs().clamp(min=2.0 ** LEAST[exponent]).log2().floor() - 7 + exponent)
-        assert ((found - exact).abs() <= 0.5001 * spacing).all()
-
-
-@pytest.mark.parametrize("exponent", FLOATS)
-def test_floats_are_rounded_up_or_down_at_random_and_right_on_average(exponent):
-    largest = FLOATS[exponent][1]
-    grad = torch.full((65_536,), 0.3)
-    grad[::1024] = 1.0
-    grad[1::2] *= -1.0
-    _, codes = encode(grad, 65_536, 1024, exponent=exponent, seed=3)
-    found = floats(codes, exponent)[0] / largest * grad.sign()
-    drawn = found[grad.abs() == grad[2]]
-    assert len(drawn.unique()) == 2
-    assert drawn.unique()[0] < 0.3 < drawn.unique()[1]
-    assert abs(drawn.mean() - 0.3) < 5 * drawn.std() / len(drawn) ** 0.5
-    assert (found[::1024] == 1).all()
-
-
-@pytest.mark.parametrize("exponent", FLOATS)
-@pytest.mark.parametrize("seed", [-1, 5])
-def test_conservation_holds_for_floats_and_their_means(exponent, seed):
-    grad, held = numbers(1009, torch.float32), numbers(1009, torch.float32, seed=1)
-    residual, corrected = held.clone(), (held + grad).double()
-    scales, codes = encode(grad, 64, 64, residual, exponent=exponent, seed=seed)
-    said = (floats(codes, exponent).view(-1, 64) * scales.view(-1, 1)).view(-1)[:1009]
-    assert (residual + said - corrected).abs().max() <= 2e-6
-    out = torch.full((1009,), torch.nan)
-    dequantize_mean(torch.stack([scales, scales * 2]), torch.stack([codes, codes]), out, 8, exponent)
-    assert (out - 1.5 * said).abs().max() <= 2e-6
-
-
 @pytest.mark.parametrize(("length", "block"), SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_halves_are_the_nearest_of_four_numbers_none_of_them_zero(length, block, dtype):
     for size in SIZES:
         grad = numbers(size, dtype)
-        scales, codes = encode(grad, length, block, bits=2, exponent=HALVES)
+        scales, codes = encode(grad, length, block, bits=2)
         padded = numpy.zeros(codes.numel() * 4)
         padded[:size] = grad.double().numpy()
         largest = numpy.abs(padded).reshape(-1, block).max(1)
@@ -151,12 +94,12 @@ def test_halves_are_the_nearest_of_four_numbers_none_of_them_zero(length, block,
 def test_conservation_holds_for_halves_and_their_means(size, dtype, seed):
     grad, held = numbers(size, torch.float32), numbers(size, dtype, seed=1)
     residual, corrected = held.clone(), (held + grad).double()
-    scales, codes = encode(grad, 64, 8, residual, 2, HALVES, seed=seed)
+    scales, codes = encode(grad, 64, 8, residual, 2, seed=seed)
     said = (levels(codes, 2).reshape(-1, 8) + 0.5) * scales.double().view(-1, 1).numpy()
     said = torch.from_numpy(said.reshape(-1)[:size])
     assert (residual.double() + said - corrected).abs().max() <= corrected.abs().max() * 3e-7
     out = torch.full((size,), torch.nan)
-    dequantize_mean(torch.stack([scales, scales * 2]), torch.stack([codes, codes]), out, 2, HALVES)
+    dequantize_mean(torch.stack([scales, scales * 2]), torch.stack([codes, codes]), out, 2)
     assert (out - 1.5 * said).abs().max() <= 2e-6
     assert not levels(codes, 2).reshape(-1)[size:].any()
 
@@ -164,7 +107,7 @@ def test_conservation_holds_for_halves_and_their_means(size, dtype, seed):
 def test_halves_at_random_are_right_on_average():
     grad = torch.full((4096,), 0.1)
     grad[::1024] = -1.0
-    scales, codes = encode(grad, 4096, 1024, bits=2, exponent=HALVES, seed=3)
+    scales, codes = encode(grad, 4096, 1024, bits=2, seed=3)
     found = (levels(codes, 2)[0] + 0.5) / 1.5
     drawn = found[(grad == grad[1]).numpy()]
     assert set(drawn.tolist()) == {-1 / 3, 1 / 3}

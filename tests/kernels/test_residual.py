@@ -26,10 +26,10 @@ def signs(grad, residual, block, rotate=False):
     return scales, bits
 
 
-def quantized(grad, residual, block, bits=8, exponent=0, seed=-1, rotate=False):
+def quantized(grad, residual, block, bits=8, seed=-1, rotate=False):
     rows, turn = -(-len(grad) // block), numbers(block, seed=3).sign() if rotate else None
     scales, codes = torch.zeros(rows, 1), torch.zeros(rows, block * bits // 8, dtype=torch.int8)
-    kernels.quantize_blocks(grad, residual, scales, codes, block, bits, exponent, turn, seed)
+    kernels.quantize_blocks(grad, residual, scales, codes, block, bits, turn, seed)
     return scales, codes
 
 
@@ -61,7 +61,6 @@ ENCODERS = {
     "quantization of rotated blocks": partial(quantized, block=128, bits=4, rotate=True),
     "quantization to 4 bits": partial(quantized, block=1_000, bits=4),
     "quantization to 2 bits": partial(quantized, block=128, bits=2),
-    "quantization to floats": partial(quantized, block=1_000, exponent=4),
     "quantization at random": partial(quantized, block=1_000, seed=7),
     "selection from short rows": partial(selected, k=9, length=200),
     "selection from a long row": partial(selected, k=90, length=9_001),

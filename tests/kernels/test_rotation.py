@@ -5,7 +5,6 @@ import torch
 
 from gradwire import kernels
 from gradwire.kernels import Residual, rotate_blocks
-from gradwire.kernels.operands import HALVES
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -58,7 +57,7 @@ def test_an_empty_vector_is_left_alone():
     rotate_blocks(torch.empty(0), torch.ones(8))
 
 
-CODES = {"signs": (), "8 bits": (8, 0), "4 bits": (4, 0), "halves": (2, HALVES), "floats": (8, 4)}
+CODES = {"signs": (), "8 bits": (8,), "4 bits": (4,), "2 bits": (2,)}
 
 
 def encoded(grad, residual, block, code, signs=None):

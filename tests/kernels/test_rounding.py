@@ -4,15 +4,14 @@ import pytest
 import torch
 
 from gradwire import kernels
-from gradwire.kernels.operands import HALVES
 
 from .native_given import numbers, same
-from .test_quantization import floats, levels
+from .test_quantization import levels
 from .test_signs import signed
 
 SIZES = [1, 7, 1003, 70_001]
 NARROW = [torch.bfloat16, torch.float16]
-CODES = {(8, 0): 128, (8, 4): 64, (4, 0): 32, (2, HALVES): 128}
+CODES = {8: 128, 4: 32, 2: 128}  # bits: elements of a block
 SUMS = 1e-6  # what sums of a few float32 may be off, of the sum of their magnitudes
 
 
@@ -28,11 +27,9 @@ def check(run, terms, dtype):
     assert ((kept - lost).abs() <= SUMS * (size + before.abs())).all()
 
 
-def said(codes, bits, exponent):
+def said(codes, bits):
     """What codes stand for, in units of their scales."""
-    if exponent > 0:
-        return floats(codes, exponent)
-    return torch.from_numpy(levels(codes, bits)).double() + (0.5 if exponent == HALVES else 0)
+    return torch.from_numpy(levels(codes, bits)).double() + (0.5 if bits == 2 else 0)
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
@@ -43,19 +40,19 @@ def test_a_cast_keeps_what_it_rounds_away(backend, size, dtype):
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
-@pytest.mark.parametrize(("bits", "exponent"), list(CODES))
+@pytest.mark.parametrize("bits", CODES)
 @pytest.mark.parametrize("size", SIZES)
-def test_the_mean_of_codes_keeps_what_it_rounds_away(backend, size, bits, exponent, dtype):
+def test_the_mean_of_codes_keeps_what_it_rounds_away(backend, size, bits, dtype):
     size = min(size, 9_001) if backend == "triton" else size  # enough for some tiles
-    block = CODES[bits, exponent]
+    block = CODES[bits]
     blocks = -(-size // block)
     scales, codes = torch.zeros(3, 1, blocks), torch.zeros(3, 1, blocks * block * bits // 8, dtype=torch.int8)
     for voter in range(3):
         given = numbers(size, seed=voter)
-        kernels.quantize_blocks(given, None, scales[voter], codes[voter], blocks * block, bits, exponent)
-    scaled = said(codes, bits, exponent).view(3, blocks, block) * scales.double().view(3, blocks, 1)
+        kernels.quantize_blocks(given, None, scales[voter], codes[voter], blocks * block, bits)
+    scaled = said(codes, bits).view(3, blocks, block) * scales.double().view(3, blocks, 1)
     terms = scaled.view(3, -1)[:, :size]
-    check(lambda out, held: kernels.dequantize_mean(scales, codes, out, bits, exponent, held), terms, dtype)
+    check(lambda out, held: kernels.dequantize_mean(scales, codes, out, bits, held), terms, dtype)
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)

@@ -7,7 +7,6 @@ import torch
 
 from gradwire import kernels
 from gradwire.kernels import Block, Factors, Matrix, Rows
-from gradwire.kernels.operands import HALVES
 
 from ..residuals import in_place
 from .native_given import numbers
@@ -83,7 +82,7 @@ def signs(device, dtype, block=1024, rotate=False):
     return run, [bits, scales, residual, out]
 
 
-def quantization(device, dtype, bits=8, exponent=0, seed=-1, rotate=False):
+def quantization(device, dtype, bits=8, seed=-1, rotate=False):
     rows, length = 2, -(-SIZE // 2 // 1024) * 1024
     grad, residual = numbers(SIZE, dtype).to(device), numbers(SIZE, seed=1).to(device)
     scales, turn = torch.full((rows, length // 1024), NAN, device=device), turns(device, 1024, rotate)
@@ -91,10 +90,10 @@ def quantization(device, dtype, bits=8, exponent=0, seed=-1, rotate=False):
     out = torch.full((SIZE,), NAN, device=device)
 
     def run():
-        given = (scales, codes, length, bits, exponent, turn, seed, 1 << 32)
+        given = (scales, codes, length, bits, turn, seed, 1 << 32)
         kernels.quantize_blocks(grad.clone(), in_place(residual), *given)
         votes = (torch.stack([scales, scales * 2]), torch.stack([codes, codes]))
-        kernels.dequantize_mean(*votes, out, bits, exponent, None, turn)
+        kernels.dequantize_mean(*votes, out, bits, None, turn)
 
     return run, [codes, scales, residual, out]
 
@@ -150,8 +149,7 @@ CASES = {
     "quantization": quantization,
     "quantization, random": partial(quantization, seed=1 << 40),
     "quantization, rotated": partial(quantization, bits=4, rotate=True),
-    "quantization, halves rotated": partial(quantization, bits=2, exponent=HALVES, rotate=True),
-    "quantization, halves": partial(quantization, bits=2, exponent=HALVES),
+    "quantization, 2 bits rotated": partial(quantization, bits=2, rotate=True),
     **{f"quantization, {bits} bits": partial(quantization, bits=bits) for bits in (4, 2)},
     **{f"quantization, {bits} bits, random": partial(quantization, bits=bits, seed=1 << 40) for bits in (4, 2)},
     "selection": selection,

@@ -19,7 +19,7 @@ from triton.runtime.jit import JITFunction
 
 from gradwire import kernels
 from gradwire.kernels import Block, Factors, Matrix, Rows
-from gradwire.kernels.operands import FORMATS, HALVES
+from gradwire.kernels.operands import FORMATS
 from gradwire.kernels.triton_kernels import low_rank_dots
 from tests.residuals import in_place
 
@@ -99,12 +99,12 @@ def launch_streams():
         if block < 8192:
             kernels.sign_unpack_mean(scales[None], bits[None], grad)
             kernels.sign_unpack_mean(scales[None], bits[None], narrow, torch.ones(size))
-    for bits, exponent in FORMATS:
+    for bits in FORMATS:
         scales, codes = torch.ones(1, 40), torch.zeros(1, 5120 * bits, dtype=torch.int8)
-        kernels.quantize_blocks(wide, None, scales, codes, 40_960, bits, exponent)
-        kernels.quantize_blocks(narrow, in_place(torch.ones(size)), scales, codes, 40_960, bits, exponent, seed=1)
-        kernels.dequantize_mean(scales[None], codes[None], narrow, bits, exponent, torch.ones(size))
-        kernels.dequantize_mean(scales[None], codes[None], wide, bits, exponent)
+        kernels.quantize_blocks(wide, None, scales, codes, 40_960, bits)
+        kernels.quantize_blocks(narrow, in_place(torch.ones(size)), scales, codes, 40_960, bits, seed=1)
+        kernels.dequantize_mean(scales[None], codes[None], narrow, bits, torch.ones(size))
+        kernels.dequantize_mean(scales[None], codes[None], wide, bits)
     for block in (8, 128, 4096):
         kernels.rotate_blocks(wide, torch.ones(block))
         kernels.rotate_blocks(wide, torch.ones(block), back=True)
@@ -123,9 +123,9 @@ def launch_placed(wide, narrow, block):
         for signs in (None, torch.ones(block)):
             kernels.sign_pack(grad, in_place(torch.ones(len(grad))), scales, bits, block, signs, places)
             kernels.sign_unpack_mean(scales[None], bits[None], grad, None, signs, places)
-            form = block, 2, HALVES, signs
+            form = block, 2, signs
             kernels.quantize_blocks(grad, in_place(torch.ones(len(grad))), scales, codes, *form, places=places)
-            kernels.dequantize_mean(scales[None], codes[None], grad, *form[1:3], None, signs, places)
+            kernels.dequantize_mean(scales[None], codes[None], grad, 2, None, signs, places)
 
 
 def launch_rotated(wide, narrow, block):
@@ -136,8 +136,8 @@ def launch_rotated(wide, narrow, block):
     for grad in (wide, narrow):
         kernels.sign_pack(grad, in_place(torch.ones(size)), scales, bits, block, turn)
         kernels.sign_unpack_mean(scales[None], bits[None], grad, None, turn)
-        kernels.quantize_blocks(grad, in_place(torch.ones(size)), scales, codes, block, 2, HALVES, turn)
-        kernels.dequantize_mean(scales[None], codes[None], grad, 2, HALVES, None, turn)
+        kernels.quantize_blocks(grad, in_place(torch.ones(size)), scales, codes, block, 2, turn)
+        kernels.dequantize_mean(scales[None], codes[None], grad, 2, None, turn)
 
 
 def launch_selection():

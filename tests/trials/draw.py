@@ -12,7 +12,7 @@ SPECS = (
     "topk:ratio=0.2",
     "topk:k=5,value_dtype=fp16",
     "topk:ratio=0.1,error_feedback=false",
-    "onebit:feedback=1",
+    "onebit:error_feedback=1",
     "int4:block=8,start_iter=2,warmup=int8",
     "powersgd:rank=1",
     "powersgd:rank=2,payload=int4,start_iter=2,warmup=int8",
@@ -22,8 +22,8 @@ SPECS = (
     "fp16+powersgd:rank=1",
     "bf16+batched-powersgd:rank=2",
     "acp-powersgd:rank=1",
-    "randomk:ratio=0.2,block=8,feedback=1",
-    "chunktopk:ratio=0.2,chunk=8,feedback=1",
+    "randomk:ratio=0.2,block=8,error_feedback=1",
+    "chunktopk:ratio=0.2,chunk=8,error_feedback=1",
 )
 ON_HOSTS = (
     "hosts:ranks=2+none",
@@ -34,23 +34,22 @@ ON_HOSTS = (
     "hosts:ranks=2+powersgd:rank=2,start_iter=2",
     "hosts:ranks=2+int8",
     "hosts:ranks=2+bf16",
-    "hosts:ranks=2+topk:ratio=0.3,feedback=0.8",
+    "hosts:ranks=2+topk:ratio=0.3,error_feedback=0.8",
     "hosts:ranks=4+onebit",
-    "onebit:feedback=1",
+    "onebit:error_feedback=1",
     "none",
 )
 WITH_OPTIONS = (
-    "topk:ratio=0.2,feedback=0.7",
-    "topk:ratio=0.2,momentum=0.9,feedback=0.9",
-    "topk:ratio=0.3,feedback=0.8,momentum=0.9,space=adam",
-    "onebit:block=8,feedback=0.7",
-    "onebit:block=8,space=adam",
-    "onebit:block=8,start_iter=2,feedback=1",
+    "topk:ratio=0.2,error_feedback=0.7",
+    "topk:ratio=0.2,momentum=0.9,error_feedback=0.9",
+    "topk:ratio=0.3,error_feedback=0.8,momentum=0.9",
+    "onebit:block=8,error_feedback=0.7",
+    "onebit:block=8,start_iter=2,error_feedback=1",
     "powersgd:rank=1,momentum=0.5",
-    "powersgd:rank=2,feedback=0.9,start_iter=1",
-    "int4:block=8,feedback=0.8",
+    "powersgd:rank=2,error_feedback=0.9,start_iter=1",
+    "int4:block=8,error_feedback=0.8",
     "int8:block=8,error_feedback=true",
-    "ternary:block=8,momentum=0.5,feedback=0.5",
+    "ternary:block=8,momentum=0.5,error_feedback=0.5",
     "dgc:ratio=0.2,momentum=0.9",
     "bf16+powersgd:rank=1",
     "none",
@@ -148,7 +147,7 @@ def with_feedback_options(seed):
 
 def without_momentum(spec):
     """Another specification in place of one with momentum."""
-    return "int4:block=8,feedback=0.8" if isinstance(spec, str) and "momentum" in spec else spec
+    return "int4:block=8,error_feedback=0.8" if isinstance(spec, str) and "momentum" in spec else spec
 
 
 def training(source, seed, sizes=(2, 2, 3), specs=SPECS):

@@ -13,14 +13,14 @@ from ..hooks.given import Given, average, gradients
 from .gradients import held_back
 
 SPECS = (
-    "int8:block=8,feedback=1",
-    "int4:block=8,feedback=1",
+    "int8:block=8,error_feedback=1",
+    "int4:block=8,error_feedback=1",
     "topk:ratio=0.1",
-    "onebit:block=8,feedback=1",
+    "onebit:block=8,error_feedback=1",
     "powersgd:rank=1,min_compression_rate=0",
-    "chunktopk:ratio=0.2,chunk=8,feedback=1",
+    "chunktopk:ratio=0.2,chunk=8,error_feedback=1",
     "topk:ratio=0.2,start_iter=3",
-    "int8:block=8,feedback=1",
+    "int8:block=8,error_feedback=1",
 )
 EXACT = 1e-6  # of the largest number
 

@@ -12,7 +12,7 @@ from .simulated import Simulated, simulates
 HALF = {"fp16": 4e-3, "bf16": 4e-2}  # what 16 bits may take away, relative to the largest number
 EXACT = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 3e-2}
 LOSSY = 1e-5
-LOSES = ("error_feedback=false", "feedback=0", "momentum=", "space=", "dgc", "hosts")  # or has its account elsewhere
+LOSES = ("error_feedback=false", "error_feedback=0", "momentum=", "dgc", "hosts")  # or has its account elsewhere
 
 
 def broken(trial, answers):

@@ -18,7 +18,15 @@ from ..ranks import LostRank, RankFailure
 from . import models
 from .models import Headed, loss_of
 
-LOSSY = ("bf16", "int8", "int4", "topk:ratio=0.3", "onebit:block=8,feedback=1", "powersgd:rank=1", "int4:feedback=0.9")
+LOSSY = (
+    "bf16",
+    "int8",
+    "int4",
+    "topk:ratio=0.3",
+    "onebit:block=8,error_feedback=1",
+    "powersgd:rank=1",
+    "int4:error_feedback=0.9",
+)
 TOLERANCES = {"Single": 1e-3, "Brief": 0.2}  # of parts in narrower types; what follows them is as far off
 TIGHT = 1e-8
 

@@ -29,7 +29,7 @@ def fail(mishap):
 
 
 def swap_alone(me, state):
-    me.handle.swap("topk:ratio=0.2" if me.trial.spec != "topk:ratio=0.2" else "onebit:feedback=1")
+    me.handle.swap("topk:ratio=0.2" if me.trial.spec != "topk:ratio=0.2" else "onebit:error_feedback=1")
 
 
 def load_alone(me, state):

@@ -22,7 +22,7 @@ SPECS = (
     "bf16",
     "int8",
     "topk:ratio=0.2",
-    "onebit:block=8,feedback=1",
+    "onebit:block=8,error_feedback=1",
     "powersgd:rank=1",
     "fp16:start_iter=2",
 )

@@ -17,7 +17,7 @@ TIGHT, ROUGH = 1e-5, 4e-3  # what sums in another order, and 16 bits of torch's 
 SUMS = ("none", "int8:error_feedback=true", "int4", "int4:residual_bits=8", "ternary")
 AMONG_REPLICAS = (
     "topk:ratio=0.3",
-    "onebit:block=8,feedback=1",
+    "onebit:block=8,error_feedback=1",
     "powersgd:rank=1",
     "int8:block=8,error_feedback=true",
     "topk:ratio=0.1,start_iter=2",

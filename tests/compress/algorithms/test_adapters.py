@@ -37,7 +37,7 @@ def test_gathered_is_the_mean_of_what_each_rank_says(world_size):
 @pytest.mark.parametrize(("world_size", "part"), [(1, 64), (2, 32), (4, 16)])
 def test_two_shot_rounds_each_rank_s_gradient_then_each_server_s_mean(world_size, part, feedback):
     within = layout((64,), dtype=torch.float64, world_size=world_size)
-    simulation = Simulation(compressor(f"onebit:block=16,rotate=false,feedback={int(feedback)}"), within)
+    simulation = Simulation(compressor(f"onebit:block=16,rotate=false,error_feedback={int(feedback)}"), within)
     worker, server = numpy.zeros((world_size, 64)), numpy.zeros(64)
     for step in range(3):
         given = gradients(within, step)
@@ -53,13 +53,13 @@ def test_two_shot_rounds_each_rank_s_gradient_then_each_server_s_mean(world_size
 @pytest.mark.parametrize("feedback", [True, False])
 def test_a_server_holds_back_only_where_the_workers_do(feedback):
     within = layout((100,))
-    simulation = Simulation(compressor(f"onebit:block=8,feedback={int(feedback)}"), within)
+    simulation = Simulation(compressor(f"onebit:block=8,error_feedback={int(feedback)}"), within)
     simulation.step(gradients(within))
     for state in simulation.states:
         assert bool(leaves_of(state).held_back()) == feedback
 
 
-@pytest.mark.parametrize("spec", [*ROUNDING, "int4:error_feedback=false", "onebit:feedback=0,start_iter=2"])
+@pytest.mark.parametrize("spec", [*ROUNDING, "int4:error_feedback=false", "onebit:error_feedback=0,start_iter=2"])
 def test_without_error_feedback_nothing_is_remembered(spec):
     state = Simulation(compressor(spec), layout((100,))).states[0]
     assert leaves_of(state).flat == ()

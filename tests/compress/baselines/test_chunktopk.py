@@ -31,7 +31,7 @@ def largest(values, chunk=CHUNK, count=SENT):
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_every_step_averages_the_largest_chunks_of_gradient_and_residual(world_size, feedback):
     within = layout(*SHAPES, dtype=torch.float64, world_size=world_size)
-    simulation = Simulation(compressor(f"{SPEC},feedback={int(feedback)}"), within)
+    simulation = Simulation(compressor(f"{SPEC},error_feedback={int(feedback)}"), within)
     held = [numpy.zeros(within.numel) for _ in range(world_size)]
     for step in range(5):
         given = gradients(within, step)

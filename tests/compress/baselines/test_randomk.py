@@ -36,7 +36,7 @@ def places(chosen, numel, block=BLOCK):
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_every_step_is_rand_k_with_memory(world_size, feedback):
     within = layout(*SHAPES, dtype=torch.float64, world_size=world_size)
-    simulation = Simulation(compressor(f"{SPEC},feedback={int(feedback)}"), within)
+    simulation = Simulation(compressor(f"{SPEC},error_feedback={int(feedback)}"), within)
     held = [numpy.zeros(within.numel) for _ in range(world_size)]
     for step in range(5):
         given = gradients(within, step)

@@ -8,10 +8,8 @@ import torch
 
 from gradwire.compress import (
     ACPPowerSGD,
-    AdamSpace,
     BatchedPowerSGD,
     BFloat16,
-    DecayedFeedback,
     Dense,
     ErrorFeedback,
     Float16,
@@ -33,13 +31,13 @@ from gradwire.compress.builder.build import with_error_feedback
 from gradwire.compress.builder.optimizer_defaults import tuned
 
 
-def fed_back(inner):
-    return ErrorFeedback(Float32Arithmetic(inner))
+def fed_back(inner, kept=1.0):
+    return ErrorFeedback(Float32Arithmetic(inner), kept=kept)
 
 
 def damped(inner):
     """As those are by default that do not keep all of a residual."""
-    return DecayedFeedback(fed_back(inner), 0.7)
+    return fed_back(inner, 0.7)
 
 
 BUILT = {
@@ -54,9 +52,9 @@ BUILT = {
     "topk:k=none": fed_back(Gathered(TopK())),
     "topk:k=1e3": fed_back(Gathered(TopK(k=1000))),
     "onebit:block=64": damped(TwoShot(OneBit(block=64))),
-    "onebit:feedback=1": fed_back(TwoShot(OneBit())),
+    "onebit:error_feedback=1": fed_back(TwoShot(OneBit())),
     "onebit:error_feedback=true": damped(TwoShot(OneBit())),
-    "onebit:error_feedback=false": Float32Arithmetic(TwoShot(OneBit(), feedback=False)),
+    "onebit:error_feedback=false": Float32Arithmetic(TwoShot(OneBit(), error_feedback=False)),
     "int4:block=64,rounding=stochastic": fed_back(TwoShot(Int4(block=64, rounding="stochastic"))),
     "acp-powersgd:rank=2,seed=1": fed_back(ACPPowerSGD(rank=2, seed=1)),
     "randomk:ratio=0.1,block=64,seed=3": damped(RandomK(ratio=0.1, block=64, seed=3)),
@@ -64,17 +62,15 @@ BUILT = {
     "powersgd:warm_start=false,seed=7": fed_back(PowerSGD(warm_start=False, seed=7)),
     "powersgd:warm_start=False": fed_back(PowerSGD(warm_start=False)),
     "powersgd:error_feedback=false": Float32Arithmetic(PowerSGD()),
-    "powersgd:feedback=1": fed_back(PowerSGD()),
-    "powersgd:feedback=0": Float32Arithmetic(PowerSGD()),
-    "topk:feedback=0.9": DecayedFeedback(fed_back(Gathered(TopK())), 0.9),
+    "powersgd:error_feedback=1": fed_back(PowerSGD()),
+    "powersgd:error_feedback=0": Float32Arithmetic(PowerSGD()),
+    "topk:error_feedback=0.9": fed_back(Gathered(TopK()), 0.9),
     "topk:momentum=0.9": WorkerMomentum(fed_back(Gathered(TopK())), 0.9),
     "topk:momentum=0.5,error_feedback=false": WorkerMomentum(Float32Arithmetic(Gathered(TopK())), 0.5),
-    "onebit:space=adam": damped(AdamSpace(TwoShot(OneBit()))),
-    "onebit:space=gradient": damped(TwoShot(OneBit())),
-    "powersgd:space=adam,feedback=0.7,momentum=0.9,start_iter=5": WorkerMomentum(
-        DecayedFeedback(fed_back(AdamSpace(Switch({0: Dense(), 5: PowerSGD()}))), 0.7), 0.9
+    "powersgd:error_feedback=0.7,momentum=0.9,start_iter=5": WorkerMomentum(
+        fed_back(Switch({0: Dense(), 5: PowerSGD()}), 0.7), 0.9
     ),
-    "fp16+powersgd:feedback=0.9": Float16(DecayedFeedback(fed_back(PowerSGD()), 0.9)),
+    "fp16+powersgd:error_feedback=0.9": Float16(fed_back(PowerSGD(), 0.9)),
     " powersgd:rank=1, seed = 2 ": fed_back(PowerSGD(rank=1, seed=2)),
     "powersgd:start_iter=0": fed_back(PowerSGD()),
     "powersgd:start_iter=10": fed_back(Switch({0: Dense(), 10: PowerSGD()})),
@@ -100,9 +96,7 @@ MAPPINGS = [
     ({"name": "int4", "start_iter": 9, "warmup": "int8"}, "int4:start_iter=9,warmup=int8"),
 ]
 ALL = "acp-powersgd, adaptive, batched-powersgd, bf16, dgc, fp16, hosts, int2, int4, int8, none, onebit, powersgd, topk"
-TOPK_OPTIONS = (
-    "ratio, k, value_dtype, scope, error_feedback, feedback, momentum, space, residual_bits, start_iter, warmup"
-)
+TOPK_OPTIONS = "ratio, k, value_dtype, scope, error_feedback, momentum, residual_bits, start_iter, warmup"
 REFUSED = {  # specification: what the message must say
     "": ["cannot read", "''", "name:key=value"],
     " ": ["cannot read", "' '", "name:key=value"],
@@ -128,18 +122,17 @@ REFUSED = {  # specification: what the message must say
     "topk:ratio=much": ["topk:ratio takes float", "'much'"],
     "topk:value_dtype=fp8": ["topk:value_dtype takes fp32, fp16", "'fp8'"],
     "powersgd:rank=inf": ["powersgd:rank takes int", "'inf'"],
-    "powersgd:error_feedback=maybe": ["powersgd:error_feedback takes bool", "'maybe'"],
+    "powersgd:error_feedback=maybe": ["powersgd:error_feedback takes true, false or a float", "'maybe'"],
     "topk:ratio=0": ["topk:ratio", "above 0", "at most 1", "got 0.0"],
     "topk:ratio=1.5": ["topk:ratio", "at most 1", "got 1.5"],
     "topk:ratio=nan": ["topk:ratio", "at most 1", "got nan"],
-    "topk:feedback=1.1": ["topk:feedback", "from 0", "to 1", "got 1.1"],
-    "topk:feedback=-0.1": ["topk:feedback", "from 0", "to 1", "got -0.1"],
-    "topk:feedback=nan": ["topk:feedback", "from 0", "to 1", "got nan"],
-    "topk:feedback=0.9,error_feedback=false": ["topk:error_feedback=false", "leave out feedback=0.9"],
+    "topk:error_feedback=1.1": ["topk:error_feedback", "from 0", "to 1", "got 1.1"],
+    "topk:error_feedback=-0.1": ["topk:error_feedback", "from 0", "to 1", "got -0.1"],
+    "topk:error_feedback=nan": ["topk:error_feedback", "from 0", "to 1", "got nan"],
+    "topk:feedback=0.9": ["'topk' has no option 'feedback'", "did you mean 'error_feedback=0.9'?"],
     "topk:momentum=1": ["topk:momentum", "at least 0", "below 1", "got 1.0"],
     "topk:momentum=-0.5": ["topk:momentum", "at least 0", "got -0.5"],
-    "topk:space=sgd": ["topk:space takes gradient, adam", "'sgd'"],
-    "bf16:feedback=0.9": ["'bf16' has no option 'feedback'"],
+    "bf16:error_feedback=0.9": ["'bf16' has no option 'error_feedback'"],
     "topk:k=0": ["topk:k", "at least 1", "got 0"],
     "powersgd:rank=0": ["powersgd:rank", "at least 1", "got 0"],
     "powersgd:power_iterations=0": ["powersgd:power_iterations", "at least 1", "got 0"],
@@ -150,10 +143,9 @@ REFUSED = {  # specification: what the message must say
     "onebit:block=0": ["onebit:block", "multiple of 8", "got 0"],
     "onebit:block=12": ["onebit:block", "multiple of 8", "got 12"],
     "int4:block=12": ["int4:block", "multiple of 8", "got 12"],
-    "ternary:rounding=up": ["ternary:rounding takes nearest, stochastic", "'up'"],
+    "int4:rounding=up": ["int4:rounding takes nearest, stochastic", "'up'"],
     "int8:block=24,rotate=true": ["int8:block", "power of two", "got 24"],
     "onebit:block=24": ["onebit:block", "power of two", "got 24"],
-    "fp8:format=e3m4": ["fp8:format", "e4m3, e5m2", "'e3m4'"],
     "bf16+int8": ["packs its own bytes"],
     "acp-powersgd:rank=0": ["acp-powersgd:rank", "at least 1", "got 0"],
     "acp-powersgd:min_compression_rate=-1": ["acp-powersgd:min_compression_rate", "at least 0", "got -1.0"],
@@ -250,15 +242,15 @@ def test_a_plus_inside_a_number_does_not_nest():
         "topk:ratio=0.05",
         "topk:k=3,value_dtype=fp16,error_feedback=false",
         "onebit:block=8",
-        "topk:ratio=0.1,feedback=0.9",
-        "onebit:momentum=0.9,feedback=0.5,space=adam",
+        "topk:ratio=0.1,error_feedback=0.9",
+        "onebit:error_feedback=0.5,momentum=0.9",
         "int4:error_feedback=false,momentum=0.9",
-        "onebit:block=8,feedback=1",
-        "chunktopk:feedback=0.9",
+        "onebit:block=8,error_feedback=1",
+        "chunktopk:error_feedback=0.9",
         "natural:error_feedback=true",
-        "natural:error_feedback=true,feedback=0.9",
+        "natural:error_feedback=0.9",
         "randomk:error_feedback=false",
-        "bf16+powersgd:rank=2,momentum=0.9,feedback=0.7,start_iter=9",
+        "bf16+powersgd:rank=2,error_feedback=0.7,momentum=0.9,start_iter=9",
         "randomk:ratio=0.1,seed=2",
         "chunktopk:chunk=64",
         "acp-powersgd:rank=2,min_compression_rate=1.0",
@@ -276,7 +268,7 @@ def test_a_compressor_is_written_as_it_is_asked_for(text):
 
 def test_what_is_said_by_default_is_left_out_and_what_no_string_builds_has_its_repr():
     assert specification(compressor("topk:ratio=0.01,error_feedback=true")) == "topk"
-    assert specification(compressor("randomk:feedback=0.7")) == "randomk"
+    assert specification(compressor("randomk:error_feedback=0.7")) == "randomk"
     assert specification(PowerSGD(rank=2)) == repr(PowerSGD(rank=2))
     assert specification(OneOfMyOwn()) == "OneOfMyOwn()"
 

@@ -17,7 +17,6 @@ from gradwire.compress import (
     without_momentum,
 )
 from gradwire.compress.builder.optimizer_defaults import FEEDBACK, kinds, own_momentum
-from gradwire.compress.protocol.registry import find
 
 from ..given import gradients, layout, mean
 
@@ -167,22 +166,22 @@ class TestKind:
 @pytest.fixture
 def table(monkeypatch):
     """Defaults that no study will change."""
-    rows = {"topk": {"feedback": 0.5, "space": "adam"}, "powersgd": {"feedback": 0.25}, "fp8": {"feedback": 0.0}}
+    rows = {"topk": 0.5, "powersgd": 0.25, "ternary": 0.0}
     monkeypatch.setattr("gradwire.compress.builder.optimizer_defaults.FEEDBACK", {"Adam": rows})
 
 
 TUNED = {
-    "topk": "topk:feedback=0.5,space=adam",
-    "topk:ratio=0.1": "topk:ratio=0.1,feedback=0.5,space=adam",
-    "topk:feedback=0.9": "topk:feedback=0.9,space=adam",
-    "topk:feedback=1": "topk:space=adam",
+    "topk": "topk:error_feedback=0.5",
+    "topk:ratio=0.1": "topk:ratio=0.1,error_feedback=0.5",
+    "topk:error_feedback=0.9": "topk:error_feedback=0.9",
+    "topk:error_feedback=1": "topk",
     "topk:error_feedback=false": "topk:error_feedback=false",
-    "fp16+powersgd:rank=2": "fp16+powersgd:rank=2,feedback=0.25",
-    "powersgd:start_iter=9,warmup=bf16": "powersgd:feedback=0.25,start_iter=9,warmup=bf16",
+    "fp16+powersgd:rank=2": "fp16+powersgd:rank=2,error_feedback=0.25",
+    "powersgd:start_iter=9,warmup=bf16": "powersgd:error_feedback=0.25,start_iter=9,warmup=bf16",
     "int4": "int4",
-    "fp8:block=8": "fp8:block=8,error_feedback=false",
-    "fp8:residual_bits=8": "fp8:residual_bits=8",
-    "fp8:error_feedback=true": "fp8",
+    "ternary:block=8": "ternary:block=8,error_feedback=false",
+    "ternary:residual_bits=8": "ternary:residual_bits=8",
+    "ternary:error_feedback=true": "ternary",
     "none": "none",
 }
 
@@ -200,7 +199,7 @@ class TestTuned:
 
     def test_a_mapping_is_filled_and_left_as_it_is(self):
         given = {"name": "bf16", "inner": {"name": "powersgd", "rank": 2}}
-        assert specification(compressor(tuned(given, made("Adam")))) == "bf16+powersgd:rank=2,feedback=0.25"
+        assert specification(compressor(tuned(given, made("Adam")))) == "bf16+powersgd:rank=2,error_feedback=0.25"
         assert given == {"name": "bf16", "inner": {"name": "powersgd", "rank": 2}}
 
     def test_an_object_is_taken_as_it_is(self):
@@ -210,7 +209,7 @@ class TestTuned:
     def test_what_was_filled_in_is_logged(self, caplog):
         caplog.set_level(logging.INFO)
         tuned("topk", made("AdamW"))
-        assert "topk: topk:feedback=0.5,space=adam with AdamW" in caplog.text
+        assert "topk: topk:error_feedback=0.5 with AdamW" in caplog.text
         caplog.clear()
         tuned("int4", made("AdamW"))
         assert not caplog.text
@@ -233,20 +232,19 @@ class TestTuned:
             tuned(Dense(), optimizer)
 
 
-def test_every_row_of_the_table_is_of_a_method_and_of_options_that_build_it():
+def test_every_row_of_the_table_is_of_a_method_and_of_another_value_than_its_own():
     for rows in FEEDBACK.values():
-        for name, options in rows.items():
-            assert set(options) <= set(find(name).options)
-            assert compressor({"name": name, **options}) != compressor(name)
+        for name, kept in rows.items():
+            assert compressor({"name": name, "error_feedback": kept}) != compressor(name)
 
 
 class TestOfSeveral:
     @pytest.fixture(autouse=True)
     def table(self, monkeypatch):
         rows = {
-            "Adam": {"topk": {"feedback": 0.9}, "int4": {"feedback": 0.0}},
-            "Muon": {"topk": {"feedback": 0.7}},
-            "SGD with momentum": {"topk": {"feedback": 0.8}, "powersgd": {"feedback": 0.9}},
+            "Adam": {"topk": 0.9, "int4": 0.0},
+            "Muon": {"topk": 0.7},
+            "SGD with momentum": {"topk": 0.8, "powersgd": 0.9},
         }
         monkeypatch.setattr("gradwire.compress.builder.optimizer_defaults.FEEDBACK", rows)
 
@@ -260,8 +258,8 @@ class TestOfSeveral:
     )
     def test_the_smallest_feedback_of_those_with_matrices_is_chosen(self, others, topk, powersgd):
         several = [self.muon(), *map(made, others)]
-        assert compressor(tuned("topk", several)) == compressor(f"topk:feedback={topk}")
-        assert compressor(tuned("powersgd", several)) == compressor(f"powersgd:feedback={powersgd}")
+        assert compressor(tuned("topk", several)) == compressor(f"topk:error_feedback={topk}")
+        assert compressor(tuned("powersgd", several)) == compressor(f"powersgd:error_feedback={powersgd}")
 
     def test_error_feedback_is_off_where_it_is_for_all_of_them(self):
         assert compressor(tuned("int4", [made("AdamW"), made("AdamW")])) == compressor("int4:error_feedback=false")

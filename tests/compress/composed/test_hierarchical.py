@@ -17,13 +17,13 @@ CONVERGING = ["int4", "powersgd", "topk:ratio=0.1"]
 
 FED_BACK = [
     "topk:ratio=0.1",
-    "topk:ratio=0.1,feedback=0.9",
+    "topk:ratio=0.1,error_feedback=0.9",
     "onebit:block=64",
     "int8:error_feedback=true",
     "powersgd:rank=1,momentum=0.9",
-    "int4:feedback=0.8,momentum=0.9,space=adam",
+    "int4:error_feedback=0.8,momentum=0.9",
     "dgc:ratio=0.1",
-    "bf16+powersgd:rank=2,feedback=0.9",
+    "bf16+powersgd:rank=2,error_feedback=0.9",
 ]
 
 

@@ -7,6 +7,7 @@ import torch
 
 from gradwire.compress import Layout, Partition, PowerSGD, Ranks, Simulation, compressor
 from gradwire.compress.state import tree as states
+from gradwire.compress.state.leaf import Versions
 from gradwire.compress.state.tree import Chunk, PerParameter
 
 from ..given import gradients, layout
@@ -21,7 +22,7 @@ def parts(**places):
 
 
 def leaf(within, start=0):
-    return PerParameter(within, torch.arange(float(within.numel)) + start, residual=True)
+    return PerParameter(within, Versions(torch.arange(float(within.numel)) + start), residual=True)
 
 
 def test_parts_lie_as_whole_parameters_would():
@@ -94,7 +95,7 @@ def test_numbers_that_do_not_fit_are_refused_by_name(saved, here):
 
 
 def test_what_may_be_drawn_anew_is_taken_for_the_same_part_only():
-    factor = PerParameter(parts(a=(4, 3)), torch.ones(3), optional=True)
+    factor = PerParameter(parts(a=(4, 3)), Versions(torch.ones(3)), optional=True)
     for other in (parts(a=(4, 2)), parts(a=(5, 3)), layout((3,), names=("a",))):
         factor.load("q", PerParameter.zeros(other, optional=True).save("q"))
         assert factor.flat.tolist() == [1, 1, 1]
@@ -104,16 +105,16 @@ def test_what_may_be_drawn_anew_is_taken_for_the_same_part_only():
 
 def test_a_server_s_part_is_loaded_for_the_part_that_saved_it():
     within = parts(a=(4, 6), b=(0, 2))
-    saved = Chunk(within, 2, torch.arange(5.0)).save("server")
+    saved = Chunk(within, 2, Versions(torch.arange(5.0))).save("server")
     assert sorted(saved["a"]) == ["server@4", "server@4.first"]
-    here = Chunk(within, 2, torch.zeros(5))
+    here = Chunk(within, 2, Versions(torch.zeros(5)))
     assert here.load("server", saved) == {}
     assert here.flat.tolist() == [0, 1, 2, 3, 4]
-    moved = Chunk(within, 0, torch.zeros(5)).load("server", saved)
+    moved = Chunk(within, 0, Versions(torch.zeros(5))).load("server", saved)
     assert {name: numbers.tolist() for name, numbers in moved.items()} == {"a": [0, 0, 0, 1, 2, 3], "b": [4, 0]}
     for other in (parts(a=(3, 6)), layout((6,), names=("a",))):
         with pytest.raises(ValueError, match=r"of parameter 'a' was saved from element 4 on, and is needed here"):
-            Chunk(other, 0, torch.zeros(5)).load("server", saved)
+            Chunk(other, 0, Versions(torch.zeros(5))).load("server", saved)
 
 
 @pytest.mark.parametrize(

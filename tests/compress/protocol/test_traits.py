@@ -49,9 +49,7 @@ def exactly(**given):
 
 OWN = {
     "none": exactly(averages=True, ignores_shapes=True, residual_first=True),
-    "topk:error_feedback=false": exactly(
-        ignores_shapes=True, packs_bytes=True
-    ),  # of what surrounds it: Float32Arithmetic
+    "topk:error_feedback=false": exactly(ignores_shapes=True, packs_bytes=True, residual_first=True),
     "powersgd": exactly(),
     "powersgd:payload=int8": exactly(packs_bytes=True),
     "powersgd:rank=32": exactly(),
@@ -61,7 +59,7 @@ OWN = {
     "fp16+acp-powersgd": exactly(forgets_what_it_sends=True),
     "dgc": exactly(takes_16_bits=True, packs_bytes=True, needs_all_parameters=True),
     "int8:momentum=0.9": exactly(ignores_shapes=True, packs_bytes=True, needs_all_parameters=True),
-    "int8:start_iter=9": exactly(ignores_shapes=True, packs_bytes=True),
+    "int8:start_iter=9": exactly(ignores_shapes=True, packs_bytes=True, residual_first=True),
     "powersgd:start_iter=9": exactly(),
     "hosts+int8": exactly(ignores_shapes=True, packs_bytes=True, ranks_per_host=0),
     "hosts:ranks=2+none": exactly(ignores_shapes=True, ranks_per_host=2),

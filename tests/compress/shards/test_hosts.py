@@ -58,7 +58,7 @@ class ByHand:
 @pytest.mark.parametrize(("ranks", "per_host"), ARRANGED)
 @pytest.mark.parametrize(
     ("spec", "bits", "inside"),
-    [("hosts+int4", 4, None), ("hosts:inside=int8+int4", 4, 8), ("hosts+int8:feedback=1", 8, None)],
+    [("hosts+int4", 4, None), ("hosts:inside=int8+int4", 4, 8), ("hosts+int8:error_feedback=1", 8, None)],
 )
 def test_hosts_sum_first_and_send_each_other_what_formulas_say(ranks, per_host, spec, bits, inside):
     simulated = SimulatedRanks(spec, ranks, per_host=per_host)
@@ -73,7 +73,7 @@ def test_hosts_sum_first_and_send_each_other_what_formulas_say(ranks, per_host, 
             torch.testing.assert_close(row, expected, rtol=1e-4, atol=1e-5)
 
 
-SPECS = ["hosts+none", "hosts+int4", "hosts+onebit:feedback=1", "hosts+int2", "hosts+int4:residual_bits=8"]
+SPECS = ["hosts+none", "hosts+int4", "hosts+onebit:error_feedback=1", "hosts+int2", "hosts+int4:residual_bits=8"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
@@ -95,7 +95,7 @@ def test_means_and_what_is_held_back_add_up_to_the_gradients(spec, dtype):
 
 
 def test_a_rank_holds_back_of_as_many_rows_as_there_are_hosts_and_nothing_of_what_pads_them():
-    simulated, layout = SimulatedRanks("hosts+onebit:feedback=1", 6, per_host=3), layouts(6)[0]
+    simulated, layout = SimulatedRanks("hosts+onebit:error_feedback=1", 6, per_host=3), layouts(6)[0]
     simulated.step([wholes(rank) for rank in range(6)])
     assert all(state.residual.numel == 2 * layout.row for state in simulated.states)
     assert all(torch.equal(flat_of(layout, layout.joined(held)), held) for held in simulated.held())
@@ -110,7 +110,7 @@ def test_on_one_host_nothing_is_lost_and_one_rank_a_host_is_one_level():
 
 
 @pytest.mark.parametrize(
-    "spec", ["hosts+int8:feedback=1", "hosts:inside=int8+int4", "hosts:inside=bf16+onebit:feedback=1"]
+    "spec", ["hosts+int8:error_feedback=1", "hosts:inside=int8+int4", "hosts:inside=bf16+onebit:error_feedback=1"]
 )
 def test_all_ranks_hear_of_what_is_not_finite_on_one(spec):
     simulated, named = SimulatedRanks(spec, 4, per_host=2), [wholes(rank) for rank in range(4)]

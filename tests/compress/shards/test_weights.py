@@ -37,11 +37,9 @@ def off(spec, row, gathers):
 
 
 @pytest.mark.parametrize("row", [8, 55, 145, 1024, 1100])
-@pytest.mark.parametrize(
-    "spec", ["int8", "int8:rotate=true", "fp8:rotate=true", "int2:send=weights", "onebit:send=weights"]
-)
+@pytest.mark.parametrize("spec", ["int8", "int8:rotate=true", "int2:send=weights", "onebit:send=weights"])
 def test_weights_are_gathered_as_exactly_as_a_codec_can(spec, row):
-    assert off(spec, row, 1)[0] < {"int8": 0.02, "fp8": 0.06, "int2": 0.6, "onebit": 0.75}[spec.partition(":")[0]]
+    assert off(spec, row, 1)[0] < {"int8": 0.02, "int2": 0.6, "onebit": 0.75}[spec.partition(":")[0]]
 
 
 @pytest.mark.parametrize("row", [55, 145, 1024, 1100])

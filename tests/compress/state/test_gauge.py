@@ -76,7 +76,7 @@ def test_a_sample_of_a_large_bucket_says_what_the_whole_bucket_says():
     assert gauge_of(state).cosine == pytest.approx(whole.cosine, rel=0.05)
 
 
-@pytest.mark.parametrize("spec", ["topk:ratio=0.1", "ternary", "chunktopk:ratio=0.2,chunk=8,feedback=1"])
+@pytest.mark.parametrize("spec", ["topk:ratio=0.1", "ternary", "chunktopk:ratio=0.2,chunk=8,error_feedback=1"])
 def test_with_gradients_that_do_not_depend_on_each_other_a_residual_settles_where_it_should_and_does_not_run_away(spec):
     within = layout((64, 32), world_size=1)
     simulation = Simulation(compressor(spec), within)

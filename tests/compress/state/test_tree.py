@@ -5,7 +5,7 @@ import torch
 
 from gradwire.compress import ErrorFeedback, Gathered, Partition, Simulation, Switch, TopK, compressor, simulate
 from gradwire.compress.state import tree as states
-from gradwire.compress.state.leaf import FlatLeaf
+from gradwire.compress.state.leaf import FlatLeaf, Versions
 from gradwire.compress.state.tree import Chunk, Counter, Leaves, PerParameter
 
 from ..given import gradients, layout, placed
@@ -174,7 +174,7 @@ def test_a_residual_is_converted_to_the_dtype_it_is_kept_in_here():
 
 def test_a_server_s_part_knows_the_parameters_it_touches():
     within = layout((4,), (6,), (3,), names=["x", "y", "z"], world_size=3)
-    chunk = Chunk(within, 3, torch.arange(5.0))
+    chunk = Chunk(within, 3, Versions(torch.arange(5.0)))
     saved = chunk.save("server")
     assert {name: (fields["server"].tolist(), int(fields["server.first"])) for name, fields in saved.items()} == {
         "x": ([0.0], 3),
@@ -188,8 +188,8 @@ def test_a_server_s_part_knows_the_parameters_it_touches():
 
 def test_a_server_s_part_that_moved_is_owed_as_many_times_as_there_are_ranks():
     within = layout((4,), (6,), names=["x", "y"], world_size=2)
-    saved = Chunk(within, 0, torch.arange(5.0)).save("server")
-    here = Chunk(within, 5, torch.zeros(5))
+    saved = Chunk(within, 0, Versions(torch.arange(5.0))).save("server")
+    here = Chunk(within, 5, Versions(torch.zeros(5)))
     owed = here.load("server", {**saved, "elsewhere": saved["x"]})
     assert {name: numbers.tolist() for name, numbers in owed.items()} == {
         "x": [0, 2, 4, 6],
@@ -200,8 +200,8 @@ def test_a_server_s_part_that_moved_is_owed_as_many_times_as_there_are_ranks():
 
 def test_only_residuals_are_held_back():
     within = layout((2,), names=["x"])
-    assert PerParameter(within, torch.ones(2)).held_back() == {}
-    assert PerParameter(within, torch.ones(2), residual=True).held_back()["x"].tolist() == [1.0, 1.0]
+    assert PerParameter(within, Versions(torch.ones(2))).held_back() == {}
+    assert PerParameter(within, Versions(torch.ones(2)), residual=True).held_back()["x"].tolist() == [1.0, 1.0]
     assert Counter(3).held_back() == {}
 
 
@@ -242,7 +242,7 @@ def test_a_program_that_is_closed_half_way_can_be_run_again():
 
 def test_a_save_while_a_step_makes_room_for_its_numbers_has_those_from_before_it(monkeypatch):
     leaf, saved = FlatLeaf(), []
-    leaf.flat = torch.ones(3)
+    leaf.versions = Versions(torch.ones(3))
     leaf.snapshot()  # somebody has the numbers, so the step may not write over them
     make = torch.empty_like
     monkeypatch.setattr(torch, "empty_like", lambda tensor: saved.append(leaf.snapshot()) or make(tensor))

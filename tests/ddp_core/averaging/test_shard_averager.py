@@ -65,7 +65,7 @@ def test_what_is_gathered_outside_of_training_counts_in_no_step(group):
 
 @pytest.mark.parametrize("ends", [True, False])
 def test_what_a_codec_loses_comes_with_the_next_gradient_unless_the_step_broke_off(group, ends):
-    averager, numbers = averager_of(group, "int4:block=8,feedback=1"), torch.linspace(-1, 1, 8)
+    averager, numbers = averager_of(group, "int4:block=8,error_feedback=1"), torch.linspace(-1, 1, 8)
     begin(averager)
     first = reduced(averager, numbers)
     if ends:

@@ -120,7 +120,9 @@ def swapped(rank, world_size):
     alone = Chain()
     given, got = ([torch.zeros(WIDTH, WIDTH) for _ in range(5)] for _ in range(2))
     scale = 1.0
-    for step, spec in enumerate(["topk:ratio=0.1", "powersgd:rank=1", "onebit:feedback=1", "topk:ratio=0.1", "none"]):
+    for step, spec in enumerate(
+        ["topk:ratio=0.1", "powersgd:rank=1", "onebit:error_feedback=1", "topk:ratio=0.1", "none"]
+    ):
         if step:
             model.compression.swap(spec)
         for micro in range(2 if spec != "none" else 1):

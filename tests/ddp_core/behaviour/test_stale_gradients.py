@@ -12,7 +12,7 @@ import gradwire
 from ..nets import same
 
 WIDTH = 10
-SPECS = ["topk:ratio=0.1", "powersgd:rank=1", "onebit:feedback=1", "batched-powersgd:rank=1"]
+SPECS = ["topk:ratio=0.1", "powersgd:rank=1", "onebit:error_feedback=1", "batched-powersgd:rank=1"]
 
 
 class Heads(nn.Module):

@@ -11,14 +11,14 @@ from gradwire.ddp_core.memory.bucket_memory import BucketMemory
 CPU, RANKS = torch.device("cpu"), 4
 NAMES, SHAPES = ("w", "b", "k"), ((24, 9), (9,), (4, 3, 2, 2))
 SPECS = [
-    "int8:block=8,feedback=1",
-    "int4:block=8,feedback=1,start_iter=3",
+    "int8:block=8,error_feedback=1",
+    "int4:block=8,error_feedback=1,start_iter=3",
     "topk:ratio=0.1",
-    "onebit:block=8,feedback=1",
+    "onebit:block=8,error_feedback=1",
     "powersgd:rank=1,min_compression_rate=0",
     "dgc:ratio=0.1,momentum=0",
-    "int8:block=8,feedback=1",
-    "hosts:ranks=2+int8:block=8,feedback=1",
+    "int8:block=8,error_feedback=1",
+    "hosts:ranks=2+int8:block=8,error_feedback=1",
     "hosts:ranks=2+powersgd:rank=1,min_compression_rate=0",
 ]
 EXACT = 1e-6  # of the largest number; a rounding to 16 bits would be 200 to 3000 times as much

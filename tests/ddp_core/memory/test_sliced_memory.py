@@ -15,16 +15,16 @@ CPU = torch.device("cpu")
 RANKS = 3
 WHOLE = Layout(("a", "b"), ((5, 40), (100,)), torch.float32, CPU, Ranks(RANKS))
 SPECS = [
-    "int8:block=8,feedback=1",
+    "int8:block=8,error_feedback=1",
     "int4:block=8",
     "int2:block=8",
     "ternary:block=8",
-    "onebit:block=8,feedback=1",
+    "onebit:block=8,error_feedback=1",
     "topk:ratio=0.1",
 ]
-TAKEN_AS_A_ROW = ["none", "bf16", "qsgd", "fp8", "chunktopk", "topk:ratio=0.1,feedback=0.9", "int8:start_iter=3"]
+TAKEN_AS_A_ROW = ["none", "bf16", "qsgd", "chunktopk", "topk:ratio=0.1,error_feedback=0.9", "int8:start_iter=3"]
 AS_A_WHOLE = ["powersgd:rank=2", "batched-powersgd", "dgc", "adaptive", "hosts:inner=int4"]
-AS_A_WHOLE += ["int8:momentum=0.9", "int8:space=adam"]
+AS_A_WHOLE += ["int8:momentum=0.9"]
 
 
 def cut(layout, size):

@@ -23,7 +23,7 @@ COMPRESSORS = {
     "onebit": 0.0003,
     "powersgd:rank=2": 0.0001,
 }
-OTHERS = dict.fromkeys(("fp16", "int4", "int2", "fp8", "ternary", "qsgd", "terngrad", "natural", "chunktopk"), 0.0001)
+OTHERS = dict.fromkeys(("fp16", "int4", "int2", "ternary", "qsgd", "terngrad", "natural", "chunktopk"), 0.0001)
 OTHERS |= dict.fromkeys(("randomk", "dropping", "adacomp", "batched-powersgd:rank=2"), 0.0001)
 OTHERS |= {"dgc": 0.00002, "acp-powersgd:rank=2": 0.00002}
 CASES = list(product([*COMPRESSORS, *OTHERS], ["backward", "priority"], [2, 4]))

@@ -156,7 +156,9 @@ def conserved(rank, world_size, spec):
     return given / world_size, got, len(set(assigned))
 
 
-@pytest.mark.parametrize("spec", ["powersgd:rank=1", "topk:ratio=0.1", "onebit:feedback=1", "batched-powersgd:rank=1"])
+@pytest.mark.parametrize(
+    "spec", ["powersgd:rank=1", "topk:ratio=0.1", "onebit:error_feedback=1", "batched-powersgd:rank=1"]
+)
 def test_nothing_held_back_is_lost_when_buckets_are_rebuilt(ranks, spec):
     answers = ranks.run(conserved, 2, spec)
     for given, got, assigned in answers:

@@ -99,8 +99,11 @@ def test_the_file_has_all_that_was_measured(measured):
             assert rows[2, ddp, "none", overlap]["compression_ratio"] == 1
             assert rows[2, ddp, "none", overlap]["tuned"] is None
             assert rows[2, ddp, "batched-powersgd:rank=1", overlap]["compression_ratio"] > 50
-            assert rows[2, ddp, "batched-powersgd:rank=1", overlap]["tuned"] == "batched-powersgd:rank=1,feedback=0.9"
-    filled = "batched-powersgd:rank=1 trains as batched-powersgd:rank=1,feedback=0.9."
+            assert (
+                rows[2, ddp, "batched-powersgd:rank=1", overlap]["tuned"]
+                == "batched-powersgd:rank=1,error_feedback=0.9"
+            )
+    filled = "batched-powersgd:rank=1 trains as batched-powersgd:rank=1,error_feedback=0.9."
     assert f"As attach(..., optimizer=optimizer) does for SGD with momentum: {filled}" in measured[0].splitlines()
 
 

@@ -20,7 +20,7 @@ from gradwire.experiments.workloads.simulated_sites import train_simulated_sites
 from gradwire.experiments.workloads.training import train
 from gradwire.experiments.workloads.turns import in_turns
 
-SPECS = ["int8", "topk:ratio=0.05,momentum=0.9", "powersgd:rank=2,start_iter=3", "onebit:space=adam,feedback=0.9"]
+SPECS = ["int8", "topk:ratio=0.05,momentum=0.9", "powersgd:rank=2,start_iter=3", "onebit:error_feedback=0.9"]
 MLP = {"model": ModelConfig("mlp", width=24), "data": DataConfig("digits"), "batch_size": 8, "eval_batches": 2}
 RESNET = {"model": ModelConfig("resnet18-cifar", width=8, layers=1), "data": DataConfig("patterns"), "batch_size": 4}
 SCHEDULED = {"schedule": "cosine", "warmup": 2, "momentum": 0.9, "lr": 0.05, "steps": 5}
@@ -81,8 +81,11 @@ def test_losses_and_bytes_are_those_of_real_ranks(case, ranks):
 ADAMW = {**MLP, "optimizer": "adamw", "lr": 0.01, "steps": 4}
 FILLED = {  # options; the compressor as written, as it trains, and the same without what suits the optimizer
     "simulated": ({**ADAMW, "simulated": True}, ["int4", "int4:error_feedback=false", "int4:error_feedback=true"]),
-    "own DDP": (ADAMW, ["topk:ratio=0.05", "topk:ratio=0.05,feedback=0.9", "topk:ratio=0.05,feedback=1"]),
-    "torch's DDP": ({**MLP, "ddp": "torch", "steps": 4}, ["ternary", "ternary:feedback=0.8", "ternary:feedback=1"]),
+    "own DDP": (ADAMW, ["topk:ratio=0.05", "topk:ratio=0.05,error_feedback=0.9", "topk:ratio=0.05,error_feedback=1"]),
+    "torch's DDP": (
+        {**MLP, "ddp": "torch", "steps": 4},
+        ["ternary", "ternary:error_feedback=0.8", "ternary:error_feedback=1"],
+    ),
     "FSDP2": (
         {**ADAMW, "parallel": "fsdp"},
         ["int8/int4", "int8/int4:error_feedback=false", "int8/int4:error_feedback=true"],
@@ -92,7 +95,7 @@ FILLED = {  # options; the compressor as written, as it trains, and the same wit
         [
             "none/hosts:ranks=1+int4",
             "none/hosts:ranks=1+int4:error_feedback=false",
-            "none/hosts:ranks=1+int4:feedback=1",
+            "none/hosts:ranks=1+int4:error_feedback=1",
         ],
     ),
 }
@@ -190,7 +193,7 @@ def test_compare_continues_a_training_of_the_same_options_alone(tmp_path, monkey
     assert main(["compare", *flags, "--steps=6"]) == INTERRUPTED
     assert main(["compare", *flags, "--steps=6", "--seed=1"]) == 0
     with monkeypatch.context() as other_release:
-        other_release.setitem(FEEDBACK["Adam"], "topk", {"feedback": 0.5})
+        other_release.setitem(FEEDBACK["Adam"], "topk", 0.5)
         assert main(["compare", *flags, "--steps=6"]) == 0
     assert main(["compare", *flags, "--steps=6"]) == 0
     assert done == [0, 1, 2, 3, *range(6), *range(6), *range(2, 6)]

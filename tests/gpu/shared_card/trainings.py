@@ -11,7 +11,7 @@ from .checks import check
 
 STEPS, WIDTH, CLOSE = 20, 96, 0.02  # of the way that the control went
 # By all-to-alls and all-gathers alone, so the bits do not depend on what carries them.
-MOVED = ["int8", "int4", "int4:error_feedback=false", "int2", "fp8", "onebit", "topk:ratio=0.05", "natural"]
+MOVED = ["int8", "int4", "int4:error_feedback=false", "int2", "onebit", "topk:ratio=0.05", "natural"]
 MOVED += ["dgc:ratio=0.05", "int8:rounding=stochastic", "int4:residual_bits=8", "onebit:rotate=false"]
 SUMMED = ["none", "bf16", "fp16", "powersgd:rank=4", "batched-powersgd", "fp16+powersgd:rank=2", "acp-powersgd:rank=2"]
 SUMMED += ["powersgd:rank=2,start_iter=5", "randomk:ratio=0.1", "powersgd:rank=4,payload=int4"]

@@ -17,7 +17,7 @@ from gradwire.hooks.advice.decision_table import Candidate
 from gradwire.hooks.advice.rank_group import RankGroup
 
 NETWORK = nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(4)))
-SPECS = ["bf16", "fp8", "int4:residual_bits=8", "hosts+fp8"]
+SPECS = ["bf16", "int4", "int2:residual_bits=8", "hosts+int4"]
 
 
 def fitting(free, specs=SPECS):
@@ -36,15 +36,15 @@ def peak(spec):
 
 
 def test_what_takes_more_than_is_free_is_tried_with_its_residual_in_8_bits_and_left_out_with_both_numbers():
-    fp8, narrow, narrower = map(peak, ("fp8", "fp8:residual_bits=8", "int4:residual_bits=8"))
-    assert narrower < narrow < fp8
-    took = f"fp8 takes {fp8 / 1e6:.3g} MB on each rank, and {{:.3g}} MB are free beside the model and its copy"
-    kept, left_out = fitting(fp8 - 1)
-    assert kept[:4] == ["none", "bf16", "fp8:residual_bits=8", "int4:residual_bits=8"]
-    assert left_out[0] == took.format((fp8 - 1) / 1e6) + ": fp8:residual_bits=8 is tried instead"
-    assert fitting(fp8)[0][:4] == ["none", "bf16", "fp8", "int4:residual_bits=8"]
+    whole, narrow, narrower = map(peak, ("int4", "int4:residual_bits=8", "int2:residual_bits=8"))
+    assert narrower < narrow < whole
+    took = f"int4 takes {whole / 1e6:.3g} MB on each rank, and {{:.3g}} MB are free beside the model and its copy"
+    kept, left_out = fitting(whole - 1)
+    assert kept[:4] == ["none", "bf16", "int4:residual_bits=8", "int2:residual_bits=8"]
+    assert left_out[0] == took.format((whole - 1) / 1e6) + ": int4:residual_bits=8 is tried instead"
+    assert fitting(whole)[0][:4] == ["none", "bf16", "int4", "int2:residual_bits=8"]
     kept, left_out = fitting(narrow - 1)
-    assert kept[:3] == ["none", "bf16", "int4:residual_bits=8"]
+    assert kept[:3] == ["none", "bf16", "int2:residual_bits=8"]
     assert left_out[0] == took.format((narrow - 1) / 1e6)
     assert fitting(narrower - 1)[0][:2] == ["none", "bf16"]
 
@@ -64,11 +64,11 @@ def test_nothing_is_tried_twice():
 def test_8_bits_of_residual_are_expected_to_lose_what_32_do_where_there_is_a_residual():
     (int4,) = (each for each in candidates(None) if each.spec == "int4")
     assert narrowed(int4) == replace(int4, spec="int4:residual_bits=8")
-    specs = ["powersgd:rank=4", "hosts+fp8", "dgc", "fp8:residual_bits=16", "bf16", "topk:error_feedback=false"]
+    specs = ["powersgd:rank=4", "hosts+int4", "dgc", "int4:residual_bits=16", "bf16", "topk:error_feedback=false"]
     found = [narrowed(Candidate(spec)) for spec in specs]
     assert [each and each.spec for each in found] == [
         "powersgd:rank=4,residual_bits=8",
-        "hosts+fp8:residual_bits=8",
+        "hosts+int4:residual_bits=8",
         *[None] * 4,
     ]
 

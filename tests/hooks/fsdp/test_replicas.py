@@ -152,7 +152,7 @@ def discarded(rank, world_size, mesh, arguments):
 
 @pytest.mark.parametrize(("mesh", "more"), [((2, 1), {}), ((2, 1), {"gather": "int8"}), ((2, 2), {}), ((2, 2), SHARDS)])
 def test_a_step_that_is_discarded_leaves_the_residuals_of_replicas(ranks, mesh, more):
-    arguments = {"replicas": "onebit:feedback=1", **more}
+    arguments = {"replicas": "onebit:error_feedback=1", **more}
     count = torch.Size(mesh).numel()
     assert ranks.run(discarded, count, mesh, arguments) == [(True, False)] * count
 
@@ -230,7 +230,7 @@ def brought_back(rank, world_size, mesh, arguments, states):
     [
         ((2, 2), (2, 1), {"replicas": "topk:ratio=0.1"}),
         ((2, 1), (2, 2), {"replicas": "powersgd:rank=1"}),
-        ((2, 2), (1, 3), {"replicas": "onebit:feedback=1", "reduce": "int4"}),
+        ((2, 2), (1, 3), {"replicas": "onebit:error_feedback=1", "reduce": "int4"}),
     ],
     ids=str,
 )

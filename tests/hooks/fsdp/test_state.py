@@ -368,7 +368,7 @@ def rolled_back(rank, world_size, arguments):
     return same(*found)
 
 
-@pytest.mark.parametrize("arguments", [{"reduce": "int4:feedback=1"}, {"replicas": "topk:ratio=0.1"}], ids=str)
+@pytest.mark.parametrize("arguments", [{"reduce": "int4:error_feedback=1"}, {"replicas": "topk:ratio=0.1"}], ids=str)
 def test_a_state_of_another_scale_than_the_handle_s_last_keeps_its_units(ranks, arguments):
     assert ranks.run(rolled_back, 2, arguments) == [True, True]
 

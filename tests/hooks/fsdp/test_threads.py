@@ -17,10 +17,10 @@ STEPS = 4
 SHARDED = {"gather": "int8", "reduce": "int4"}
 CASES = [
     ((2,), SHARDED),
-    ((2,), {"reduce": "onebit:feedback=1"}),
+    ((2,), {"reduce": "onebit:error_feedback=1"}),
     ((2,), {"reduce": "int4:residual_bits=8"}),
     ((2, 1), {"replicas": "powersgd:rank=1", **SHARDED}),
-    ((2, 2), {"replicas": "onebit:feedback=1", "reduce": "int8"}),
+    ((2, 2), {"replicas": "onebit:error_feedback=1", "reduce": "int8"}),
 ]
 
 
