@@ -1,4 +1,4 @@
-"""What the handles of whole gradients and of shards have in common: reports of cost, the loss scale, discarded steps."""
+"""The common part of handles of whole gradients and of shards: reports of cost, the loss scale, discarded steps."""
 
 from __future__ import annotations
 

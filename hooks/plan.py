@@ -148,7 +148,7 @@ def _uncompressed(gradient_bytes: int, world_size: int) -> Traffic:
 
 
 def _ratio(before: Traffic, now: Traffic, world_size: int) -> float:
-    """Of the bytes sent; on one rank of those given to collectives."""
+    """Return the ratio of the bytes sent; on one rank of those given to collectives."""
     old, new = ((each.sent_bytes if world_size > 1 else each.payload_bytes) for each in (before, now))
     return old / new if new else 1.0
 

@@ -1,4 +1,4 @@
-"""What an operation requires of its arguments, and what a backend's implementation knows of them."""
+"""Requirements of an operation on its arguments, and what a backend's implementation knows of them."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class Plan(Protocol):
 
 @dataclass(frozen=True)
 class Bound:
-    """What each plan of a bucket knows.
+    """The knowledge of each plan of a bucket.
 
     Attributes:
         epoch: the plan holds as long as its averager has this object.
@@ -145,7 +145,7 @@ class SumPlan:
         return bound.route.send(program, sent, step.programs, step.now)
 
     def _without_some(self, bucket: Bucket, flat: Tensor) -> tuple[Bound, Sent]:
-        """What is known of the parameters that are sent in this step, where these are not all."""
+        """Return `Bound` of the parameters that are sent in this step, where these are not all."""
         here = set(map(id, bucket.parameters()))
         named = {name: each for name, each in self.bound.named.items() if id(each) in here}
         parts = partial(parts_of_bucket, tuple(named), tuple(named.values()))

@@ -67,7 +67,7 @@ def slice_of(memory: ModelMemory, bucket: BucketSlice, layout: Layout, orders: O
 def program_of(
     segment: Segment, memory: ModelMemory, engine: Engine, index: int, buffer: Tensor
 ) -> tuple[Reduce, Sent]:
-    """What makes the program of a segment in each step, with memory where rounds are quicker in that; and what it sends."""
+    """Return the function that makes a segment's program in each step, with memory where that saves rounds, and its name."""
     (own, places), flat = segment, as_real(buffer)
     layout, transport, size = own.layout, engine.transport, flat.element_size()
     scopes = scopes_of_rounds(memory.compressor, layout, partial=memory.partial)

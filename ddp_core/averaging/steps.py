@@ -60,7 +60,7 @@ class Steps:
         self._averagers.append(weakref.ref(averager))
 
     def averagers(self) -> Iterator[SteppedAverager]:
-        """Those that take part."""
+        """Yield the averagers that take part."""
         return (averager for each in self._averagers if (averager := each()) is not None)
 
     def begin(self) -> None:

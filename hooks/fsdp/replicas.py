@@ -45,7 +45,7 @@ class ShardBucket:
 
 @dataclass(frozen=True)
 class FiniteEverywhere:
-    """What ranks tell each other before a step ends: it counts on no rank if gradients or averages of any are not finite.
+    """A message of ranks before a step ends: it counts on no rank if gradients or averages of any are not finite.
 
     `replicas`: averages over replicas. `beside`: engines of the ranks that share its parameters, if there are several.
     `shards`: reduces among these, where gradwire does.

@@ -1,4 +1,4 @@
-"""Those that have met, and the collectives between them."""
+"""The sites that have met, and the collectives between them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PIECE = 1 << 20  # bytes of a model that travel within one time limit
 
 
 class Meeting(Transport):
-    """Those that have met, and the transport between them. Its tensors are on the CPU.
+    """The sites that have met, and the transport between them. Its tensors are on the CPU.
 
     `names`: the sites, in rank order. `timeout`: of each wait. `training` and `round`: as the rendezvous found them, None
     where the participants find them. `lineage`: a number of this meeting, alike at all its sites.
@@ -46,7 +46,7 @@ class Meeting(Transport):
     def start(self, request: Request, channel: int) -> Reply:
         """Give a request to the network. Raises ValueError for one inside hosts, which sites are not."""
         if request.scope == "host":
-            raise ValueError("what sites send each other stays in no host: use a compressor without hosts+")
+            raise ValueError("messages of sites stay in no host: use a compressor without hosts+")
         return self._started(request)
 
     @property

@@ -1,4 +1,4 @@
-"""What each site tells the others before a round, in whole numbers, which a tensor carries exactly; and the shares by it.
+"""The report of each site before a round, in whole numbers, which a tensor carries exactly; and the shares by it.
 
 The share of a difference in the average is by its site's weight, and less where its norm is far above others'. A site
 reports its norm and its weight itself, so the others bound both by the median of theirs, and measure the average.

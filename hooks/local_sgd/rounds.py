@@ -58,7 +58,7 @@ class RoundStats:
 
 @dataclass(frozen=True)
 class Given:
-    """What this site gives to a round.
+    """The part that this site gives to a round.
 
     `difference`: of the fragment whose turn it is; None where there is none, as after a start. `unfrozen`: the first values
     of parameters that the user has unfrozen. `weight`: of the site in the average.
