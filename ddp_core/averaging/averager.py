@@ -200,8 +200,9 @@ class CompressedAverager(SteppedAverager):
     def _bind_dense(self, bucket: Bucket, named: Mapping[str, Tensor], engine: Engine, scale: float | None) -> Plan:
         """Return the plan of a bucket of dense gradients: one all-reduce where nothing is remembered, else programs."""
         memory, index, buffer = self.memory, bucket.index(), bucket.buffer()
+        flat = as_real(buffer)  # first: it refuses sparse gradients
         lying = dict(zip(named, self._lying(bucket, list(named.values())), strict=True))
-        layout = self._met(named, lying, as_real(buffer), engine)
+        layout = self._met(named, lying, flat, engine)
         with self.steps.lock:
             found = segments_of(memory, bucket, lying, layout)
         pool.release()  # of what former buckets and the move of their state took: torch's first one is the whole model
@@ -209,7 +210,7 @@ class CompressedAverager(SteppedAverager):
         op: Op | None = None if scale in (None, 1.0) else "sum"
         if op is None and memory.averages and all(places is None for _, places in found):
             op = "mean"
-        flat, hooked, sliced = as_real(buffer), scale is None, isinstance(bucket, BucketSlice)
+        hooked, sliced = scale is None, isinstance(bucket, BucketSlice)
         sums = op is not None and flat.numel() > 0
         forms = list(map(as_form, lying.values()))
         parts: Parts = partial(parts_of_bucket, layout.names, forms)
