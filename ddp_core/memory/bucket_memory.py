@@ -16,6 +16,7 @@ from ...compress.protocol.layout import Layout, working_dtype
 from ...compress.protocol.requests import Program, all_reduce, together
 from ...compress.state import tree as states
 from ...compress.state.gauge import gauges
+from ...compress.state.leaf import Versions
 from ...compress.state.shares import ranks_given
 from ...compress.state.tree import Entries, FlatLeaf, Leaves
 from ...kernels import Residual, all_finite
@@ -37,7 +38,7 @@ class CarriedOver(FlatLeaf):
     def __init__(self, layout: Layout, *, asks: bool = False, anywhere: bool = False) -> None:
         self.layout, self.asks, self.anywhere = layout, asks, anywhere
         device = layout.device if asks else torch.device("cpu")
-        self.flat = torch.zeros(layout.numel if asks else 0, dtype=layout.dtype, device=device)
+        self.versions = Versions(torch.zeros(layout.numel if asks else 0, dtype=layout.dtype, device=device))
         self._sizes = torch.tensor(layout.sizes, device=device)
         self.left: DeviceFlag | None = None  # whether the last step leaves any here, asked while `anywhere`
 
@@ -50,7 +51,7 @@ class CarriedOver(FlatLeaf):
         views = wide.views(flat)
         for name, numbers in gradient.items():
             views[name].view(-1).add_(numbers.to(wide.device))
-        self.flat, self._other = flat, None
+        self.versions, self._room = Versions(flat), None
 
     def held_back(self) -> dict[str, Tensor]:
         """Return the numbers, flat, by parameter; while any rank may have some, of the same parameters on all ranks."""
