@@ -142,7 +142,7 @@ def warm_up(built: Compressor, step: int) -> WarmUp | None:
 
 @dataclass(frozen=True)
 class Wrapping:
-    """The wrappers that options of all compressors put around one; `error_feedback`: the part of a residual that it keeps."""
+    """The wrappers that options of all compressors put around one; `error_feedback`: the part of a residual that is kept."""
 
     method: Registration
     error_feedback: float
