@@ -8,7 +8,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 
 from gradwire.experiments.cli import main
 
@@ -82,7 +81,7 @@ def test_the_readmes_script_compresses_from_the_first_step(tmp_path, forked):
 def test_the_readmes_script_is_short():
     lines = [line for line in script("README.md").splitlines() if line.strip() and "end of block" not in line]
     assert len(lines) <= 25
-    assert len([line for line in lines if "gradwire." in line]) == 1
+    assert len([line for line in lines if "gradwire." in line]) == 2  # the second joins the ranks
 
 
 def test_the_readmes_other_form_is_torchs_hook(tmp_path, forked):
@@ -231,17 +230,3 @@ def test_the_status_is_in_the_readmes_first_screen():
     first = "\n".join(PAGES["README.md"].splitlines()[:12])
     assert "alpha" in first
     assert "never ran on several GPUs" in first
-
-
-def test_the_readmes_first_chart_shows_its_readers_networks_and_says_that_they_are_emulated():
-    first = PAGES["README.md"].split("\n## ")[0]
-    ((words, picture),) = re.findall(r"!\[([^]]*)\]\(([^)]*)\)", first)
-    assert "over bf16 at 1 and 10 Gbit/s" in words
-    assert "emulated" in words
-    name = (ROOT / picture).parent.name
-    study = yaml.safe_load((ROOT / f"experiments/configs/studies/{name}.yaml").read_text("utf-8"))
-    (figure,) = [each for each in study["figures"] if each["name"] == Path(picture).stem]
-    assert figure["y"] == "over_bf16"
-    assert [rate for point in study["grid"] for rate in point["netlab.rate"]] == ["1gbit", "10gbit"]
-    assert "emulated" in figure["title"]
-    assert f"]({picture.removeprefix('docs/')})" in PAGES["docs/index.md"]

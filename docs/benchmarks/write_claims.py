@@ -26,10 +26,11 @@ HEAD = ["claim", "kind", "shown", "value", "interval", "seeds", *SOURCE]
 def row_of(claim: Claim) -> list[str]:
     """Return the row of a claim. The interval is half of the 95 % interval of the mean, by Student's t."""
     values, source = claim.values, claim.source
-    width = f"{interval(values):.4g}" if len(values) > 1 and claim.kind == "measured" else ""
+    width = f"{interval(values):.4g}" if len(values) > 1 and claim.kind == "measured" and not source.seeds else ""
     value = f"{mean(values):.6g}" if values else ""
     about = (source.model, source.steps, source.machine, source.command, last_commit(source.file), source.file)
-    return [claim.name, claim.kind, claim.text, value, width, str(len(values)), *about]
+    seeds = str(source.seeds or len(values)) if claim.kind == "measured" else ""
+    return [claim.name, claim.kind, claim.text, value, width, seeds, *about]
 
 
 def as_csv(rows: Iterable[Iterable[str]]) -> str:

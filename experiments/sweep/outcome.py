@@ -116,7 +116,14 @@ class Outcome:
         lines += [f"- failed: {label}: {why.splitlines()[0]}" for label, why in self.failures.items()]
         told = self.provenance
         ran = [told["date"], f"gradwire {told['gradwire']}", f"torch {told['torch']}", told["processor"]]
-        lines += ["", f"Data: [{POINTS}]({POINTS}). This runs the study:", "", "```console", f"$ {self.command}", "```"]
+        lines += [
+            "",
+            f"Data: [{POINTS}]({POINTS}), [{ROWS}]({ROWS}). This runs the study:",
+            "",
+            "```console",
+            f"$ {self.command}",
+            "```",
+        ]
         return [*lines, "", f"{', '.join(filter(None, ran))}."]
 
     def _shown_table(self) -> list[str]:

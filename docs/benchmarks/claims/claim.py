@@ -19,13 +19,15 @@ MEASURED, PREDICTED, PUBLISHED, SETTING = KINDS = ("measured", "predicted", "pub
 
 @dataclass(frozen=True)
 class Source:
-    """A file of raw points (or of code, for settings), and what was run."""
+    """A file of raw points (or of code, for settings), and what was run. `seeds`: if they are not those of the values."""
 
     file: str
     command: str
     machine: str
     model: str = ""
     steps: str = ""
+    warm_up: str = ""
+    seeds: int = 0
 
 
 @cache

@@ -13,7 +13,7 @@ FIGURE = re.compile(rf"(?<![\w.])[+-]?\d[\d.,]*(?:x|\s?%|\s?(?:{TIME}|{BYTES}))(
 PLACE = re.compile(r"\{([^{}]+)\}")
 NUMBER = r"[+-]?\d[\d.,]*"
 SHOWN = (  # a claim's text: words, or numbers and a unit
-    rf"(?:no\s+difference\s+seen\s+\([^)]*\)|never(?:\s\(\d\s+seeds?\))?|not\s+measured|"
+    rf"(?:no\s+difference\s+seen\s+\([^)]*\)|not\s+on\s+all\s+seeds(?:\s\(\d\s+seeds?\))?|not\s+measured|"
     rf"{NUMBER}x?(?:\s+(?:and|to|±)\s+{NUMBER}x?)*(?:\s?%|\s(?:{TIME}|{BYTES}|M)\b)?(?:\s\(\d\s+seeds?\))?)"
 )
 
