@@ -69,9 +69,9 @@ def restored(row: Row) -> Row:
 def _rounded(value: Any, digits: int) -> Any:
     if isinstance(value, list):
         return [_rounded(each, DIGITS_OF_A_LIST) for each in value]
-    if isinstance(value, Mapping):
-        return {name: _rounded(each, digits) for name, each in value.items()}
-    return float(f"{value:.{digits}g}") if isinstance(value, float) else value
+    if not isinstance(value, float):
+        return value
+    return int(value) if value.is_integer() else float(f"{value:.{digits}g}")  # bytes are counted exactly
 
 
 def check_columns(named: Sequence[str], command: str, rows: Sequence[Row]) -> None:

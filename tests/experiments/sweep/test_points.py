@@ -79,8 +79,20 @@ def test_a_line_that_a_crash_cut_short_is_left_out_and_does_not_spoil_the_next(t
 
 
 def test_what_a_file_keeps_of_a_row_is_rounded_and_curves_are_whole_again(tmp_path):
-    row = {"loss": [2.345678, None], "step": [1, 2], "eval.loss": 2.34567891, "seconds": {"encode": 0.123456789}}
+    row = {
+        "loss": [2.345678, None],
+        "step": [1, 2],
+        "eval.loss": 2.34567891,
+        "sent_bytes": 37848576.0,
+        "seconds": [0.1234567],
+    }
     append_point(tmp_path, Finished(["a"], {}, [row], 1.0, "2026", "0.1.0", {}))
     assert '"step"' not in (tmp_path / POINTS).read_text()
     [[kept]] = [point.rows for point in read_points(tmp_path).values()]
-    assert kept == {"loss": [2.3457, None], "step": [1, 2], "eval.loss": 2.34568, "seconds": {"encode": 0.123457}}
+    assert kept == {
+        "loss": [2.3457, None],
+        "step": [1, 2],
+        "eval.loss": 2.34568,
+        "sent_bytes": 37848576,
+        "seconds": [0.12346],
+    }
