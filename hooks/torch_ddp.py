@@ -74,7 +74,8 @@ def compress_bucket(state: Handle, bucket: dist.GradBucket) -> torch.futures.Fut
         state.guard = None
     if detector.begins(bucket) or averager.step.number == 0:
         averager.begin_step(Step())
-        detector.begun(averager.steps)
+        if not detector.last_ends:
+            detector.begun(averager.steps)
     average = averager.average_hooked(bucket)
     if detector.last_ends and bucket.is_last():
         averager.steps.all_sent()

@@ -12,7 +12,7 @@ from ..ddp_core.buckets.protocol import Bucket
 
 
 class StepDetector(Protocol):
-    """Finds the first bucket of each step, and the step's end. `last_ends`: the last bucket shows it."""
+    """Finds the first bucket of each step, and the step's end. `last_ends`: the last bucket shows that."""
 
     last_ends: bool
 
@@ -20,7 +20,8 @@ class StepDetector(Protocol):
         """Return True for the first bucket of a step. It is asked once for each bucket."""
 
     def begun(self, steps: Steps) -> None:
-        """Note that a step has begun, in the backward that has brought its first bucket."""
+        """Find the end of a step that begins, in the backward that has brought its first bucket."""
+        return None
 
 
 class ByIndex(StepDetector):
@@ -40,9 +41,6 @@ class ByIndex(StepDetector):
         """Return True if the index is not above the one before."""
         before, self._last = self._last, bucket.index()
         return self._last <= before
-
-    def begun(self, steps: Steps) -> None:
-        """Do nothing: the last bucket shows the end."""
 
 
 class ByForward(StepDetector):
@@ -92,6 +90,3 @@ class ByReducer(StepDetector):
     def begins(self, bucket: Bucket) -> bool:
         """Return False."""
         return False
-
-    def begun(self, steps: Steps) -> None:
-        """Do nothing."""

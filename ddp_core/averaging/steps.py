@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from enum import Enum, auto
@@ -42,33 +42,26 @@ class Steps:
     """The steps of a handle, of which one at most is under way, and the lock that orders what threads do with memories.
 
     There is one for each handle; the two averagers of hybrid sharding share it. `lock` is held while a step begins or ends,
-    and while a thread takes a snapshot or makes a change. `scaler`: residuals follow its scale when a step begins.
+    and while a thread takes a snapshot or makes a change. `averagers` take part in steps. `scaler`: residuals follow its
+    scale when a step begins.
     """
 
     def __init__(self) -> None:
         self.lock = threading.Condition(threading.RLock())
         self.phase = Phase.IDLE
         self.scaler: LossScale | None = None
-        self._averagers: list[weakref.ref[SteppedAverager]] = []
+        self.averagers = weakref.WeakSet[SteppedAverager]()
         self._thread = 0  # id of the thread that began the step
         self._heard = 0.0  # when an engine had nothing left to do
         self._broke = 0.0  # when the step was found BROKEN
         self._waiting: list[Callable[[], None]] = []  # asked for by other threads during a step
-
-    def add(self, averager: SteppedAverager) -> None:
-        """Have an averager take part in steps; it is not kept alive."""
-        self._averagers.append(weakref.ref(averager))
-
-    def averagers(self) -> Iterator[SteppedAverager]:
-        """Yield the averagers that take part."""
-        return (averager for each in self._averagers if (averager := each()) is not None)
 
     def begin(self) -> None:
         """Open a step, behind what other threads asked for. One that is still open broke off."""
         with self.lock:
             if self.phase is not Phase.IDLE:
                 self.phase = Phase.IDLE
-                for averager in self.averagers():
+                for averager in self.averagers:
                     averager.inside = False
             if self._waiting:
                 self._make_changes()
@@ -94,7 +87,7 @@ class Steps:
         """Have the step that is under way be none of this averager's: its memory was changed meanwhile."""
         with self.lock:
             averager.inside = False
-            if not any(each.inside for each in self.averagers()):
+            if not any(each.inside for each in self.averagers):
                 self.phase = Phase.IDLE
                 self.lock.notify_all()
 
@@ -127,7 +120,7 @@ class Steps:
         """
         with self.lock:
             taken = self._await_end(take) if self._elsewhere() and self._overwrites() else take()
-        for averager in self.averagers():
+        for averager in self.averagers:
             averager.engines.follow()
         return taken
 
@@ -154,14 +147,14 @@ class Steps:
 
     def _last_sign(self) -> float:
         """Return when a program last began, ended or ran, unless one has failed."""
-        here = list(self.averagers())
+        here = list(self.averagers)
         if not all(each.engines.idle or each.engines.failed for each in here):
             return time.perf_counter()
         return max([self._heard, *(program.given for each in here for program in each.step.programs[-1:])])
 
     def _overwrites(self) -> bool:
         """Return True if a step overwrites numbers of the step before, and may come to its end."""
-        here = list(self.averagers())
+        here = list(self.averagers)
         return any(each.memory.in_place for each in here) and not any(each.engines.failed for each in here)
 
     def _elsewhere(self) -> bool:
@@ -170,13 +163,13 @@ class Steps:
 
     def _look(self) -> None:
         """Find out whether a step is over whose end nobody tells, or goes on that seemed to be broken."""
-        if self.phase is Phase.SENT and all(each.engines.idle for each in self.averagers()):
+        if self.phase is Phase.SENT and all(each.engines.idle for each in self.averagers):
             self._over()
         elif self.phase is Phase.BROKEN and self._last_sign() > self._broke:
             self.phase = Phase.OPEN
 
     def _over(self) -> None:
-        for averager in self.averagers():
+        for averager in self.averagers:
             if averager.inside:
                 averager.inside = False
                 averager.step_is_over()
@@ -201,7 +194,7 @@ class SteppedAverager:
         self.steps, self.totals, self.shown = steps, Totals(), Shown()
         self.step = Step()  # the record of the last one
         self.inside = False  # it takes part in the step that is under way
-        steps.add(self)
+        steps.averagers.add(self)
 
     @property
     def steps_begun(self) -> int:

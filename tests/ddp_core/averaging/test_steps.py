@@ -28,7 +28,7 @@ class Averager:
 
     def __init__(self, steps):
         self.engines, self.memory, self.step, self.inside, self.ended = Engines(), Memory(), Step(), False, 0
-        steps.add(self)
+        steps.averagers.add(self)
 
     def step_is_over(self):
         self.ended += 1
