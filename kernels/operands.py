@@ -93,6 +93,11 @@ class Places:
         if not shape[0] or self.blocks % shape[0]:
             raise ValueError(f"a table of {shape[0]} blocks does not divide {self.blocks} blocks")
 
+    @cached_property
+    def cut(self) -> tuple[Tensor, int, int]:
+        """The table, its blocks and the stride."""
+        return self.table, len(self.table), self.stride
+
     def spans(self) -> tuple[Tensor, Tensor]:
         """Return the first element of each block, and how many elements it has."""
         periods = self.blocks // len(self.table)

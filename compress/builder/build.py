@@ -181,7 +181,7 @@ class Wrapping:
         built = ErrorFeedback(built, self.residual_bits, self.error_feedback) if self.error_feedback else built
         return WorkerMomentum(built, self.momentum) if self.momentum else built
 
-    def _served(self, built: Any) -> Any:
+    def _served(self, built: Compressor) -> Compressor:
         """The compressor with residuals on servers as on workers, if it has servers."""
         if isinstance(built, Float32Arithmetic):
             return Float32Arithmetic(self._served(built.inner))
@@ -250,7 +250,7 @@ def _text_of(built: Any) -> str | None:
     return getattr(built, "text", None)
 
 
-def _with_text(built: Any, text: str | None) -> Any:
+def _with_text(built: Compressor, text: str | None) -> Compressor:
     """Keep on a compressor the text that builds it."""
     if text is not None and hasattr(built, "__dict__"):  # a class with slots has no room for it
         object.__setattr__(built, "text", text)

@@ -256,8 +256,15 @@ class FlatLeaf(Leaf):
         self._room = None
 
     def keep(self) -> None:
-        """Let the step stand."""
-        self._settle(*self.versions)
+        """Let the step stand; with `versioned` the old numbers are room for the next ones."""
+        current, previous = self.versions
+        if not self.versioned:
+            self._room = None
+        elif previous is not None and previous is not current:
+            self._room = previous
+        self.versions = Versions(current)
+        if self._taken:
+            self._taken = tuple(tensor for tensor in self._taken if tensor is current or tensor is self._room)
 
     def undo(self) -> bool:
         """Take the step back. Return True if that is to zeros: without `versioned`, where it has changed the numbers.
@@ -266,18 +273,16 @@ class FlatLeaf(Leaf):
         ranks, which have not saved, have zeros.
         """
         current, previous = self.versions
-        lost = previous is not None and not self.versioned
-        self._settle(
-            torch.zeros_like(current) if lost else self.before, current
+        if previous is None:
+            return False
+        if previous is not current:
+            self._room = current
+        lost = not self.versioned
+        self.versions = Versions(
+            torch.zeros_like(current) if lost else previous
         )  # a snapshot may have the present ones
+        self.keep()
         return lost
-
-    def _settle(self, current: Tensor, other: Tensor | None) -> None:
-        """End a step with these numbers; the `other` ones are room for the next step."""
-        room = self._room if other is None or other is current else other
-        self._room = room if self.versioned else None
-        self.versions = Versions(current)
-        self._taken = tuple(tensor for tensor in self._taken if tensor is current or tensor is self._room)
 
     def snapshot(self: Numbers, *, newest: bool = False, undone: bool = False) -> Numbers:
         with _taking:

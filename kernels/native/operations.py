@@ -144,7 +144,7 @@ def _quantize_blocks(
             lambda values, held: _quantize_blocks(values, held, *rest), grad, residual, signs, places, _rotate_blocks
         )
     rows, blocks = scales.shape
-    cut = grad.numel(), rows, blocks, length // blocks, *(IN_ORDER if places is None else _table(places))
+    cut = grad.numel(), rows, blocks, length // blocks, *(IN_ORDER if places is None else places.cut)
     levels = bits, steps_of(bits, seed, residual), FORMATS[bits].limit, seed, counter
     library().quantize_blocks(grad, *(residual or NONE), scales, codes, *cut, *levels, torch.get_num_threads())
 
@@ -164,7 +164,7 @@ def _dequantize_mean(
         return decoded_rotated(decode, out, residual, signs, places, _rotate_blocks, _cast_scaled)
     voters, rows, blocks = scales.shape
     block = codes.shape[2] * 8 // bits // blocks
-    cut = voters, out.numel(), rows, blocks, block, *(IN_ORDER if places is None else _table(places))
+    cut = voters, out.numel(), rows, blocks, block, *(IN_ORDER if places is None else places.cut)
     library().dequantize_mean(scales, codes, out, residual, *cut, bits, torch.get_num_threads())
 
 
@@ -173,15 +173,10 @@ def _rotate_blocks(values: Tensor, signs: Tensor, back: bool = False, places: Pl
     cut = (
         values.numel(),
         signs.numel(),
-        *(IN_ORDER if places is None else _table(places)),
+        *(IN_ORDER if places is None else places.cut),
         0 if places is None else places.blocks,
     )
     library().rotate_blocks(values, signs, *cut, back, torch.get_num_threads())
-
-
-def _table(places: Places) -> tuple[Tensor, int, int]:
-    """The table, its blocks and the stride of places."""
-    return places.table, places.table.shape[0], places.stride
 
 
 @select_largest.implement(NAME, {"grad": FLOATS, "residual": WIDE, "values": FLOATS})
@@ -211,7 +206,7 @@ def _sign_pack(
             lambda values, held: _sign_pack(values, held, *rest), grad, residual, signs, places, _rotate_blocks
         )
     rows, blocks = scales.shape
-    cut = grad.numel(), rows, blocks, length // blocks, *(IN_ORDER if places is None else _table(places))
+    cut = grad.numel(), rows, blocks, length // blocks, *(IN_ORDER if places is None else places.cut)
     library().sign_pack(grad, *(residual or NONE), scales, bits, *cut, torch.get_num_threads())
 
 
@@ -229,5 +224,5 @@ def _sign_unpack_mean(
         return decoded_rotated(decode, out, residual, signs, places, _rotate_blocks, _cast_scaled)
     voters, rows, blocks = scales.shape
     block = bits.shape[2] * 8 // blocks
-    cut = voters, out.numel(), rows, blocks, block, *(IN_ORDER if places is None else _table(places))
+    cut = voters, out.numel(), rows, blocks, block, *(IN_ORDER if places is None else places.cut)
     library().sign_unpack_mean(scales, bits, out, residual, *cut, torch.get_num_threads())
