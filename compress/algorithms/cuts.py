@@ -6,7 +6,7 @@ A block has one scale. If it held elements of two parameters, the one with the s
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -90,14 +90,18 @@ def _cut_bucket(codec: Any, sizes: tuple[int, ...], ranks: int, rank: int, devic
     if _in_order(codec, sizes, length):
         start = min(rank * length, numel)
         return Cut(codec, length, (start, min(start + length, numel)))
-    spans = _blocks_of(_spans(sizes), codec.block)
-    each = -(-len(spans) // ranks)
+    each = -(-_count(sizes, codec.block) // ranks)
     length = codec.row_length(min(max(sizes), codec.block)) if each == 1 else each * codec.block
-    end = np.full((each * ranks - len(spans), 2), (numel, 0))
-    table = np.concatenate([spans, end])
-    rows = table.reshape(ranks, each, 2)
-    start, stop = int(rows[rank, 0, 0]), int(rows[rank, -1].sum())
-    return Cut(codec, length, (start, stop), _places(table, device), _places(rows[rank] - (start, 0), device))
+    start, stop = (_first(sizes, codec.block, row * each) for row in (rank, rank + 1))
+
+    def table() -> Table:
+        blocks = _blocks_of(_spans(sizes), codec.block)
+        return np.concatenate([blocks, np.full((each * ranks - len(blocks), 2), (numel, 0))])
+
+    def own() -> Table:
+        return table()[rank * each : (rank + 1) * each] - (start, 0)
+
+    return Cut(codec, length, (start, stop), _places(each * ranks, table, device), _places(each, own, device))
 
 
 def cut_shards(codec: Any, rows: Sequence[Sequence[Span]], row: int, rank: int, device: torch.device) -> Cut:
@@ -113,14 +117,18 @@ def cut_shards(codec: Any, rows: Sequence[Sequence[Span]], row: int, rank: int, 
         alike and sum(sizes) == row and _in_order(codec, sizes, length) and length == row
     ):
         return Cut(codec, length, served)
-    tables = [_blocks_of(each, codec.block, sizes) for each in (rows[:1] if alike else rows)]
-    length = codec.row_length(min(max(sizes), codec.block)) if len(tables[0]) == 1 else len(tables[0]) * codec.block
-    own, gaps = _places(tables[0 if alike else rank], device), not alike or sum(sizes) < row
+    count, gaps = _count(sizes, codec.block), not alike or sum(sizes) < row
+    length = codec.row_length(min(max(sizes), codec.block)) if count == 1 else count * codec.block
+    own = _places(count, lambda: _blocks_of(rows[rank], codec.block, sizes), device)
     if alike:
         cut = Cut(codec, length, served, None, own, gaps).repeated(len(rows), row)
         return Cut(codec, length, served, cut.rows, own, gaps)
-    behind = [table + np.array((place * row, 0)) for place, table in enumerate(tables)]
-    return Cut(codec, length, served, _places(np.concatenate(behind), device), own, gaps)
+
+    def table() -> Table:
+        tables = [_blocks_of(spans, codec.block, sizes) for spans in rows]
+        return np.concatenate([each + np.array((place * row, 0)) for place, each in enumerate(tables)])
+
+    return Cut(codec, length, served, _places(count * len(rows), table, device), own, gaps)
 
 
 def _in_order(codec: Any, sizes: Sequence[int], length: int) -> bool:
@@ -140,6 +148,21 @@ def _spans(sizes: Sequence[int]) -> list[Span]:
     return spans
 
 
+def _count(sizes: Sequence[int], block: int) -> int:
+    return sum(-(-size // block) for size in sizes)
+
+
+def _first(sizes: Sequence[int], block: int, place: int) -> int:
+    """Return the first element of the block at a place; behind all blocks, the end of the vector."""
+    first = 0
+    for size in sizes:
+        blocks = _count([size], block)
+        if place < blocks:
+            return first + place * block
+        first, place = first + size, place - blocks
+    return first
+
+
 def _blocks_of(spans: Sequence[Span], block: int, room: Sequence[int] | None = None) -> Table:
     """Return the first element and the elements of each block, int64 (blocks, 2). `room`: elements to have blocks for."""
     firsts, sizes = np.array(spans, dtype=np.int64).reshape(-1, 2).T
@@ -149,9 +172,13 @@ def _blocks_of(spans: Sequence[Span], block: int, room: Sequence[int] | None = N
     return np.stack([firsts[owner] + within, (sizes[owner] - within).clip(0, block)], 1)
 
 
-def _places(table: Table, device: torch.device) -> Places:
-    aligned = not (table[:, 0] % ORDER).any()
-    return Places(torch.tensor(table, dtype=torch.int64, device=device), len(table), aligned=aligned)
+def _places(blocks: int, table: Callable[[], Table], device: torch.device) -> Places:
+    """Return the places of so many blocks. On the meta device, where nobody reads it, no table is made."""
+    if device.type == "meta":
+        return Places(torch.empty(blocks, 2, dtype=torch.int64, device=device), blocks)
+    made = table()
+    aligned = not (made[:, 0] % ORDER).any()
+    return Places(torch.tensor(made, dtype=torch.int64, device=device), blocks, aligned=aligned)
 
 
 def lengthened(flat: Tensor, rows: int, length: int) -> Tensor:

@@ -29,6 +29,10 @@ class Narrow:
 
     In 8 `bits` an element is a multiple of the scale of its block: at most half a 127th of the block's largest magnitude is
     rounded off. In 16 it is a bfloat16: at most a 256th of itself is. Zero is zero in both.
+
+    Blocks cross the borders of parameters, unlike those of payloads. Blocks by a table of places would have room for whole
+    blocks of each parameter, so codes would no longer lie as the elements do, and `elements` has to be a view of them:
+    unused rows are cleared in it. What a small parameter loses is its residual beside a large one, not its gradient.
     """
 
     bits: int

@@ -19,6 +19,7 @@ from ..engine.engine import Engine
 from ..transport.choose_transport import transport_of
 from ..transport.host_places import ranks_per_host
 from ..transport.launchers import warn_if_apart
+from ..transport.lost_ranks import announce
 from ..transport.parts_of_world import part_of
 from ..transport.protocol import Decorator, Transport, time_limit
 from ..transport.setup_agreement import Agreement
@@ -48,6 +49,8 @@ class Engines:
         self._groups, self._decorate, self._on_idle = list(groups), decorate, on_idle
         self._made: dict[tuple[torch.device, int], Engine] = {}
         self._found: int | None = None  # ranks of a host
+        if self._groups or dist.is_initialized():
+            announce(self._groups[0] if self._groups else dist.distributed_c10d._get_default_group())
 
     @property
     def group(self) -> dist.ProcessGroup:

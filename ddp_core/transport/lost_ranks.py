@@ -78,6 +78,18 @@ def know(group: dist.ProcessGroup, places: Sequence[str]) -> None:
     _known[group] = {rank: int(its) for rank, (there, its) in known.items() if there == here and its != process}
 
 
+def announce(group: dist.ProcessGroup) -> None:
+    """Leave this rank's process in the group's store, so that ranks which wait for this one notice its end."""
+    if (store := _presence(group)) is not None:
+        store.set(f"process/{group.rank()}", place())
+
+
+def _presence(group: dist.ProcessGroup) -> dist.Store | None:
+    """Return the store of who is where; None without one, as in MPI groups."""
+    own = store_of(group)
+    return None if type(own) is dist.Store else dist.PrefixStore("gradwire/presence/", own)  # MPI's is a placeholder
+
+
 def explained(error: BaseException, group: dist.ProcessGroup) -> str:
     """Return the text of an error, and the ranks of this machine that have ended, unless the text reports that.
 
@@ -116,13 +128,13 @@ def await_all(group: dist.ProcessGroup, did: str, remedy: str, timeout: timedelt
 
     `did`: what ranks that are here have done, for messages.
 
-    Raises RuntimeError if some have not come within `timeout`, or if a rank of this host has ended. Without a store, as in
-    MPI groups, it does not wait.
+    Raises RuntimeError if some have not come within `timeout`, or if a rank of this host has ended: of ranks that have not
+    met yet, those that were announced. Without a store, as in MPI groups, it does not wait.
     """
     _calls[group] = number = _calls.get(group, 0) + 1
-    if type(own := store_of(group)) is dist.Store:  # MPI's placeholder
+    if (store := _presence(group)) is None:
         return
-    store, rank, ranks = dist.PrefixStore("gradwire/presence/", own), group.rank(), group.size()
+    rank, ranks = group.rank(), group.size()
     store.set(f"at/{rank}", str(number))
     if store.add(f"met/{number}", 1) == ranks:
         store.set(f"all/{number}", "")
@@ -143,10 +155,17 @@ def await_all(group: dist.ProcessGroup, did: str, remedy: str, timeout: timedelt
             raise RuntimeError(f"gave up: {message}")
         if waited > PATIENCE and not warned:
             warned = True
+            if group not in _known:
+                know(group, _announced(store, ranks))
             if rank == min(_present(store, number, ranks)):
                 logger.warning("%s", _missing(store, number, ranks, did, remedy, waited))
         time.sleep(pause)
         pause = min(2 * pause, LONGEST)
+
+
+def _announced(store: dist.Store, ranks: int) -> list[str]:
+    keys = [f"process/{rank}" for rank in range(ranks)]
+    return [store.get(key).decode() if store.check([key]) else "" for key in keys]
 
 
 def _present(store: dist.Store, number: int, ranks: int) -> list[int]:

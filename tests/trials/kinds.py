@@ -8,7 +8,24 @@ from typing import Any
 
 from ..hooks.local_sgd.sites import SHORT, Town
 from ..ranks import RankError
-from . import backends, draw, fates, halves, laws, local, overlapped, pauses, programs, saving, shards, sites
+from . import (
+    backends,
+    draw,
+    fates,
+    formats,
+    halves,
+    laws,
+    local,
+    overlapped,
+    pauses,
+    programs,
+    saving,
+    scales,
+    shards,
+    sites,
+    tasks,
+    tokens,
+)
 from .rank import train
 
 SECONDS = 60
@@ -39,6 +56,11 @@ def alike(function, broken, pool, trial, scale):
     return broken(trial, answers), []
 
 
+def told(trial, answers):
+    """Sentences on all ranks where something is wrong."""
+    return [f"rank {rank}: {answer}" for rank, answer in enumerate(answers) if answer]
+
+
 def of_sites(module, pool, trial, scale):
     """Sites that may not come to the end; what the others have is in a folder."""
     town = Town(relay=getattr(trial, "relay", False))
@@ -61,4 +83,8 @@ KINDS = {
     "shards": Kind(shards.drawn, partial(alike, shards.train, shards.broken)),
     "saves": Kind(saving.drawn, partial(alike, saving.train, saving.broken)),
     "halves": Kind(halves.drawn, partial(alike, halves.train, halves.broken)),
+    "scales": Kind(scales.drawn, partial(alike, scales.train, told)),
+    "formats": Kind(formats.drawn, partial(alike, formats.train, told)),
+    "tokens": Kind(tokens.drawn, partial(alike, tokens.train, told)),
+    "tasks": Kind(tasks.drawn, partial(alike, tasks.train, told)),
 }

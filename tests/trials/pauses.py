@@ -17,7 +17,8 @@ from .local import Site
 from .sites import await_file, told
 
 SITES, ROUNDS = 3, 6
-LONGEST = 0.9  # times the limit of a round: a minority waits for that long
+SHORTEST, LONGEST = 0.05, 0.9  # times the limit of a round: a minority waits for as long
+LONG = 0.4  # for a third of the limit sites wait that are half of the last meeting's
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,9 @@ def drawn(seed):
     """The trial of a seed."""
     source = Random(f"pauses {seed}")
     training = replace(local.drawn(source.randint(0, 10**6)), world_size=SITES, meets=True, mishap=None, resumes=None)
-    pauses = tuple((source.randint(1, ROUNDS // 2), round(source.uniform(0.0, LONGEST), 2)) for _ in range(SITES))
+    shares = [round(source.uniform(SHORTEST, LONGEST), 2) for _ in range(SITES)]
+    shares[source.randrange(SITES)] = round(source.uniform(LONG, LONGEST), 2)
+    pauses = tuple((source.randint(1, ROUNDS // 2), share) for share in shares)
     return Trial(training, source.random() < 0.5, pauses)
 
 

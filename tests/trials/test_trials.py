@@ -13,6 +13,7 @@ FAILING = [72, 21, 31]  # a rank that is killed; one that swaps, or loads, alone
 FAILING += [pytest.param(14, marks=buffers_by_argument)]  # one that is stopped for a while
 OTHERS = [("overlap", 8), ("local", 3), ("sites", 6)]
 OTHERS += [("halves", 4), ("pauses", 0)]
+OTHERS += [("scales", 1), ("formats", 0), ("tokens", 0), ("tasks", 0)]
 OTHERS += [pytest.param("saves", seed, marks=fsdp_of_others) for seed in (0, 2)]
 OTHERS += [("programs", seed) for seed in range(2)] + [("backends", 2)]
 OTHERS += [pytest.param(kind, seed, marks=complex_numbers) for kind, seed in (("hosts", 4), ("options", 1))]

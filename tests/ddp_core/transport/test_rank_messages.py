@@ -98,6 +98,19 @@ def test_an_error_says_what_ranks_waited_for(ranks, phase):
     assert PHASES[phase] in str(message)
 
 
+def ends_before_its_first_bucket(rank, world_size):
+    """What rank 0 raises where rank 1 ends between the making of its model and its first backward."""
+    model = gradwire.DistributedDataParallel(torch.nn.Linear(4, 4), compressor="int8")
+    if rank:
+        os._exit(1)
+    model(torch.ones(2, 4)).sum().backward()
+
+
+def test_a_rank_that_ends_before_its_first_bucket_is_named_long_before_the_limit(ranks):
+    message, _ = ranks.run(ends_before_its_first_bucket, 2, expect_errors=True)
+    assert "ranks [1] have ended. ranks [0] have come to their first bucket" in str(message)
+
+
 def saves_alone(rank, world_size):
     """What rank 0 raises in a save where rank 1 ends before it."""
     model = gradwire.DistributedDataParallel(torch.nn.Linear(4, 4), compressor="int8")
