@@ -15,7 +15,7 @@ SPECS = (
     "int4",
     "int8:error_feedback=true",
     "int4:rotate=true",
-    "onebit:feedback=1",
+    "onebit:error_feedback=1",
     "topk:ratio=0.2",
     "powersgd:rank=1,min_compression_rate=0",
     "acp-powersgd:rank=1,min_compression_rate=0",
