@@ -184,7 +184,7 @@ def quietly(ddp, **settings):
 def attributes_of(model):
     read = {name: getattr(model, name) for name in ATTRIBUTES if hasattr(model, name)}
     simple = (bool, int, float, str, list, set, type(None), torch.device)
-    plain = {name: value for name, value in read.items() if type(value) in simple}
+    plain = {name: value for name, value in read.items() if type(value) in simple and name != "logger"}
     return {name: value for name, value in plain.items() if not name.endswith(("_buffers", "_parameters"))}, sorted(
         read
     )

@@ -238,7 +238,7 @@ REFUSED = {
     "adaptive:ladder=none//int8": "adaptive:ladder has 2 to 16 compressors",
     "adaptive:ladder=none/int7": "unknown compressor 'int7'",
     "adaptive:ladder=none/adaptive": "cannot take 'adaptive'",
-    "adaptive:ladder=none/topk:momentum=0.9": "give start_iter, feedback, momentum and space to adaptive itself",
+    "adaptive:ladder=none/topk:momentum=0.9": "give start_iter, error_feedback and momentum to adaptive itself",
     "adaptive:ladder=none/int8:start_iter=3": "adaptive:ladder cannot take 'int8:start_iter=3'",
     "adaptive:ladder=none/dgc": "adaptive:ladder cannot take 'dgc'",
     "adaptive:ladder=none/hosts": r"write hosts\+ in front of it",

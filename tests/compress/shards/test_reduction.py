@@ -311,7 +311,7 @@ def test_a_module_takes_as_many_launches_on_64_ranks_as_on_4(spec):
         (shard_sum, "bf16+powersgd", "no rank has whole"),
         (weight_gather, "int8:rounding=stochastic", "to the nearest"),
         (weight_gather, "int4:residual_bits=8", "weights have none: leave it out"),
-        (shard_sum, "int8:momentum=0.9", "with block, rounding and feedback"),
+        (shard_sum, "int8:momentum=0.9", "with block, rounding and error_feedback"),
         (shard_sum, "int9", "unknown compressor"),
         (shard_sum, "int4:residual_bits=4", "residual_bits is 32, 16 or 8, got 4"),
         (shard_sum, "int4:residual_bits=abc", "residual_bits takes int, got 'abc'"),

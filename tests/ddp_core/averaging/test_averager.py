@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 import torch
 
-from gradwire.compress import Dense, Layout, Ranks, compressor
+from gradwire.compress import Layout, Ranks, compressor
 from gradwire.ddp_core import Handle
 from gradwire.ddp_core.averaging.averager import setup
 from gradwire.ddp_core.memory.model_memory import ModelMemory
@@ -127,7 +127,7 @@ def test_another_compressor_goes_on_with_all_that_was_held_back(averager, handle
 
 @pytest.mark.parametrize("partial", [False, True])
 def test_ranks_compare_compressor_step_shapes_and_where_asked_values(partial):
-    memory = ModelMemory(Dense(), partial=partial)
+    memory = ModelMemory(compressor("none"), partial=partial)
     memory.step = 4
     layout = Layout(("a", "b"), ((2,), (7,)), torch.float32, torch.device("cpu"), Ranks(2))
     unused = " and find_unused_parameters=True" if partial else ""

@@ -10,7 +10,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.distributed.device_mesh import init_device_mesh
 
 import gradwire
-from gradwire.ddp_core.averaging.averager import CompressedAverager
+from gradwire.ddp_core.averaging.plans import ProgramPlan
 
 from ...torch_versions import compiled_backward_of_fsdp, fsdp_of_others, replicate_of_fsdp
 
@@ -103,13 +103,13 @@ def trained(rank, world_size, build, compiled):
 
     backend = aot_autograd(fw_compiler=forward_graph, bw_compiler=backward_graph)
     run = torch.compile(model, backend=backend) if compiled else model
-    average = CompressedAverager.average
+    start = ProgramPlan.start
 
     def noted(*arguments, **named):
         events.append("bucket")
-        return average(*arguments, **named)
+        return start(*arguments, **named)
 
-    CompressedAverager.average = noted
+    ProgramPlan.start = noted
     try:
         for step in range(WARM_UP + STEPS):
             warm = len(graphs) if step <= WARM_UP else warm
@@ -120,7 +120,7 @@ def trained(rank, world_size, build, compiled):
             optimizer.zero_grad()
         parameters = [getattr(each, "_local_tensor", each).detach().clone() for each in model.parameters()]
     finally:
-        CompressedAverager.average = average
+        ProgramPlan.start = start
         handle.close()
     return parameters, warm, len(graphs), list(events)
 
