@@ -182,8 +182,8 @@ def test_what_the_kernels_do_not_know_goes_to_the_reference_and_is_logged_once(c
     assert (indices.item(), values.item()) == (1, -3.0)
     assert not emulator.launched
     assert [record.getMessage() for record in caplog.records] == [
-        "cuda select_largest does not know torch.float64, the backend reference runs",
-        "cuda orthogonalize does not know ranks above 32, the backend reference runs",
+        "emulated select_largest does not know torch.float64, the backend reference runs",
+        "emulated orthogonalize does not know ranks above 32, the backend reference runs",
     ]
 
 
