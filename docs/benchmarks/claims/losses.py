@@ -81,7 +81,7 @@ def on_a_gpu(file: str, optimizer: str, steps: int) -> Trainings:
 
 def of_study(simulated: bool) -> Trainings:
     """Return the trainings of study `time-to-accuracy-gpt`: on simulated ranks, or the earlier ones in a lab."""
-    rows = [row for point in raw(STUDY) for row in point["rows"] if bool(row.get("simulated")) == simulated]
+    rows = [row for point in raw(STUDY) for row in point["rows"] if (row.get("netlab.rate") is None) == simulated]
     losses = gathered([row for row in rows if row["steps"] == 120], "eval.loss")
     baseline = "none" if losses.get("none", {}).keys() >= losses["bf16"].keys() else "bf16"
     about = "four simulated ranks" if simulated else "four emulated hosts on two CPU cores"
@@ -129,7 +129,7 @@ def largest(spec: str, optimizer: str) -> tuple[Trainings, str]:
 def of_low_rank_bytes() -> Iterator[Claim]:
     """Yield how many times fewer bytes PowerSGD sent in the trainings whose losses the tables show."""
     study = Source(STUDY, "gradwire sweep --config time-to-accuracy-gpt", "four simulated ranks", "19 M", "120")
-    rows = [row for point in raw(STUDY) for row in point["rows"] if row.get("simulated")]
+    rows = [row for point in raw(STUDY) for row in point["rows"] if row.get("netlab.rate") is None]
     gpt2 = Source(GPT2, QUALITY, H200, "128 M", "400")
     for spec, source, found in (
         ("powersgd:rank=8,payload=int8", study, {row["compressor"]: row["compression_ratio"] for row in rows}),
@@ -189,6 +189,7 @@ def on_gpus() -> Iterator[Claim]:
     full, first = on_a_gpu(GPT2, "adamw", 700), on_a_gpu(GPT2, "adamw", 400)
     yield _claim("int4 128 M", full, "int4:error_feedback=false,start_iter=100")
     yield _claim("int4 feedback 128 M", full, "int4:error_feedback=true,start_iter=100")
+    yield _claim("int4 19 M", of_study(True), "int4")
     one_seed = replace(first, source=replace(first.source, seeds=1))  # two runs of it
     yield _claim("int4 first step 128 M", one_seed, "int4:error_feedback=true")
     adamw, muon = on_a_gpu(SMALL, "adamw", 2000), on_a_gpu(SMALL, "muon", 1400)
