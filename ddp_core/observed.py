@@ -93,7 +93,14 @@ class Observed:
 
         Args:
             scaler: a torch.amp.GradScaler.
+
+        Raises:
+            RuntimeError: the other handle of hybrid sharding follows one.
         """
+        if self.averager.steps.scaler is not self._loss_scale:
+            raise RuntimeError(
+                "the other handle of this model follows a GradScaler, for both: call follow() of one alone"
+            )
         self._loss_scale = LossScale(scaler, self._rescale)
         self.averager.steps.scaler = self._loss_scale
 

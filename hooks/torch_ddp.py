@@ -55,10 +55,11 @@ PYTHON_REDUCER = (
 )
 
 
-def detector_of(handle: Handle) -> StepDetector:
-    """Return what finds the steps of a handle's hook."""
-    if handle.step_detector is None:
-        handle.step_detector = ByReducer() if handle.averager.begun_by_reducer else ByIndex()
+def detector_of(handle: Handle, bucket: dist.GradBucket) -> StepDetector:
+    """Return what finds the steps of a handle's hook, which another DDP may call than before."""
+    by_reducer = handle.averager.begun_by_reducer and not isinstance(bucket, dist.GradBucket)
+    if handle.step_detector is None or isinstance(handle.step_detector, ByReducer) is not by_reducer:
+        handle.step_detector = ByReducer() if by_reducer else ByIndex()
     detector: StepDetector = handle.step_detector
     return detector
 
@@ -69,7 +70,7 @@ def compress_bucket(state: Handle, bucket: dist.GradBucket) -> torch.futures.Fut
 
     It begins a step with the first bucket of each, unless gradwire's DDP does. The future holds the bucket's buffer.
     """
-    detector, averager = state.step_detector or detector_of(state), state.averager
+    detector, averager = detector_of(state, bucket), state.averager
     if state.guard is not None and not state.guard(bucket):
         state.guard = None
     if detector.begins(bucket) or averager.step.number == 0:

@@ -2,6 +2,7 @@
 
 # torch compares the annotations of a hook themselves, so files of hooks do not postpone them.
 
+import sys
 from typing import Protocol
 
 import torch
@@ -35,7 +36,7 @@ class ByIndex(StepDetector):
     last_ends = True
 
     def __init__(self) -> None:
-        self._last = -1
+        self._last = sys.maxsize  # the first bucket begins one
 
     def begins(self, bucket: Bucket) -> bool:
         """Return True if the index is not above the one before."""

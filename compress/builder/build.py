@@ -24,6 +24,7 @@ from ..protocol.registry import BASELINES, Registration, find, register, registe
 from ..state.leaf import WIDTHS
 from .options import did_you_mean, option_value
 
+WRITTEN = "_gradwire_text"  # the attribute of a compressor that was built from a text: that text
 logger = logging.getLogger(__name__)
 ENTRY_POINT_GROUP = "gradwire.compressors"
 OUTER_END = re.compile(r"(?<![0-9][eE])\+")  # a '+' that is not part of a number such as 1e+3
@@ -247,13 +248,13 @@ def _text(method: Registration, values: Mapping[str, Any], nested: Mapping[str, 
 
 def _text_of(built: Any) -> str | None:
     """Return the text that builds a compressor; None if it was not built from one."""
-    return getattr(built, "text", None)
+    return getattr(built, WRITTEN, None)
 
 
 def _with_text(built: Compressor, text: str | None) -> Compressor:
     """Keep on a compressor the text that builds it."""
     if text is not None and hasattr(built, "__dict__"):  # a class with slots has no room for it
-        object.__setattr__(built, "text", text)
+        object.__setattr__(built, WRITTEN, text)
     return built
 
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 import torch
@@ -41,7 +41,6 @@ from .step_checks import DiscardedGradientCheck, DivergenceCheck, RepeatedAverag
 from .steps import SteppedAverager, Steps
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 class Averager(Protocol):
@@ -130,7 +129,7 @@ class CompressedAverager(SteppedAverager):
         """Take part in the step that `steps` has begun, of which this is the record: the step before is committed."""
         step, memory = step or Step(), self.memory
         if self._replicas.transport is not None:
-            plans = [self._plans[index] for index in sorted(self._plans)]
+            plans = [plan for _, plan in sorted(self._plans.items())]
             self._replicas.check(self.steps_begun, [list(plan.bound.named.values()) for plan in plans])
         self.totals.begin(step, memory.step)
         with self.steps.lock:

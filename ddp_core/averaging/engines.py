@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
@@ -50,7 +51,10 @@ class Engines:
         self._made: dict[tuple[torch.device, int], Engine] = {}
         self._found: int | None = None  # ranks of a host
         if self._groups or dist.is_initialized():
-            announce(self._groups[0] if self._groups else dist.distributed_c10d._get_default_group())
+            with suppress(
+                KeyError, RuntimeError
+            ):  # it only helps: a group that torch does not know, a store that is gone
+                announce(self._groups[0] if self._groups else dist.distributed_c10d._get_default_group())
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -128,15 +132,15 @@ class Engines:
 
     def send_all(self) -> None:
         """Have all that was submitted come to its end, whoever waits for what, and in whatever order."""
-        for engine in self._made.values():
+        for engine in list(self._made.values()):
             engine.send_all()
 
     def follow(self) -> None:
         """Have the current stream of each GPU wait for all that was submitted: what a thread reads may still be written."""
-        for engine in self._made.values():
+        for engine in list(self._made.values()):
             engine.follow()
 
     def close(self) -> None:
         """End their threads and connections."""
-        for engine in self._made.values():
+        for engine in list(self._made.values()):
             engine.close()

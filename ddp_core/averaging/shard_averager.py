@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import timedelta
 from itertools import zip_longest
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,7 +28,6 @@ from .plans import GatherPlan, ReducePlan, Route, labelled
 from .same_kernels import agree_on_kernels
 from .steps import SteppedAverager, Steps
 
-T = TypeVar("T")
 IN_FIRST: tuple[Scope, ...] = ("host", "across")  # rounds of sums in two levels
 IN_LAST: tuple[Scope, ...] = ("across", "host")  # and of gathers
 

@@ -109,8 +109,10 @@ class Steps:
         with self.lock:
             if self._elsewhere():
                 self._waiting.append(change)
-            else:
-                change()
+                return
+            if self.phase is Phase.IDLE:  # the step has ended that earlier ones wait for
+                self._make_changes()
+            change()
 
     def snapshot(self, take: Callable[[], T]) -> T:
         """Return what `take` returns of the memories after the last step that ended; on any thread.

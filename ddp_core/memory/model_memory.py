@@ -36,7 +36,7 @@ def _check_partial(compressor: Compressor, partial: bool) -> None:
 class Snapshot:
     """The memory of a model after `step` steps; later ones do not change it. `unclaimed`: fields of `Unclaimed` parameters.
 
-    `ranks_per_host`: where a compressor of two levels took them into account. `orders`: see `ModelMemory`.
+    `ranks_per_host`: where a compressor of two levels took them into account. `orders`: see `Claims`.
     """
 
     compressor: Compressor

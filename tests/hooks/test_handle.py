@@ -6,6 +6,8 @@ import io
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 import gradwire
 from gradwire.hooks.torch_ddp import compress_bucket
@@ -286,3 +288,21 @@ def loads_with_other_bits(rank, world_size, bits, others):
 def test_a_state_loads_where_residuals_have_other_bits(ranks, bits, others):
     for found in ranks.run(loads_with_other_bits, 2, bits, others):
         assert found < (0.02 if others == 8 else 0.01 if others == 16 else 1e-9)
+
+
+def moved(rank, world_size):
+    """The steps that a handle has counted after three of each DDP that calls its hook."""
+    handle, counts = gradwire.Handle("int4"), []
+    for wrap in (gradwire.DistributedDataParallel, DDP, gradwire.DistributedDataParallel, DDP):
+        model = wrap(nn.Linear(4, 4))
+        model.register_comm_hook(handle, compress_bucket)
+        for _ in range(3):
+            model(torch.ones(2, 4)).sum().backward()
+            model.zero_grad()
+        counts.append(handle.stats().steps)
+    handle.close()
+    return counts
+
+
+def test_a_handle_that_moves_between_torchs_ddp_and_ours_counts_each_step(ranks):
+    assert ranks.run(moved, 2) == [[3, 6, 9, 12]] * 2
