@@ -57,14 +57,16 @@ def to_accuracy() -> Iterator[Claim]:
 
 
 def of_sites() -> Iterator[Claim]:
-    """Yield the loss of local SGD after as many steps as bf16 at every step, at the learning rate of the latter."""
+    """Yield the loss of local SGD over bf16 at every step, each at its best learning rate, after 200 steps and more."""
     study = "docs/results/local-steps/points.jsonl"
-    source = Source(study, "gradwire sweep --config local-steps", "four simulated ranks", "0.9 M", "200")
     for row in study_rows("local-steps"):
-        if (row["steps"], row["local_every"], row["lr"]) == (200, 32, 0.003):
+        if (row["local_every"], row["lr"]) == (32, 0.003):
+            about, steps = "four simulated ranks", f"{row['steps']:.0f}"
+            source = Source(study, "gradwire sweep --config local-steps", about, "0.9 M", steps, seeds=int(row["runs"]))
             told = f"{loss([row['excess_loss']])} ({row['runs']:.0f} seed{'s' * (row['runs'] > 1)})"
             values = [row["excess_loss"]]
-            yield Claim(f"sites {row['compressor']}", MEASURED, source, lambda it=values: it, lambda _, it=told: it)
+            name = f"sites {row['compressor']}" + (f" {steps}" if steps != "200" else "")
+            yield Claim(name, MEASURED, source, lambda it=values: it, lambda _, it=told: it)
 
 
 def of_fsdp() -> Iterator[Claim]:
