@@ -187,3 +187,15 @@ def test_an_averager_that_is_gone_holds_no_steps_up():
     steps.all_sent()
     steps.between(lambda: None)
     assert steps.phase is Phase.IDLE
+
+
+def test_a_change_does_not_overtake_those_that_wait_for_a_step_that_has_ended_unseen(steps, averager):
+    made = []
+    opened(steps, averager)
+    averager.engines.idle = False
+    steps.all_sent()
+    Elsewhere(lambda: steps.between(lambda: made.append("first"))).end()
+    assert made == []
+    averager.engines.idle = True  # nobody tells that the step is over
+    Elsewhere(lambda: steps.between(lambda: made.append("second"))).end()
+    assert made == ["first", "second"]
