@@ -93,7 +93,7 @@ class Start:
         written, begun = self.lines()
         current = next((name for name in begun if name not in written), None)
         patience = LIMIT.total_seconds() + OVER if current and table[current].ends else SOON
-        failed = [self.ended[rank] for rank, code in enumerate(self.codes) if code]
+        failed = [when for rank, when in self.ended.items() if self._processes[rank].returncode]
         silent = time.time() - self.rows.stat().st_mtime > STUCK + FIRST * (not begun)
         return silent or bool(failed and now - min(failed) > patience)
 
