@@ -39,6 +39,7 @@ from .shown_averages import Parts, parts_of_bucket, parts_of_slice
 from .starting_values import StartingValues
 from .step_checks import DiscardedGradientCheck, DivergenceCheck, RepeatedAverageCheck, ReplicaCheck
 from .steps import SteppedAverager, Steps
+from .two_levels import without_levels
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +98,7 @@ class CompressedAverager(SteppedAverager):
         self._loaded_order: list[str] = []
         self.drain: Callable[[], None] = lambda: None  # waits for averages that are handed out after backward's end
         self.starting_values = StartingValues()
-        self._warned: Compressor | None = None  # the compressor whose warm-up was logged
+        self._warned: Compressor | None = None  # the compressor of which the log has spoken
 
     @property
     def scale(self) -> float:
@@ -254,17 +255,19 @@ class CompressedAverager(SteppedAverager):
             varies = traits_of(self.memory.compressor).varies_with_threads
             differ = agree_on_kernels(operations, engine.transport, flat.device, varies_with_threads=varies)
             self._replicas.transport = engine.transport if differ else None
-            self._log_warm_up()
+            self._log_advice(layout)
             self._agreed = True
         return layout
 
-    def _log_warm_up(self) -> None:
-        """Say once on the first rank that a compressor does not compress yet."""
+    def _log_advice(self, layout: Layout) -> None:
+        """Say once on the first rank that a compressor does not compress yet, or that two levels would save bytes."""
         memory = self.memory
-        found = warm_up(memory.compressor, memory.step - 1)
-        if found is not None and memory.compressor != self._warned and self.engines.group.rank() == 0:
-            self._warned = memory.compressor
-            logger.warning("gradwire: %s", found)
+        if memory.compressor == self._warned or self.engines.group.rank() != 0:
+            return
+        self._warned = memory.compressor
+        for found in (warm_up(memory.compressor, memory.step - 1), without_levels(memory.compressor, layout)):
+            if found is not None:
+                logger.warning("gradwire: %s", found)
 
     def _name(self, parameter: Tensor) -> str:
         return self.names.setdefault(parameter, str(len(self.names)))
