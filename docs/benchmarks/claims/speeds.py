@@ -59,14 +59,17 @@ def to_accuracy() -> Iterator[Claim]:
 def of_sites() -> Iterator[Claim]:
     """Yield the loss of local SGD over bf16 at every step, each at its best learning rate, after 200 steps and more."""
     study = "docs/results/local-steps/points.jsonl"
-    for row in study_rows("local-steps"):
-        if (row["local_every"], row["lr"]) == (32, 0.003):
-            about, steps = "four simulated ranks", f"{row['steps']:.0f}"
-            source = Source(study, "gradwire sweep --config local-steps", about, "0.9 M", steps, seeds=int(row["runs"]))
-            told = f"{loss([row['excess_loss']])} ({row['runs']:.0f} seed{'s' * (row['runs'] > 1)})"
-            values = [row["excess_loss"]]
-            name = f"sites {row['compressor']}" + (f" {steps}" if steps != "200" else "")
-            yield Claim(name, MEASURED, source, lambda it=values: it, lambda _, it=told: it)
+    losses: dict[tuple[object, ...], dict[int, float]] = {}  # of simulated ranks: by setting, then by seed
+    for row in (row for point in raw(study) for row in point["rows"] if row.get("netlab.rate") is None):
+        setting = row["compressor"], row["local_every"], row["steps"], row["lr"]
+        losses.setdefault(setting, {})[row["seed"]] = row["eval.loss"]
+    baseline = losses["bf16", 0, 200, 0.004]
+    for (compressor, every, steps, lr), found in losses.items():
+        if (every, lr) == (32, 0.003):
+            source = Source(study, "gradwire sweep --config local-steps", "four simulated ranks", "0.9 M", str(steps))
+            values = [100 * (found[seed] / baseline[seed] - 1) for seed in sorted(found)]
+            name = f"sites {compressor}" + (f" {steps}" if steps != 200 else "")
+            yield Claim(name, MEASURED, source, lambda it=values: it, loss)
 
 
 def of_fsdp() -> Iterator[Claim]:
