@@ -41,7 +41,6 @@ EXPLANATIONS = [
     "conformance",
     "emulation",
     "error-feedback",
-    "how-advise-works",
     "kernels",
     "local-steps-explained",
     "promises",
