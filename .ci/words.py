@@ -26,7 +26,6 @@ HOW_TO = [
     "netlab",
     "overlap",
     "should-i-compress",
-    "step-timeline",
     "sweep",
     "thrown-away-gradients",
     "training-script",
