@@ -38,7 +38,6 @@ EXPLANATIONS = [
     "collectives",
     "concepts",
     "conformance",
-    "emulation",
     "error-feedback",
     "kernels",
     "local-steps-explained",
