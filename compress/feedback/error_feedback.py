@@ -45,8 +45,8 @@ class ErrorFeedback:
     `residual_bits`: of each element of the residual between steps, see `Narrow`; 32 stands for float32 or wider. Copies in
     these are gone before a bucket leaves, where the inner compressor can do without them. `kept`: the part of each residual,
     on workers and servers, that stays after a step; the rest is lost. So a residual cannot grow without end: it is at most
-    the sum of 1, `kept`, `kept`², ... of what steps lose. Too little for the exact mean in the long run, which matters less
-    to Adam than bursts do.
+    the sum of 1, `kept`, `kept` squared, ... of what steps lose. Too little for the exact mean in the long run, which
+    matters less to Adam than bursts do.
     """
 
     inner: Compressor
