@@ -43,9 +43,19 @@ def arguments(**defaults: Any) -> argparse.Namespace:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--compressor", default="int8", help="none, bf16, int8, int4, ...")
     parser.add_argument("--optimizer", choices=["adamw", "muon"], default="adamw")
-    parser.add_argument("--text", type=Path, help="a file or folder; by default the source of Python's standard library")
+    parser.add_argument(
+        "--text", type=Path, help="a file or folder; by default the source of Python's standard library"
+    )
     parser.add_argument("--lr", type=float, default=2e-3)
-    for name, value in {"steps": 150, "seed": 0, "batch": 8, "context": 128, "width": 128, "layers": 4, "heads": 4}.items():
+    for name, value in {
+        "steps": 150,
+        "seed": 0,
+        "batch": 8,
+        "context": 128,
+        "width": 128,
+        "layers": 4,
+        "heads": 4,
+    }.items():
         parser.add_argument(f"--{name}", type=int, default=value, help="samples per rank" if name == "batch" else " ")
     parser.set_defaults(**defaults)
     return parser.parse_args()
@@ -60,7 +70,9 @@ def optimizers(model: nn.Module, name: str, lr: float) -> list[torch.optim.Optim
     return [torch.optim.Muon(matrices, lr=lr, adjust_lr_fn="match_rms_adamw"), torch.optim.AdamW(rest, lr=lr)]
 
 
-def train(model: nn.Module, optimizers: list[torch.optim.Optimizer], batches: Iterator[Any], device: torch.device) -> None:
+def train(
+    model: nn.Module, optimizers: list[torch.optim.Optimizer], batches: Iterator[Any], device: torch.device
+) -> None:
     model.train()
     for inputs, targets in batches:
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
@@ -95,7 +107,17 @@ def main() -> None:
     loss = validation_loss(model, data.evaluation_batches(16, 40), device)
     if rank == 0:
         sent = round(handle.stats().last.traffic.sent_bytes)
-        print(json.dumps({**vars(args), "text": str(args.text), "ranks": ranks, "validation_loss": loss, "sent_bytes_per_step": sent}))
+        print(
+            json.dumps(
+                {
+                    **vars(args),
+                    "text": str(args.text),
+                    "ranks": ranks,
+                    "validation_loss": loss,
+                    "sent_bytes_per_step": sent,
+                }
+            )
+        )
     dist.destroy_process_group()
 
 

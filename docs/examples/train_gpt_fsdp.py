@@ -36,5 +36,9 @@ train(model, chosen, islice(batches, args.steps), device)
 loss = validation_loss(model, data.evaluation_batches(16, 40), device)
 if rank == 0:
     sent = round(handle.stats().last.traffic.sent_bytes) if handle else None
-    print(json.dumps({**vars(args), "text": str(args.text), "ranks": ranks, "validation_loss": loss, "sent_bytes_per_step": sent}))
+    print(
+        json.dumps(
+            {**vars(args), "text": str(args.text), "ranks": ranks, "validation_loss": loss, "sent_bytes_per_step": sent}
+        )
+    )
 dist.destroy_process_group()
