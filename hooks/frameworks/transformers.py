@@ -121,7 +121,7 @@ class GradwireCallback(CheckpointedCallback):
         compressor: the compressor of the gradients. See `gradwire.compressor`.
         resume_from_checkpoint: the checkpoint, if it does not lie in `output_dir`. The Trainer does not pass its own
             argument on to callbacks.
-        options: other arguments of `gradwire.attach`.
+        options: other arguments of `gradwire.attach`. By default `optimizer` is the Trainer's.
 
     Attributes:
         compression: the `Handle`, once training has begun; None before.
