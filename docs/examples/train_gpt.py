@@ -12,9 +12,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 import gradwire
 from gradwire.experiments.workloads.data.text import text
+
+SIZES = {"steps": 150, "seed": 0, "context": 128, "width": 128, "layers": 4, "heads": 4}
 
 
 class GPT(nn.Module):
@@ -39,29 +42,19 @@ class GPT(nn.Module):
         return self.head(self.norm(hidden))
 
 
-def arguments(**defaults: Any) -> argparse.Namespace:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--compressor", default="int8", help="none, bf16, int8, int4, ...")
     parser.add_argument("--optimizer", choices=["adamw", "muon"], default="adamw")
-    parser.add_argument(
-        "--text", type=Path, help="a file or folder; by default the source of Python's standard library"
-    )
+    parser.add_argument("--text", type=Path, help="a file or folder; by default Python's standard library")
     parser.add_argument("--lr", type=float, default=2e-3)
-    for name, value in {
-        "steps": 150,
-        "seed": 0,
-        "batch": 8,
-        "context": 128,
-        "width": 128,
-        "layers": 4,
-        "heads": 4,
-    }.items():
-        parser.add_argument(f"--{name}", type=int, default=value, help="samples per rank" if name == "batch" else " ")
-    parser.set_defaults(**defaults)
+    parser.add_argument("--batch", type=int, default=8, help="samples per rank")
+    for name, size in SIZES.items():
+        parser.add_argument(f"--{name}", type=int, default=size, help=" ")
     return parser.parse_args()
 
 
-def optimizers(model: nn.Module, name: str, lr: float) -> list[torch.optim.Optimizer]:
+def optimizers(model: nn.Module, name: str, lr: float) -> list[Optimizer]:
     """AdamW; or Muon for the matrices of the blocks, and AdamW for the rest."""
     if name == "adamw":
         return [torch.optim.AdamW(model.parameters(), lr=lr)]
@@ -70,9 +63,7 @@ def optimizers(model: nn.Module, name: str, lr: float) -> list[torch.optim.Optim
     return [torch.optim.Muon(matrices, lr=lr, adjust_lr_fn="match_rms_adamw"), torch.optim.AdamW(rest, lr=lr)]
 
 
-def train(
-    model: nn.Module, optimizers: list[torch.optim.Optimizer], batches: Iterator[Any], device: torch.device
-) -> None:
+def train(model: nn.Module, optimizers: list[Optimizer], batches: Iterator[Any], device: torch.device) -> None:
     model.train()
     for inputs, targets in batches:
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
@@ -91,10 +82,16 @@ def validation_loss(model: nn.Module, batches: Iterator[Any], device: torch.devi
     return torch.stack(losses).mean().item()
 
 
+def report(args: argparse.Namespace, loss: float, sent_bytes: float | None) -> None:
+    """Print the settings and the outcome in a line of JSON, on the first rank."""
+    found = {"ranks": dist.get_world_size(), "validation_loss": loss, "sent_bytes_per_step": sent_bytes}
+    if dist.get_rank() == 0:
+        print(json.dumps({**vars(args), "text": str(args.text), **found}))
+
+
 def main() -> None:
     args = arguments()
     device = gradwire.init_process_group()  # NCCL if each rank has a GPU, else Gloo
-    rank, ranks = dist.get_rank(), dist.get_world_size()
     data = text(args.text, args.context)
     torch.manual_seed(args.seed)
     model = GPT(args.context, args.width, args.layers, args.heads).to(device)
@@ -102,22 +99,10 @@ def main() -> None:
     chosen = optimizers(model, args.optimizer, args.lr)
     handle = gradwire.attach(ddp_model, args.compressor, optimizer=chosen)  # gradwire: the line to add
 
-    batches = data.train_batches(args.batch, seed=args.seed, rank=rank, world_size=ranks)
+    batches = data.train_batches(args.batch, seed=args.seed, rank=dist.get_rank(), world_size=dist.get_world_size())
     train(ddp_model, chosen, islice(batches, args.steps), device)
     loss = validation_loss(model, data.evaluation_batches(16, 40), device)
-    if rank == 0:
-        sent = round(handle.stats().last.traffic.sent_bytes)
-        print(
-            json.dumps(
-                {
-                    **vars(args),
-                    "text": str(args.text),
-                    "ranks": ranks,
-                    "validation_loss": loss,
-                    "sent_bytes_per_step": sent,
-                }
-            )
-        )
+    report(args, loss, handle.stats().last.traffic.sent_bytes)
     dist.destroy_process_group()
 
 
