@@ -12,6 +12,7 @@ from .algorithms.quantized import Int2, Int4, Int8
 from .algorithms.topk import TopK
 from .builder.build import Spec, WarmUp, compressor, compressors, specification, warm_up
 from .builder.optimizer_defaults import Optimizers, optimizers_of, tuned, without_momentum
+from .builder.optimizer_given import report_optimizer
 from .composed.adaptive import Adaptive
 from .composed.hierarchical import Hierarchical
 from .feedback.error_feedback import ErrorFeedback, Float32Arithmetic
@@ -91,6 +92,7 @@ __all__ = [
     "optimizers_of",
     "reduce_scatter",
     "register",
+    "report_optimizer",
     "simulate",
     "specification",
     "together",

@@ -23,6 +23,7 @@ from .observed import Observed
 from .transport.lost_ranks import await_all
 from .transport.protocol import Decorator
 from .transport.rank_messages import gathered, scattered, unlike
+from .transport.torch_groups import as_groups
 
 UNBOUND = "a state of another number of ranks needs the model's parameters: call handle.bind(model) first"
 
@@ -47,7 +48,7 @@ class Handle(Observed):
         scaler: Scaler | None = None,
         undo: bool = False,
     ) -> None:
-        groups = [process_group] if isinstance(process_group, dist.ProcessGroup) else process_group or ()
+        groups = as_groups(process_group)
         settings: dict[str, Any] = {"partial": partial, "decorate": transport, "undo": undo}
         self.averager = CompressedAverager(compressor(spec), groups, timeout, **settings)
         self._bound = self._model_named = False  # by `name` or `bind`; by `bind` alone

@@ -14,7 +14,7 @@ from torch.autograd.profiler import record_function
 from torch.distributed.algorithms.join import Join, Joinable
 from torch.distributed.utils import _to_kwargs
 
-from ..compress import Optimizers, Spec, tuned
+from ..compress import Optimizers, Spec, report_optimizer, tuned
 from ..compress import compressor as compressor_of
 from .averaging.averager import Averager, CompressedAverager
 from .averaging.user_hook import HookAverager
@@ -98,7 +98,7 @@ class DistributedDataParallel(TorchAttributes):
         Joinable.__init__(self)
         self.arguments = Arguments.given(arguments, named_arguments, OWN_ARGUMENTS)
         self.arguments.warn()
-        compressor = tuned(compressor, optimizer)
+        given, compressor = compressor, tuned(compressor, optimizer)
         self._setup = (compressor, timeout, transport, scaler, undo)
         if self.arguments.device_mesh is not None:
             self.device_mesh = self.arguments.device_mesh
@@ -113,6 +113,7 @@ class DistributedDataParallel(TorchAttributes):
         self._passing_sync_batchnorm_handle(module)  # type: ignore[no-untyped-call]
         groups = self.arguments.groups()
         self._connect(groups, together=self.arguments.init_sync)
+        report_optimizer(given, optimizer, self.compression.averager.names, self.process_group.rank())
         if self.arguments.init_sync:
             self.copy_states(0, buffers=self.arguments.sync_buffers_at_start)
         if self.arguments.static_graph:
@@ -350,8 +351,9 @@ class DistributedDataParallel(TorchAttributes):
         if self._hook is not None or self._setup[0] != "none":
             self._log_and_throw(
                 RuntimeError,
-                "register_comm_hook or register_builtin_comm_hook can only be called once. On a model made with "
-                f"compressor='none', that is; this one has {self._hook[1] if self._hook else self._setup[0]}",
+                "register_comm_hook or register_builtin_comm_hook can only be called once, on a model made with "
+                f"compressor='none'. This one has {self._hook[1] if self._hook else self._setup[0]}, and needs no attach: "
+                "model.compression is its handle, whose swap() changes the compressor",
             )
         if (handle_on := getattr(hook, "handle_on", None)) is not None:  # gradwire's own, which makes its state itself
             state = handle_on(self)

@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ..compress import Optimizers, Spec, compressor, specification
+from ..compress import Optimizers, Spec, specification
+from ..compress import compressor as compressor_of
 from ..compress.builder.options import nearest_named
 from ..ddp_core import DEFAULT_TIMEOUT, Decorator, Handle, Scaler, refuse_inside
 from .handle_of import handle_with, remember
@@ -28,7 +29,8 @@ NOT_REGISTERED = (
 )
 STATE = (
     "the state of gradwire's hook is the process group to average on, or None for the model's own: "
-    "ddp_model.register_comm_hook(None, hook); got {}"
+    "ddp_model.register_comm_hook(None, hook); got {}. Other arguments, such as the optimizer, go to "
+    "gradwire.comm_hook('int4', optimizer=optimizer)"
 )
 NEVER_CALLED = (
     "gradwire's hook {} was never called: nothing was compressed by it. Lightning's DDPStrategy registers hooks on GPUs "
@@ -46,7 +48,7 @@ class CommHook:
     """
 
     def __init__(self, spec: Spec, options: dict[str, Any], name: str) -> None:
-        compressor(spec)  # which refuses a wrong one here
+        compressor_of(spec)  # which refuses a wrong one here
         self.__name__, self.__qualname__ = name, f"gradwire.{name}"
         self._spec, self._options = spec, options
         self.called = False
@@ -79,7 +81,7 @@ class CommHook:
     def _register(self, ddp: DistributedDataParallel, state: object) -> None:
         """Make the handle of a model; not for one that has a hook already, which torch is about to refuse."""
         if state is not None and not isinstance(state, dist.ProcessGroup):
-            raise TypeError(STATE.format(repr(state)))
+            raise TypeError(STATE.format(repr(state) if isinstance(state, str) else type(state).__name__))
         if ddp._comm_hooks:
             return
         refuse_inside(ddp.module, (each for each in ddp._module_parameters if each.requires_grad))
@@ -100,12 +102,12 @@ class CommHook:
         return CommHook, (self._spec, self._options, self.__name__)
 
     def __repr__(self) -> str:
-        return f"<gradwire's hook: {specification(compressor(self._spec))}>"
+        return f"<gradwire's hook: {specification(compressor_of(self._spec))}>"
 
 
 @nearest_named
 def comm_hook(
-    spec: Spec,
+    compressor: Spec,
     *,
     timeout: timedelta = DEFAULT_TIMEOUT,
     transport: Decorator | None = None,
@@ -120,7 +122,7 @@ def comm_hook(
     own. At the end of a process of several ranks, a warning names a hook that was never called.
 
     Args:
-        spec: the compressor of the gradients. See `gradwire.compressor`.
+        compressor: the compressor of the gradients. See `gradwire.compressor`.
         timeout: limit of each wait for an average, on the CPU.
         transport: a function that wraps each transport, for example in an emulated link.
         optimizer: as for `gradwire.attach`.
@@ -134,7 +136,7 @@ def comm_hook(
         ValueError: the compressor is unknown or has a wrong option.
     """
     options = {"timeout": timeout, "transport": transport, "optimizer": optimizer, "scaler": scaler, "undo": undo}
-    return CommHook(spec, options, f"comm_hook({specification(compressor(spec))!r})")
+    return CommHook(compressor, options, f"comm_hook({specification(compressor_of(compressor))!r})")
 
 
 @atexit.register

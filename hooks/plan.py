@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..compress import AllGather, Compressor, Layout, Program, Ranks, Spec, Traffic, compressor
-from ..compress.builder.options import whole_number
+from ..compress import AllGather, Compressor, Layout, Program, Ranks, Spec, Traffic
+from ..compress import compressor as compressor_of
+from ..compress.builder.options import nearest_named, whole_number
 from ..compress.shards.layout import ShardLayout
 from ..compress.shards.reduction import ShardSum, shard_sum
 from ..compress.shards.weights import HeldWeights, OwnRows, WeightGather, WeightKind, weight_gather
@@ -69,9 +70,10 @@ class Plan:
         return self.peak_bytes / self.parameters
 
 
+@nearest_named
 def plan(
     model: nn.Module,
-    spec: Spec,
+    compressor: Spec,
     *,
     world_size: int,
     bucket_mb: float | None = None,
@@ -82,7 +84,7 @@ def plan(
 
     Args:
         model: the model; it may be on the meta device.
-        spec: the compressor. See `gradwire.compressor`.
+        compressor: the compressor. See `gradwire.compressor`.
         world_size: the number of ranks.
         bucket_mb: DDP's bucket size in MiB; None means its default, 1 for the first bucket and 25 for the rest.
         order: the parameters in the order in which their gradients get ready, which decides DDP's buckets; by default
@@ -103,7 +105,7 @@ def plan(
     500.0
     """
     world_size = whole_number(world_size, "world_size is a whole number, at least 1")
-    built = compressor(spec)
+    built = compressor_of(compressor)
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters() if p.requires_grad}
     if not names:
         raise ValueError(f"{type(model).__name__} has no parameters that require gradients: there is nothing to plan")
@@ -113,7 +115,8 @@ def plan(
     layouts = bucket_layouts({names[parameter]: parameter for parameter in ready}, bucket_mb, ranks)
     now = steady_traffic(built, layouts)
     before = _uncompressed(sum(layout.numel * layout.dtype.itemsize for layout in layouts), world_size)
-    elements, name = sum(p.numel() for p in parameters), spec if isinstance(spec, str) else repr(built)
+    elements = sum(p.numel() for p in parameters)
+    name = compressor if isinstance(compressor, str) else repr(built)
     state, work = state_bytes(built, layouts), work_bytes(built, layouts)
     return Plan.of(name, elements, world_size, now, before, state, work)
 

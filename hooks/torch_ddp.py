@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..compress import Optimizers, Spec, tuned
+from ..compress import Optimizers, Spec, report_optimizer, tuned
 from ..compress.builder.options import nearest_named
 from ..ddp_core import (
     DEFAULT_TIMEOUT,
@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 WORTH_SAYING = 10.0  # MB
 AROUND = ("_orig_mod", "_forward_module")  # where torch.compile, and Fabric, keep what they wrap
 NOT_DDP = {  # class: what to do there
+    "DataParallel": "it is one process, whose gradients reach no other. Wrap its module in DistributedDataParallel instead, "
+    "and start one process per GPU: torchrun --nproc-per-node 4 train.py",
     "FullyShardedDataParallel": "FSDP shards gradients by itself, and FSDP1 lets nobody else do so: use fully_shard, or DDP",
     "PreTrainedModel": "transformers' Trainer wraps it when training begins: trainer.add_callback(GradwireCallback(trainer, "
     "...)) of gradwire.transformers attaches to trainer.model_wrapped then; without Trainer, wrap it first, then attach",
@@ -123,7 +125,7 @@ def ddp_inside(model: nn.Module | None) -> DistributedDataParallel | None:
 @overload
 def attach(
     model: nn.Module,
-    spec: Spec,
+    compressor: Spec,
     *,
     process_group: dist.ProcessGroup | None = None,
     timeout: timedelta = DEFAULT_TIMEOUT,
@@ -153,7 +155,7 @@ def attach(
 @nearest_named
 def attach(
     model: nn.Module,
-    spec: Spec | None = None,
+    compressor: Spec | None = None,
     *,
     gather: Spec | None = None,
     reduce: Spec | None = None,
@@ -173,15 +175,15 @@ def attach(
 
     Args:
         model: a model of torch's DistributedDataParallel, `fully_shard` (FSDP2) or `replicate`.
-        spec: the compressor of the gradients, for DDP and `replicate`. See `gradwire.compressor`.
+        compressor: the compressor of the gradients, for DDP and `replicate`. See `gradwire.compressor`.
         gather: the compressor of weights that FSDP2 gathers; "none" sends them uncompressed.
         reduce: the compressor of gradients that FSDP2 reduces.
         replicas: the compressor of gradients between the replicas of FSDP2's hybrid sharding.
         process_group: the ranks that average; by default the model's own group.
         timeout: limit of each wait for an average, on the CPU.
         transport: a function that wraps each transport, for example in an emulated link.
-        optimizer: the optimizer of the averages, or a list. It sets the options of error feedback that `spec` leaves
-            open.
+        optimizer: the optimizer of the averages, or a list. It sets the options of error feedback that `compressor`
+            leaves open.
         scaler: a torch.amp.GradScaler. Residuals follow its loss scale: see `Handle.follow`.
         undo: keep a second copy of residuals, which doubles their memory. A step that GradScaler skips or that you
             discard is then undone exactly. Without the copy, the default, such a step sets residuals to zero.
@@ -200,12 +202,12 @@ def attach(
     if isinstance(model, nn.Module) and is_sharded(model) and not is_replicated(model):
         from .fsdp import Sharding, attach_sharded
 
-        asked = Sharding(gather, reduce, replicas, spec, process_group, optimizer, undo)
+        asked = Sharding(gather, reduce, replicas, compressor, process_group, optimizer, undo)
         handle = attach_sharded(model, asked, timeout, transport)
     else:
         options: dict[str, Any] = {"process_group": process_group, "timeout": timeout, "transport": transport}
         options["undo"] = undo
-        handle = _attach_whole(model, spec, (gather, reduce, replicas), options, optimizer)
+        handle = _attach_whole(model, compressor, (gather, reduce, replicas), options, optimizer)
     if scaler is not None:
         handle.follow(scaler)
     model.register_forward_pre_hook(ForwardBegins(handle))
@@ -255,6 +257,7 @@ def _attach_whole(
         from .replicate import attach_replicated
 
         replicated_handle: Handle = attach_replicated(model, tuned(spec, optimizer), **options)
+        report_optimizer(spec, optimizer, replicated_handle.averager.names, dist.get_rank())
         remember(replicated_handle, model)
         return replicated_handle
     if ddp._comm_hooks:
@@ -316,6 +319,7 @@ def handle_for(
     settings: dict[str, Any] = {"partial": partial, "transport": transport, "undo": undo}
     handle = Handle(tuned(spec, optimizer), process_group, timeout, **settings)
     handle.bind(ddp or model)
+    report_optimizer(spec, optimizer, handle.averager.names, handle.averager.engines.ranks.rank)
     NeverCalled.watch(handle, ddp or model)
     handle.averager.copies = ddp is not None and not ddp.gradient_as_bucket_view
     if ddp is not None:

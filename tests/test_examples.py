@@ -2,6 +2,8 @@
 
 import ast
 import importlib.util
+import json
+import math
 import os
 import re
 import shlex
@@ -19,6 +21,11 @@ NEEDS = {
     "ray": "ray",
     "elastic": "torch",
     "dcp": "torch",
+}
+TASKS = {  # of a real task: what a short run needs, and packages
+    "gpt": ("--steps 2 --width 32 --layers 1 --heads 2 --optimizer muon", ()),
+    "gpt_fsdp": ("--steps 2 --width 32 --layers 1 --heads 2", ()),
+    "finetune": ("--steps 2 --pretrain-steps 2 --width 32 --lora", ("transformers", "peft")),
 }
 PROGRAMS = {"torchrun": [sys.executable, "-m", "torch.distributed.run"], "python": [sys.executable]}
 SHOWN = r"32 (synchronized )?steps"
@@ -84,7 +91,7 @@ def test_no_page_overwrites_its_only_checkpoint_in_place(page):
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(  # train_sites.py: tests/hooks/local_sgd/test_example.py
     "script",
-    [each for each in sorted(FOLDER.glob("*.py")) if each.stem != "train_sites"],
+    [each for each in sorted(FOLDER.glob("*.py")) if each.stem.removeprefix("train_") not in {"sites", *TASKS}],
     ids=lambda script: script.stem,
 )
 def test_an_example_runs_as_it_says(script, tmp_path):
@@ -92,6 +99,23 @@ def test_an_example_runs_as_it_says(script, tmp_path):
     if not importlib.util.find_spec(needed):
         pytest.skip(f"{needed} is not installed")
     assert re.search(SHOWN, printed(command(script), tmp_path))
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("script", TASKS)
+def test_an_example_of_a_real_task_prints_its_outcome(script, tmp_path):
+    options, packages = TASKS[script]
+    for package in packages:
+        if not importlib.util.find_spec(package):
+            pytest.skip(f"{package} is not installed")
+    torchrun = [*PROGRAMS["torchrun"], "--nproc-per-node", "2"]
+    words = [*torchrun, str(FOLDER / f"train_{script}.py"), *options.split(), "--compressor", "int4"]
+    (line,) = [each for each in printed(words, tmp_path).splitlines() if each.startswith('{"')]
+    run = json.loads(line)
+    assert (run["compressor"], run["steps"], run["ranks"]) == ("int4", 2, 2)
+    assert 1 < run["validation_loss"] < 2 * math.log(256)  # nats of a byte
+    assert run["sent_bytes_per_step"] > 0
 
 
 @pytest.mark.thorough

@@ -22,11 +22,12 @@ from ..feedback.worker_momentum import WorkerMomentum
 from ..protocol.compressor import Compressor, inside
 from ..protocol.registry import BASELINES, Registration, find, register, registered
 from ..state.leaf import WIDTHS
-from .options import did_you_mean, option_value
+from .options import compressor_meant, option_value
 
 WRITTEN = "_gradwire_text"  # the attribute of a compressor that was built from a text: that text
 logger = logging.getLogger(__name__)
 ENTRY_POINT_GROUP = "gradwire.compressors"
+NO_COLON = re.compile(r"(?P<name>[\w-]+)\s*[\s,;(]\s*(?P<options>.+?)\)?")  # a text such as "int4,error_feedback=0.9"
 OUTER_END = re.compile(r"(?<![0-9][eE])\+")  # a '+' that is not part of a number such as 1e+3
 NESTED = ("inner", "warmup")  # options that are specifications
 DEEPEST = 16  # compressors inside each other
@@ -78,7 +79,10 @@ def compressor(spec: Spec) -> Compressor:
         return _build(spec)
     if isinstance(spec, Compressor) and not isinstance(spec, type):
         return spec
-    raise TypeError(f"a compressor is given as a string, a mapping or an object with init and reduce, got {spec!r}")
+    raise TypeError(
+        f"a compressor is given as a string, a mapping or an object with init and reduce, got {spec!r}: write 'int8', for "
+        "example"
+    )
 
 
 def with_error_feedback(spec: Spec) -> Spec:
@@ -266,7 +270,7 @@ def _find(name: Any, mapping: Mapping[str, Any]) -> Registration:
             _load(entry)
     if name not in registered:
         known = sorted(compressors())
-        hint = did_you_mean(name.lower(), known)
+        hint = compressor_meant(name, known)
         raise ValueError(f"unknown compressor {name!r}{hint}; there are: {', '.join(known)}")
     return registered[name]
 
@@ -300,15 +304,30 @@ def parsed(text: str) -> Mapping[str, Any]:
         raise ValueError(
             f"cannot read the compressor {text!r}: write name, name:key=value,key=value or outer+inner:..."
         )
+    meant = NO_COLON.fullmatch(outer.strip())
+    if meant and find(meant["name"]) and not find(meant["options"]):
+        raise ValueError(_with_a_colon(text, f"{meant['name']}:{meant['options']}"))
     mapping: dict[str, Any] = {"name": name, **({"inner": parsed(inner)} if plus else {})}
     for option in options.split(",") if options else ():
         key, equals, value = option.partition("=")
         if not equals or not value:
-            raise ValueError(f"cannot read the option {option!r} of {text!r}: write key=value")
+            method = find(name)
+            has = f"; {name} has the options {', '.join(method.options) or 'none'}" if method else ""
+            raise ValueError(f"cannot read the option {option!r} of {text!r}: write key=value{has}")
         if key.strip() in mapping:
             raise ValueError(f"the option {key.strip()!r} stands twice in {text!r}")
         mapping[key.strip()] = value.strip()
     return mapping
+
+
+def _with_a_colon(text: str, meant: str) -> str:
+    """The message for a text whose options do not follow a colon. `meant`: the text with one, which may be wrong, too."""
+    message = f"cannot read the compressor {text!r}: write a colon before the options, as in {meant!r}"
+    try:
+        compressor(meant)
+    except ValueError as error:
+        return f"{message}. Then {error}"
+    return message
 
 
 def filled(spec: str | Mapping[str, Any], defaults: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -164,6 +164,20 @@ def tuned(spec: Spec, optimizer: Optimizers | None) -> Spec:
     return filled
 
 
+def for_adam(spec: Spec) -> str | None:
+    """Return the text of a compressor with the options that suit Adam; None if it leaves open none of these.
+
+    >>> for_adam("int4"), for_adam("int8"), for_adam("int4:error_feedback=true")
+    ('int4:error_feedback=false', None, None)
+    """
+    if not isinstance(spec, str | Mapping):
+        return None
+    compressor(spec)  # imports what it names
+    given = parsed(spec) if isinstance(spec, str) else spec
+    changed = _filled(given, FEEDBACK["Adam"])
+    return None if changed == given else specification(compressor(changed))
+
+
 def tuned_specification(spec: str, optimizer: Optimizers | None) -> str:
     """Return the text of a compressor with the options that `tuned` adds for an optimizer."""
     filled = tuned(spec, optimizer)

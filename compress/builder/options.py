@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import types
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
@@ -14,6 +15,10 @@ from ..protocol.registry import Registration
 
 P = ParamSpec("P")
 R = TypeVar("R")
+A_WIDTH = re.compile(
+    r"(u?int|(mx|nv|n|b)?f|(mx|nv)?fp|b?float|bits?|q)?[\W_]*(?P<bits>\d+)[\W_]*(bits?)?", re.IGNORECASE
+)
+OF_WIDTH = {"1": "onebit", "2": "int2", "4": "int4", "8": "int8", "16": "bf16", "32": "none"}
 
 
 def option_value(method: Registration, key: str, value: Any) -> Any:
@@ -60,6 +65,24 @@ def did_you_mean(name: str, names: Iterable[str], end: str = "") -> str:
     """
     near = get_close_matches(name, list(names), 1)
     return f" (did you mean {near[0] + end!r}?)" if near else ""
+
+
+def compressor_meant(name: str, names: Iterable[str]) -> str:
+    """A hint to put behind the unknown name of a compressor, which may be a number of bits, or FSDP2's two compressors.
+
+    >>> compressor_meant("4-bit", ["int4", "onebit"]), compressor_meant("top-k", ["topk"])
+    (" (did you mean 'int4'?)", " (did you mean 'topk'?)")
+    """
+    width = A_WIDTH.fullmatch(name)
+    if width and width["bits"] in OF_WIDTH:
+        return f" (did you mean {OF_WIDTH[width['bits']]!r}?)"
+    if "/" in name:
+        gather, _, reduce = name.partition("/")
+        return (
+            f" (two compressors are FSDP2's: attach(model, gather={gather!r}, reduce={reduce!r}), "
+            "in commands --parallel fsdp)"
+        )
+    return did_you_mean(name.lower(), names)
 
 
 def whole_number(value: object, expected: str, *, least: int = 1, most: float = float("inf")) -> int:

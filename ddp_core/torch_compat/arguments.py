@@ -16,6 +16,7 @@ from ...compress.builder.options import did_you_mean
 from ..buckets.assignment import caps_in_bytes
 from ..buckets.grad_bucket import plain_names
 from ..reducer.unused_parameters import Rules
+from ..transport.torch_groups import as_groups
 
 REFUSED = {  # argument: the way out
     "delay_all_reduce_named_params": "leave those parameters to DistributedDataParallel, too",
@@ -61,6 +62,11 @@ class Arguments:
             raise RuntimeError("Cannot specify both process_group and device_mesh arguments.")
         if self.device_mesh is not None and self.device_mesh.ndim != 1:
             raise RuntimeError(f"Only 1D device mesh is supported, but got {self.device_mesh}.")
+        if isinstance(self.device_ids, str):
+            raise TypeError(
+                f"device_ids is a list of one device, or None; got {self.device_ids!r}. The compressor is a keyword: "
+                f"DistributedDataParallel(model, compressor={self.device_ids!r})"
+            )
         if self.device_ids is not None and len(self.device_ids) > 1:
             raise ValueError("device_ids can only be None or contain a single element.")
 
@@ -103,10 +109,8 @@ class Arguments:
         """The process groups that buckets go over in turn."""
         if self.device_mesh is not None:
             return [self.device_mesh.get_group(mesh_dim=0)]
-        if isinstance(self.process_group, Sequence):
-            return _same_ranks(self.process_group)
         if self.process_group is not None:
-            return [self.process_group]
+            return _same_ranks(as_groups(self.process_group))
         if not dist.is_initialized():
             raise RuntimeError("there is no process group yet: call torch.distributed.init_process_group() first")
         assert dist.group.WORLD is not None
@@ -124,6 +128,8 @@ class Arguments:
 
 
 def _same_ranks(groups: Sequence[dist.ProcessGroup]) -> list[dist.ProcessGroup]:
+    if len(groups) == 1:
+        return list(groups)
     if not groups:
         raise ValueError("process_group is an empty list: pass one group or more, or None for the default group")
     ranks = [dist.get_process_group_ranks(group) for group in groups]

@@ -205,3 +205,14 @@ def start_all_to_all(rows: Tensor, out: Tensor, group: dist.ProcessGroup) -> dis
 def store_of(group: dist.ProcessGroup) -> dist.Store:
     """Return the store in which the ranks of a group, and no others, have met."""
     return c10d._world.pg_map[group][1]
+
+
+def as_groups(given: dist.ProcessGroup | Sequence[dist.ProcessGroup] | None) -> list[dist.ProcessGroup]:
+    """Return the process groups given: none, one or several. Raises TypeError for anything else."""
+    groups = list(given) if isinstance(given, list | tuple) else [] if given is None else [given]
+    if not all(isinstance(group, dist.ProcessGroup) for group in groups):
+        raise TypeError(
+            "process_group is a torch.distributed.ProcessGroup, such as dist.new_group([0, 1]) returns, or None for the "
+            f"model's own; got {given!r}"
+        )
+    return groups  # type: ignore[return-value]

@@ -23,8 +23,8 @@ class BenchConfig(EmulationConfig):
     """Seconds a training step with DistributedDataParallel, over models, world sizes and settings."""
 
     models: list[str] = field(default_factory=lambda: list(RESNETS))
-    """models to time: resnet50, resnet101, resnext50_32x4d, resnext101_32x8d, vgg19, gpt, bert, mlp, resnet18-cifar, tiny,
-    torchvision:NAME or FILE.py:FUNCTION"""
+    """models to time: resnet50, resnet101, resnext50_32x4d, resnext101_32x8d, vgg19, gpt-0.9m, gpt-162m, bert, mlp,
+    resnet18-cifar, tiny, torchvision:NAME or FILE.py:FUNCTION"""
     batch_size: int = 32
     """samples per rank and step; the trace of an emulated accelerator has its own"""
     image_size: int = 224

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from ...compress.builder.options import did_you_mean
 from ..workloads.emulation import EmulatedModel, Trace
-from ..workloads.models import TORCHVISION, VISION
-from ..workloads.models.networks import GPT, MLP, ResNet18
+from ..workloads.models import SIZED, TORCHVISION, VISION, ModelConfig, build_model
+from ..workloads.models.networks import MLP, ResNet18
 from ..workloads.training import loss_of
 
 RESNETS = VISION[:4]
 PICTURE_CLASSES, CLASSES = 1000, 10
-WORDS, TOKENS = 50257, 128  # GPT-2's vocabulary; tokens a sample
+TOKENS = 128  # of a sample
 BERT_WORDS = 30522
 TINY_LAYERS, TINY_WIDTH = 600, 16
 SMALL_IMAGE = (3, 32, 32)
@@ -127,14 +127,14 @@ def _tiny() -> nn.Module:
     return nn.Sequential(*(nn.Linear(TINY_WIDTH, TINY_WIDTH) for _ in range(TINY_LAYERS)))
 
 
-def _gpt() -> nn.Module:
-    """The size of GPT-2's smallest (Radford et al. 2019), with an output layer of its own."""
-    return GPT(vocabulary=WORDS, context=TOKENS, width=768, layers=12, heads=12)
+def _gpt(name: str) -> Task:
+    config = ModelConfig(name)
 
+    def sample(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        tokens = torch.randint(config.vocabulary or 0, (count, config.context + 1), generator=generator)
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
-def _gpt_sample(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    tokens = torch.randint(WORDS, (count, TOKENS + 1), generator=generator)
-    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    return Task(name, lambda: build_model(config), sample, loss_of)
 
 
 def _bert() -> nn.Module:
@@ -153,7 +153,7 @@ def _bert_sample(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor
 OTHERS = {
     task.name: task
     for task in (
-        Task("gpt", _gpt, _gpt_sample, loss_of),
+        *map(_gpt, SIZED),
         Task("bert", _bert, _bert_sample, lambda model, inputs, targets: model(inputs, labels=targets).loss),
         Task("mlp", lambda: MLP(SMALL_IMAGE, CLASSES, width=1024, layers=4), _images(SMALL_IMAGE, CLASSES), loss_of),
         Task("tiny", _tiny, _images((TINY_WIDTH,), TINY_WIDTH), loss_of),

@@ -36,7 +36,7 @@ from .show import averages_table, heading, steps_table
 
 TIMED = ["none", "bf16", "int8", "int4"]
 WRAPPER = "hosts"  # means the same as no compressor if it is alone
-MODELS = {"cpu": "mlp", "cuda": "gpt"}
+MODELS = {"cpu": "mlp", "cuda": "gpt-162m"}
 WARM_UP = 5  # steps
 FEWEST_RANKS = 2
 
@@ -46,7 +46,8 @@ class CheckConfig(RanksConfig):
     """Check averages, checkpoints and step times on these ranks."""
 
     model: str | None = None
-    """model whose step is timed: one of gradwire bench, or FILE.py:FUNCTION; gpt on GPUs and mlp on CPUs if not given"""
+    """model whose step is timed: one of gradwire bench, or FILE.py:FUNCTION; gpt-162m on GPUs and mlp on CPUs if not
+    given"""
     batch_size: int = 8
     """samples per rank and step; a model of your own has its own batch"""
     steps: int = 10

@@ -120,7 +120,7 @@ COMMANDS: dict[str, Command] = {
         function=".bench.command:bench_command",
         examples=(
             "gradwire bench --models tiny --steps 5",
-            "gradwire bench --models gpt --ddp torch,gradwire --compressors none,int4 --json bench.json",
+            "gradwire bench --models gpt-162m --ddp torch,gradwire --compressors none,int4 --json bench.json",
         ),
         common=("models", "ddp", "compressors", "batch_size", "steps", "warmup", "world_sizes", "nproc", "json"),
     ),

@@ -164,7 +164,7 @@ def train(
     momentum_of = "none" if config.parallel == "fsdp" or config.local_every else spec
     optimizers = optimizers_for(model, momentum_of, config.optimizer, config.lr, config.momentum)
     ran = filled(spec, config, optimizers)
-    wrapped, handle = _wrapped(model, ran, config, transport)
+    wrapped, handle = _wrapped(model, ran, config, optimizers, transport)
     optimizers = ordered(wrapped, optimizers, config.order)
     local = local_steps(spec, config, wrapped, optimizers, transport) if config.local_every else None
     at_end = local.synchronize if local else (lambda: None)
@@ -190,25 +190,28 @@ def train(
 
 
 def _wrapped(
-    model: nn.Module, spec: str, config: TrainingConfig, transport: Decorator | None
+    model: nn.Module, spec: str, config: TrainingConfig, optimizers: Optimizers, transport: Decorator | None
 ) -> tuple[nn.Module, Handle | ShardHandle | None]:
     """The model as what is configured trains it, and the handle of its compression; None for torch's and local SGD."""
-    timeout = timedelta(seconds=config.timeout)
+    options: dict[str, Any] = {
+        "optimizer": optimizers,
+        "timeout": timedelta(seconds=config.timeout),
+        "transport": transport,
+    }
     if config.local_every or spec == TORCH:
         return model, None
     if config.parallel == "fsdp":
         gather, reduce = payloads(spec)
-        return model, attach(model, gather=gather, reduce=reduce, timeout=timeout, transport=transport)
+        return model, attach(model, gather=gather, reduce=reduce, **options)
     if config.ddp == "torch":
         theirs = TorchDDP(model, bucket_cap_mb=config.bucket_mb, gradient_as_bucket_view=True)
-        return theirs, attach(theirs, spec, timeout=timeout, transport=transport)
+        return theirs, attach(theirs, spec, **options)
     ours = DistributedDataParallel(
         model,
         bucket_cap_mb=config.bucket_mb,
         gradient_as_bucket_view=True,
         compressor=spec,
-        timeout=timeout,
-        transport=transport,
+        **options,
     )
     return ours, ours.compression
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from ...compress import Spec
 from ...ddp_core import Handle, Scaler
@@ -81,7 +82,7 @@ def accelerate(accelerator: Accelerator, model: nn.Module, compressor: Spec | No
         model: the model that `prepare` returned.
         compressor: the compressor of the gradients. See `gradwire.compressor`. None if the model has a hook of
             `gradwire.AccelerateKwargs`.
-        options: other arguments of `gradwire.attach`.
+        options: other arguments of `gradwire.attach`. By default `optimizer` is what `prepare` returned for this model.
 
     Returns:
         The handle.
@@ -95,6 +96,7 @@ def accelerate(accelerator: Accelerator, model: nn.Module, compressor: Spec | No
     if ddp is None:
         raise TypeError(_not_wrapped(accelerator, model))
     if compressor is not None:
+        options.setdefault("optimizer", _optimizers_of(accelerator, ddp) or None)
         handle: Handle = attach(model, compressor, **options)
     else:
         handle = handle_of(ddp)
@@ -131,6 +133,13 @@ def accelerate_locally(accelerator: Accelerator, model: nn.Module, optimizer: An
     _forget_released(accelerator)
     accelerator.register_for_checkpointing(PreparedState(GatheredSites(local, inside), ddp))
     return local
+
+
+def _optimizers_of(accelerator: Accelerator, model: nn.Module) -> list[Optimizer]:
+    """Return the prepared optimizers of a model. No public attribute lists them."""
+    own = set(model.parameters())
+    prepared: list[Optimizer] = getattr(accelerator, "_optimizers", [])
+    return [each for each in prepared if any(not own.isdisjoint(group["params"]) for group in each.param_groups)]
 
 
 def _not_wrapped(accelerator: Accelerator, model: nn.Module) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ...compress import Spec
 from ...ddp_core import DistributedDataParallel, Handle, Scaler, watched
@@ -86,12 +87,16 @@ class _Compressing:
         self._compressor = compressor
 
     def _wrapped(
-        self, model: nn.Module, device_ids: list[int] | None, scaler: Scaler | None = None
+        self,
+        model: nn.Module,
+        device_ids: list[int] | None,
+        optimizers: Sequence[Optimizer],
+        scaler: Scaler | None = None,
     ) -> DistributedDataParallel:
         beside = nullcontext() if device_ids is None else torch.cuda.stream(torch.cuda.Stream())
         with beside:  # DDP is made on a stream of its own, as torch's notes on CUDA ask for
-            options = {"compressor": self._compressor, "scaler": scaler, **self._ddp_kwargs}
-            return DistributedDataParallel(model, device_ids, **options)
+            settings = {"compressor": self._compressor, "scaler": scaler, "optimizer": optimizers or None}
+            return DistributedDataParallel(model, device_ids, **{**settings, **self._ddp_kwargs})
 
 
 class GradwireStrategy(_Compressing, _Kept):
@@ -118,6 +123,7 @@ class GradwireStrategy(_Compressing, _Kept):
     strategy_name = "gradwire"
     _compression: Handle | None = None
     _steps_before: dict[int, int]  # synchronized steps at an optimizer's last step, by its identity
+    _has_optimizers = False  # True between a model's wrapping and the place where Lightning makes the optimizers
 
     @property
     def compression(self) -> Handle | None:
@@ -127,8 +133,16 @@ class GradwireStrategy(_Compressing, _Kept):
             raise RuntimeError(IN_OTHER_PROCESSES.format(self._start_method))
         return self._compression
 
+    def setup_optimizers(self, trainer: Any) -> None:
+        """Make the optimizers as Lightning does, unless they were made before the model was wrapped."""
+        if not self._has_optimizers:
+            super().setup_optimizers(trainer)
+        self._has_optimizers = False
+
     def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
-        wrapped = self._wrapped(model, self.determine_ddp_device_ids())
+        super().setup_optimizers(self.lightning_module.trainer)  # the compressor depends on them
+        self._has_optimizers = True
+        wrapped = self._wrapped(model, self.determine_ddp_device_ids(), self.optimizers)
         self._compression = handle = wrapped.compression
         self._steps_before = {}
         if (scaler := getattr(self.precision_plugin, "scaler", None)) is not None:
@@ -261,10 +275,20 @@ class GradwireFabricStrategy(_Compressing, FabricDDPStrategy):
         ValueError: the compressor is unknown or has a wrong option. `fabric.setup` raises it.
     """
 
+    _optimizers: Sequence[Optimizer] = ()  # of the model that is set up now
+
+    def setup_module_and_optimizers(self, module: nn.Module, optimizers: list[Optimizer], *scheduler: Any) -> Any:
+        """Set up a model and its optimizers as Fabric does; the compressor depends on them."""
+        self._optimizers = optimizers
+        try:
+            return super().setup_module_and_optimizers(module, optimizers, *scheduler)
+        finally:
+            self._optimizers = ()
+
     def setup_module(self, module: nn.Module) -> DistributedDataParallel:
         """Wrap a model as Fabric does, in gradwire's DistributedDataParallel."""
         scaler = getattr(self.precision, "scaler", None)
-        return self._wrapped(module, self._determine_ddp_device_ids(), scaler)
+        return self._wrapped(module, self._determine_ddp_device_ids(), self._optimizers, scaler)
 
 
 for _name in NAMES:

@@ -121,7 +121,7 @@ class GradwireCallback(CheckpointedCallback):
         compressor: the compressor of the gradients. See `gradwire.compressor`.
         resume_from_checkpoint: the checkpoint, if it does not lie in `output_dir`. The Trainer does not pass its own
             argument on to callbacks.
-        options: other arguments of `gradwire.attach`.
+        options: other arguments of `gradwire.attach`. By default `optimizer` is the Trainer's.
 
     Attributes:
         compression: the `Handle`, once training has begun; None before.
@@ -135,13 +135,13 @@ class GradwireCallback(CheckpointedCallback):
         self._ddp: nn.Module | None = None
         self.compression: Handle | None = None
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
         """Attach to the model that the Trainer has wrapped by now; callbacks are given the one inside."""
         ddp = self._wrapped(args)
         if ddp is None and args.world_size == 1:
             return
         if self.compression is None or ddp is not self._ddp:  # a second train() goes on with the same one
-            options = {"scaler": self._trainer.accelerator.scaler, **self._options}
+            options = {"scaler": self._trainer.accelerator.scaler, "optimizer": optimizer, **self._options}
             self._state = self.compression = attach(self._trainer.model_wrapped, self._compressor, **options)
             self._ddp = ddp
         for each in self._trainer.callback_handler.callbacks:

@@ -9,7 +9,8 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch import nn
 
-from ...compress import Optimizers, Spec, tuned
+from ...compress import Optimizers, Spec, report_optimizer, tuned
+from ...compress.shards.hosts import split_hosts, split_option
 from ...compress.shards.reduction import shard_sum
 from ...compress.shards.weights import weight_gather
 from ...ddp_core import Decorator, Handle
@@ -83,6 +84,10 @@ def attach_sharded(model: nn.Module, asked: Sharding, timeout: timedelta, transp
         take_replicas(modules, replicas, arrivals)
     if of_shards and not alone:
         _take_shards(modules, averager, arrivals, replicated=replicas is not None)
+    names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    for spec in (asked.reduce, asked.replicas):
+        _, inner = split_hosts(split_option(spec or "none", "inside")[1])
+        report_optimizer(inner, asked.optimizer, names, dist.get_rank())
     return ShardHandle(averager, replicas, modules, of_shards=of_shards)
 
 

@@ -50,6 +50,34 @@ def test_a_transport_is_a_function_and_a_scaler_has_a_scale(group, made):
         made(scaler=65536.0)
 
 
+@pytest.mark.parametrize("made", [ours, attached])
+@pytest.mark.parametrize("given", ["gloo", 3, [None]])
+def test_a_process_group_is_one(group, made, given):
+    with pytest.raises(TypeError, match=r"process_group is a torch.distributed.ProcessGroup, .* got"):
+        made(process_group=given)
+
+
+def test_dataparallel_is_told_to_start_a_process_per_gpu(group):
+    with pytest.raises(TypeError, match=r"got DataParallel: it is one process.*DistributedDataParallel.*torchrun"):
+        gradwire.attach(nn.DataParallel(nn.Linear(2, 2)), "int8")
+
+
+def test_a_compressor_in_the_place_of_devices_is_told_its_keyword(group):
+    with pytest.raises(TypeError, match=r"device_ids is .*got 'int8'.*compressor='int8'"):
+        gradwire.DistributedDataParallel(nn.Linear(2, 2), "int8")
+
+
+def test_a_model_that_compresses_already_needs_no_attach(group):
+    with pytest.raises(RuntimeError, match=r"has int8, and needs no attach: model.compression is its handle"):
+        gradwire.attach(ours(compressor="int8"), "int4")
+
+
+def test_what_is_no_process_group_of_a_hook_is_told_where_the_optimizer_goes(group):
+    model = TorchDDP(nn.Linear(2, 2))
+    with pytest.raises(TypeError, match=r"got SGD\. Other arguments.*comm_hook\('int4', optimizer=optimizer\)"):
+        model.register_comm_hook(torch.optim.SGD(model.parameters()), gradwire.comm_hooks.int4)
+
+
 @pytest.mark.parametrize("wrapped", [TorchDDP, gradwire.DistributedDataParallel])
 def test_a_second_attach_is_refused_and_leaves_no_hooks_that_warn_later(group, wrapped):
     model = wrapped(nn.Linear(2, 2))

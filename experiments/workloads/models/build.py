@@ -14,6 +14,14 @@ from .networks import GPT, LSTM, MLP, ResNet18
 TORCHVISION = "torchvision:"
 # torchvision's, by these names alone too
 VISION = ("resnet50", "resnet101", "resnext50_32x4d", "resnext101_32x8d", "vgg19")
+SIZED = {  # names of a gpt that say its parameters; the second has GPT-2's smallest sizes, and an output layer of its own
+    "gpt-0.9m": {"width": 128, "layers": 4, "vocabulary": 256},
+    "gpt-162m": {"width": 768, "layers": 12, "vocabulary": 50257},
+}
+OF_ONE_S_OWN = (
+    ". Call gradwire.plan(model, ...) or gradwire.advise(model, ...) for a model of your own, or give plan its size: "
+    "--parameters 124M. bench, check and try run files"
+)
 CIFAR10 = ((3, 32, 32), 10)  # the shape of an image and the number of classes where no data set says otherwise
 
 
@@ -22,8 +30,8 @@ class ModelConfig:
     """A model and its sizes; a size that is null is the model's own."""
 
     name: str = "gpt"
-    """model: gpt, resnet18-cifar, lstm, mlp, resnet50, resnet101, resnext50_32x4d, resnext101_32x8d, vgg19
-    or torchvision:NAME"""
+    """model: gpt (0.9 M parameters, without other sizes), gpt-0.9m, gpt-162m, resnet18-cifar, lstm, mlp, resnet50,
+    resnet101, resnext50_32x4d, resnext101_32x8d, vgg19 or torchvision:NAME"""
     width: int | None = None
     """width of the model: embedding size (gpt: 128, lstm: 650), hidden units (mlp: 256) or first channels
     (resnet18-cifar: 64)"""
@@ -43,11 +51,18 @@ class ModelConfig:
             value = getattr(self, size)
             if value is not None and value < 1:
                 raise ValueError(f"model.{size} is at least 1, got {value}")
+        for size, value in SIZED.get(self.name, {}).items():
+            if getattr(self, size) not in (None, value):
+                raise ValueError(f"{self.name} has model.{size} {value}, got {getattr(self, size)}: name gpt to choose")
+            object.__setattr__(self, size, value)
+        if self.name in SIZED:
+            object.__setattr__(self, "name", "gpt")
         if self.name in VISION:
             object.__setattr__(self, "name", f"{TORCHVISION}{self.name}")
         if self.name not in MODELS and not self.name.startswith(TORCHVISION):
-            hint = did_you_mean(self.name, (*MODELS, *VISION))
-            raise ValueError(f"unknown model {self.name!r}{hint}; there are: {', '.join(model_names())}")
+            hint = did_you_mean(self.name, (*MODELS, *SIZED, *VISION))
+            own = OF_ONE_S_OWN if ".py:" in self.name else ""
+            raise ValueError(f"unknown model {self.name!r}{hint}; there are: {', '.join(model_names())}{own}")
 
     @property
     def kind(self) -> str:
@@ -102,7 +117,7 @@ MODELS = {
 
 def model_names() -> list[str]:
     """Return the values that `ModelConfig.name` may have."""
-    return [*MODELS, *VISION, f"{TORCHVISION}NAME"]
+    return [*MODELS, *SIZED, *VISION, f"{TORCHVISION}NAME"]
 
 
 def build_model(config: ModelConfig, dataset: SampleShape | None = None) -> nn.Module:

@@ -130,6 +130,14 @@ REFUSED = {  # specification: what the message must say
     "topk:error_feedback=-0.1": ["topk:error_feedback", "from 0", "to 1", "got -0.1"],
     "topk:error_feedback=nan": ["topk:error_feedback", "from 0", "to 1", "got nan"],
     "topk:feedback=0.9": ["'topk' has no option 'feedback'", "did you mean 'error_feedback=0.9'?"],
+    "topk,error_feedback=0.9": ["a colon before the options", "'topk:error_feedback=0.9'"],
+    "topk error_feedback=0.9": ["a colon before the options", "'topk:error_feedback=0.9'"],
+    "int4,feedback=0.9": ["a colon before the options", "'int4' has no option 'feedback'", "'error_feedback=0.9'?"],
+    "powersgd(4)": ["a colon before the options", "'powersgd:4'", "write key=value; powersgd has the options rank, "],
+    "powersgd:4": ["cannot read the option '4'", "write key=value; powersgd has the options rank, "],
+    "bf16+int4;block=64": ["a colon before the options", "'int4:block=64'"],
+    "int8;int4": ["unknown compressor 'int8;int4'"],
+    "int8/int4": ["two compressors are FSDP2's", "gather='int8', reduce='int4'", "--parallel fsdp"],
     "topk:momentum=1": ["topk:momentum", "at least 0", "below 1", "got 1.0"],
     "topk:momentum=-0.5": ["topk:momentum", "at least 0", "got -0.5"],
     "bf16:error_feedback=0.9": ["'bf16' has no option 'error_feedback'"],
@@ -186,6 +194,22 @@ def test_an_object_is_returned_as_it_is(built):
 def test_a_refusal_says_what_is_wrong_and_what_is_allowed(spec):
     with pytest.raises(ValueError, match=r".*".join(map(re.escape, REFUSED[spec]))):
         compressor(spec)
+
+
+WIDTHS = {
+    "onebit": ["1bit", "1-bit", "1 bit", "int1", "1"],
+    "int2": ["2bit", "2-bit", "INT2", "uint2", "q2", "bits2"],
+    "int4": ["4bit", "4-bit", "4 bits", "int-4", "Int4", "fp4", "nf4", "nvfp4", "mxfp4", "float4", "q4", "4"],
+    "int8": ["8bit", "8-bit", "int 8", "INT8", "uint8", "fp8", "float8", "mxfp8", "q8", "8"],
+    "bf16": ["16bit", "16-bit", "bfloat16", "bfloat-16", "BF16", "int16", "16"],
+    "none": ["32bit", "fp32", "float32", "f32", "32"],
+}
+
+
+@pytest.mark.parametrize(("spelling", "meant"), [(each, meant) for meant in WIDTHS for each in WIDTHS[meant]])
+def test_a_number_of_bits_names_the_compressor_of_that_width(spelling, meant):
+    with pytest.raises(ValueError, match=f"unknown compressor '{spelling}' .did you mean '{meant}'.*there are: .*topk"):
+        compressor(spelling)
 
 
 def nested(depth):

@@ -4,12 +4,17 @@ import pytest
 import torch
 
 from gradwire.experiments.bench.models import OTHERS, task, task_names
-from gradwire.experiments.workloads.models import TORCHVISION, VISION, ModelConfig, model_names
+from gradwire.experiments.workloads.models import SIZED, TORCHVISION, VISION, ModelConfig, build_model, model_names
 
 from ..given import VISION_PARAMETERS
 
 BATCH = 2
-PARAMETERS = VISION_PARAMETERS | {"bert": 109_514_298, "tiny": 600 * 272}  # bert with the head of a language model
+PARAMETERS = VISION_PARAMETERS | {
+    "bert": 109_514_298,
+    "tiny": 600 * 272,
+    "gpt-0.9m": 875_264,
+    "gpt-162m": 162_349_056,
+}  # bert with the head of a language model
 DEEPER = ("resnet101", "resnext101_32x8d")  # than others of the same blocks
 
 
@@ -38,7 +43,12 @@ def test_the_models_of_pytorch_s_benchmark_are_among_them():
 
 
 def test_bench_and_plan_know_each_other_s_names():
-    assert set(model_names()) - set(task_names()) == {"lstm", f"{TORCHVISION}NAME"}
+    assert set(model_names()) - set(task_names()) == {"gpt", "lstm", f"{TORCHVISION}NAME"}
     assert task(f"{TORCHVISION}vgg19", 64).name == task("vgg19", 64).name
+    with torch.device("meta"):
+        for name in SIZED:  # bench, compare, plan and advise mean the same, and the name says how much
+            built, benched = build_model(ModelConfig(name)), task(name, 64).build()
+            sizes = {sum(each.numel() for each in model.parameters()) for model in (built, benched)}
+            assert {f"gpt-{size / 1e6:.{1 if size < 1e7 else 0}f}m" for size in sizes} == {name}
     for name in VISION:
         assert ModelConfig(name) == ModelConfig(f"{TORCHVISION}{name}")

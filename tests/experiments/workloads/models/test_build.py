@@ -44,6 +44,17 @@ def test_gpt_has_as_many_parameters_as_its_sizes_say():
     assert counted(built("gpt", width=width, layers=layers, context=context, vocabulary=vocabulary)) == expected
 
 
+def test_a_file_is_told_where_a_model_of_one_s_own_goes():
+    with pytest.raises(ValueError, match=r"unknown model 'mine.py:build'.*gradwire.plan\(model.*--parameters 124M"):
+        ModelConfig("mine.py:build")
+
+
+def test_a_name_with_a_size_takes_no_other_size():
+    assert ModelConfig("gpt-0.9m") == ModelConfig("gpt-0.9m", width=128)
+    with pytest.raises(ValueError, match=r"gpt-162m has model.width 768, got 128: name gpt to choose"):
+        ModelConfig("gpt-162m", width=128)
+
+
 @pytest.mark.parametrize(("name", "vocabulary"), [("gpt", 256), ("lstm", 50)])
 def test_a_language_model_gives_logits_of_every_position(name, vocabulary):
     assert built(name)(torch.zeros(2, 16, dtype=torch.long)).shape == (2, 16, vocabulary)

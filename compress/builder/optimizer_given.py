@@ -1,0 +1,39 @@
+"""Warnings about an optimizer that error feedback depends on: it is missing, or belongs to another model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from .build import Spec
+from .optimizer_defaults import Optimizers, for_adam, optimizers_of
+
+logger = logging.getLogger(__name__)
+UNKNOWN = (
+    "%s keeps its default error feedback, since gradwire does not know the optimizer. With Adam or AdamW it would be %s, "
+    "with another loss and memory. Pass optimizer=optimizer, or a list of several, to attach, DistributedDataParallel or "
+    "gradwire.comm_hook"
+)
+OTHERS = (
+    "optimizer= updates %d of the model's %d trainable parameters, and not %s. It decides on the error feedback of all: "
+    "pass the optimizer of this model, or all of its optimizers as a list"
+)
+
+
+def report_optimizer(spec: Spec, optimizer: Optimizers | None, names: Mapping[Tensor, str], rank: int) -> None:
+    """Log a warning on rank 0 if a compressor depends on the optimizer, and the one given is none or another model's.
+
+    `names`: of the parameters that train.
+    """
+    if rank != 0 or (suiting := for_adam(spec)) is None:
+        return
+    if optimizer is None:
+        logger.warning(UNKNOWN, spec, suiting)
+        return
+    groups = (group for each in optimizers_of(optimizer) for group in each.param_groups)
+    updated = {parameter for group in groups for parameter in group["params"]}
+    missing = [name for parameter, name in names.items() if parameter not in updated]
+    if missing:
+        logger.warning(OTHERS, len(names) - len(missing), len(names), ", ".join(missing[:3]))

@@ -1,0 +1,86 @@
+"""What is said of an optimizer that is unknown, another model's, or one of several."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+import gradwire
+
+
+@pytest.fixture
+def group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def attached(model, spec, optimizer):
+    return gradwire.attach(TorchDDP(model), spec, optimizer=optimizer)
+
+
+def hooked(model, spec, optimizer):
+    (ddp := TorchDDP(model)).register_comm_hook(None, gradwire.comm_hook(spec, optimizer=optimizer))
+    return gradwire.handle_of(ddp)
+
+
+def ours(model, spec, optimizer):
+    return gradwire.DistributedDataParallel(model, compressor=spec, optimizer=optimizer).compression
+
+
+def said(caplog, made, spec, chosen):
+    """The warnings while a model of two layers gets the compressor; `chosen` makes its optimizer."""
+    caplog.clear()
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    made(model, spec, chosen(model)).close()
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+def none(model):
+    return None
+
+
+def all_of(model):
+    return torch.optim.AdamW(model.parameters())
+
+
+def two(model):
+    return [torch.optim.SGD(model[0].parameters(), 0.1), torch.optim.AdamW(model[1].parameters())]
+
+
+def foreign(model):
+    return torch.optim.AdamW(nn.Linear(4, 4).parameters())
+
+
+def one_of_two(model):
+    return two(model)[1]
+
+
+@pytest.mark.parametrize("made", [attached, hooked, ours])
+def test_an_optimizer_that_matters_and_is_unknown_foreign_or_incomplete_is_said_once(group, caplog, made):
+    (unknown,) = said(caplog, made, "int4", none)
+    assert "int4 keeps its default error feedback" in unknown
+    assert "int4:error_feedback=false" in unknown
+    assert "Pass optimizer=" in unknown
+    (of_another,) = said(caplog, made, "int4", foreign)
+    assert "updates 0 of the model's 4 trainable parameters, and not 0.weight, 0.bias, 1.weight" in of_another
+    (incomplete,) = said(caplog, made, "int4", one_of_two)
+    assert "updates 2 of the model's 4 trainable parameters, and not 0.weight, 0.bias." in incomplete
+
+
+@pytest.mark.parametrize("made", [attached, hooked, ours])
+@pytest.mark.parametrize(
+    ("spec", "chosen"),
+    [
+        ("int4", all_of),
+        ("int4", two),
+        ("int4:error_feedback=true", none),
+        ("int4:error_feedback=false", foreign),
+        ("int8", none),
+        ("bf16", foreign),
+        ("none", none),
+    ],
+)
+def test_nothing_is_said_where_it_is_known_or_changes_nothing(group, caplog, made, spec, chosen):
+    assert not said(caplog, made, spec, chosen)
