@@ -23,6 +23,7 @@ from gradwire.compress import (
     simulate,
     together,
 )
+from gradwire.compress.protocol.requests import checked
 from gradwire.compress.simulate import traffic
 
 from ..given import gradients, layout, mean, placed
@@ -162,11 +163,11 @@ class TestErrors:
     @pytest.mark.parametrize("request_of", [AllReduce, ReduceScatter, AllGather, AllToAll])
     def test_an_unknown_scope_is_refused(self, request_of):
         with pytest.raises(ValueError, match=r"the scope of .* is 'all' or 'host' or 'across' or 'self', got 'rack'"):
-            request_of(torch.ones(1, 1), scope="rack")
+            checked(request_of(torch.ones(1, 1), scope="rack"))
 
     def test_an_unknown_op_is_refused(self):
-        with pytest.raises(ValueError, match="the op of a reduce-scatter is 'mean' or 'sum', got 'max'"):
-            ReduceScatter(torch.ones(1, 1), "max")
+        with pytest.raises(ValueError, match="the op of ReduceScatter is 'mean' or 'sum', got 'max'"):
+            checked(ReduceScatter(torch.ones(1, 1), "max"))
 
     @pytest.mark.parametrize("ranks_per_host", [0, -1, 4, 12])
     def test_ranks_that_do_not_fill_hosts_are_refused(self, ranks_per_host):
