@@ -59,7 +59,7 @@ class ShardAverager(SteppedAverager):
         self._across = None if across is None else over(across, device)
         self.in_use = WeightMemory()
         self.decorated = decorate is not None
-        self.step.finished = True  # what comes next belongs to the first step
+        self._ended = True  # the step has, and what comes next belongs to another one
         self._agreed = False  # since the last change
         self._beside = False  # programs of several rounds have run, since when threads or streams carry all
         self._gathers: dict[int, GatherPlan] = {}  # by the number of the module
@@ -164,9 +164,9 @@ class ShardAverager(SteppedAverager):
 
     def _recorded(self) -> Step:
         """The step that is under way; what comes after the end of one belongs to the next."""
-        if self.step.finished:
+        if self._ended:
             self.totals.count(self.step.programs, self.step)
-            self.step = Step()
+            self.step, self._ended = Step(), False
             self.totals.begin(self.step, self.memory.step)
         return self.step
 
@@ -180,7 +180,7 @@ class ShardAverager(SteppedAverager):
 
     def step_is_over(self) -> None:
         """Let the weights in use stand that were gathered for the step, and judge its residuals by all of its gradients."""
-        super().step_is_over()
+        self._ended = True
         self.memory.end_step()
         self.in_use.end_step()
 
@@ -196,7 +196,7 @@ class ShardAverager(SteppedAverager):
 
     def measured(self) -> Measured:
         """Return the records of the last steps. They are not timed in full: backward is torch's."""
-        ended = self.step if self.step.finished else None
+        ended = self.step if self._ended else None
         steps, ranks = self.totals.recent_and(ended), self.engines.group.size()
         begun, on_host = self.engines.agreement.step, self.engines.on_host
         return Measured(steps, self.stats(), begun, ranks, on_host=on_host, sharded=True)

@@ -94,7 +94,8 @@ class ReplicaMean:
         were given a divisor that holds for sums over shards alone.
         """
         module = self._module
-        if module.divided_anew and not (module.sums or module.alone):
+        divided = module.divided_anew
+        if divided and not (module.sums or module.alone):
             raise ValueError(DIVISOR)
         self.name_shards()
         if sum(map(torch.numel, self._parameters)) != reduce_output.numel():
@@ -104,7 +105,7 @@ class ReplicaMean:
         averager = self._handle.averager
         self._arrivals.begin(averager)
         pendings = [averager.average_hooked(each) for each in self._buckets(reduce_output)]
-        at_once = module.divided_anew or module.reads_gradients(reduce_output.dtype)
+        at_once = divided or module.reads_gradients(reduce_output.dtype)
         self._arrivals.take(AllPending(pendings), at_once=at_once)
 
     def _buckets(self, gradients: Tensor) -> list[ShardBucket]:
