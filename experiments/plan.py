@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from ..compress import compressor
 from ..compress.state.shares import ranks_given
-from ..hooks.advice.assumed_parts import Cluster, GpuStep, layered, model_step, predicted_step
 from ..hooks.advice.local_sgd import SitesPlan, Wan, recommended, sites_plan
 from ..hooks.advice.predict import Prediction
 from ..hooks.local_sgd.arguments import site_compressor
 from ..hooks.plan import Plan, plan, plan_sharded, ready_order
+from .assumed_parts import Cluster, GpuStep, layered, model_step, predicted_step
 from .network.link import parse_rate, shown_rate
 from .workloads.data import DATA, data_shape
 from .workloads.models import ModelConfig, build_model

@@ -39,7 +39,7 @@ class ReplicateHandle(Handle):
         return super().fitting(saved)
 
     def _note_frozen(self) -> None:
-        trained = {name for module in self._modules for name, _ in module.shards()}
+        trained = {name for module in self._modules for name in module.shards()}
         self.frozen = frozenset(name for module in self._modules for name in module.names if name not in trained)
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ import math
 import mmap
 import threading
 import weakref
+from collections.abc import Sequence
 from queue import SimpleQueue
 
 import torch
@@ -28,14 +29,14 @@ class Pool:
         self._free: list[mmap.mmap] = []
         self._lent = self._most = 0  # bytes in use: now, and at most so far
 
-    def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def tensor(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return a contiguous tensor of any numbers, in a block of its own."""
         nbytes = math.prod(shape) * dtype.itemsize
         block = self._take(-(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
         lent = (ctypes.c_char * nbytes).from_buffer(block)
         weakref.finalize(lent, self._returned.put, block).atexit = False
         flat = torch.frombuffer(lent, dtype=dtype)
-        return flat if len(shape) == 1 else flat.view(shape)  # a view keeps the block, even if it is emptied
+        return flat if len(shape) == 1 else flat.view(*shape)  # a view keeps the block, even if it is emptied
 
     def _take(self, nbytes: int) -> mmap.mmap:
         """The smallest free block of that size to twice that size, or a new one."""
@@ -74,7 +75,7 @@ class Pool:
 pool = Pool()
 
 
-def temporary(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def temporary(shape: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return a tensor of any numbers for a part of a step, as `torch.empty` does. On a CPU a large one is from the pool."""
     if device.type == "cpu" and math.prod(shape) * dtype.itemsize >= SMALLEST:
         return pool.tensor(shape, dtype)

@@ -93,7 +93,7 @@ def decoded_rotated(
     cast: Callable[..., None] = cast_scaled.reference,
 ) -> None:
     """Have `decode` write rotated blocks, and rotate them back to `out`; what that rounds away is added to `residual`."""
-    wide = out if out.dtype == signs.dtype else temporary(*out.shape, dtype=signs.dtype, device=out.device)
+    wide = out if out.dtype == signs.dtype else temporary(out.shape, dtype=signs.dtype, device=out.device)
     decode(wide)
     rotate(wide, signs, True, places)
     if wide is not out:

@@ -59,7 +59,7 @@ FLOORS = {  # the rooms of a layer, folders and files, from the ground up; those
     "experiments": [
         "ranks",
         "results",
-        "network kernels",
+        "assumed_parts network kernels",
         "workloads",
         "advise bench collective info plan ready rendezvous top try_script",
         "check compare",

@@ -79,7 +79,7 @@ class Gathered:
         if not grad.numel():
             return grad
         cut = state.cut
-        rows = temporary(1, cut.row_bytes, dtype=torch.uint8, device=grad.device).zero_()
+        rows = temporary((1, cut.row_bytes), dtype=torch.uint8, device=grad.device).zero_()
         cut.encode(grad, residual, rows, drawn(state.draws)[0])
         gathered = yield from all_gather(rows)
         del rows
@@ -130,7 +130,7 @@ class TwoShot:
         rows, cut, size = state.rows, state.cut, state.cut.row_bytes
         bits = 0 if rows is None else rows.row_bytes(state.world_size)
         first, second = drawn(state.draws)
-        payload = temporary(state.world_size, size + bits, dtype=torch.uint8, device=grad.device).zero_()
+        payload = temporary((state.world_size, size + bits), dtype=torch.uint8, device=grad.device).zero_()
         if rows is not None:
             used = rows.used(grad, residual, state.world_size)
             if server is not None:
@@ -140,9 +140,9 @@ class TwoShot:
         votes = yield from all_to_all(payload)
         del payload
         start, end = cut.served
-        served = temporary(end - start, dtype=working_dtype(grad.dtype), device=grad.device)
+        served = temporary((end - start,), dtype=working_dtype(grad.dtype), device=grad.device)
         cut.decode(votes[:, :size].unsqueeze(1), served, own=True)
-        payload = temporary(1, size + bits, dtype=torch.uint8, device=grad.device).zero_()
+        payload = temporary((1, size + bits), dtype=torch.uint8, device=grad.device).zero_()
         if rows is not None:
             any_of(votes[:, size:], out=payload[0, size:])
         held = None if server is None else server.open()

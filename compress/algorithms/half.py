@@ -149,7 +149,7 @@ class Cast:
         wide, layout = request.tensor, state.layout
         if not wide.is_floating_point() or wide.element_size() <= 2:
             return None
-        narrow = kernels.temporary(*wide.shape, dtype=self.dtype, device=wide.device)
+        narrow = kernels.temporary(wide.shape, dtype=self.dtype, device=wide.device)
         changed: dict[str, Any] = {"tensor": narrow}
         if isinstance(request, AllReduce | ReduceScatter):
             members = len(layout.ranks.members(request.scope))

@@ -24,6 +24,6 @@ def rounded_once(out: Tensor, residual: Tensor | None, write: Callable[[Tensor],
     """Have `write` write to `out`, or to 32 bits where it has 16; what `out` rounds away is added to `residual`."""
     if out.dtype == working_dtype(out.dtype):
         return write(out)
-    wide = kernels.temporary(*out.shape, dtype=working_dtype(out.dtype), device=out.device)
+    wide = kernels.temporary(out.shape, dtype=working_dtype(out.dtype), device=out.device)
     write(wide)
     kernels.cast_scaled(wide, out, 1.0, residual)

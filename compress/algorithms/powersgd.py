@@ -116,7 +116,11 @@ class PowerSGD:
 
     def reduce(self, grad: Tensor, state: PowerSGDState, residual: Residual | None = None) -> Program[Tensor]:
         """The low-rank average; what does not compress rides in the same round as P."""
-        first, following = self._begin(state)
+        first, following = state.q.update()
+        if not self.warm_start:
+            draw_normal(state.q.layout, following, self.seed, state.step.value)
+            first = following
+        state.step.value += 1
         factors, q = state.factors, first.clone()
         matrices = grad if residual is None else residual.after
         for iteration in range(self.power_iterations):
@@ -145,15 +149,6 @@ class PowerSGD:
         if not state.coded:
             return means(factor, whole)
         return together(state.coded[side].mean(factor), state.coded[2].mean(whole))
-
-    def _begin(self, state: PowerSGDState) -> Residual:
-        """The Q that this step begins with, and where the next one's goes; the step is counted."""
-        q = state.q.update()
-        if not self.warm_start:
-            draw_normal(state.q.layout, q.after, self.seed, state.step.value)
-            q = Residual(q.after, q.after)
-        state.step.value += 1
-        return q
 
 
 def finish(

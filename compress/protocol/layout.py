@@ -66,7 +66,9 @@ class Ranks:
         if scope == "host":
             first = self.rank - self.place
             return range(first, first + self.per_host)
-        return range(self.place, self.world_size, self.per_host) if scope == "across" else range(self.world_size)
+        if scope == "across":
+            return range(self.rank % self.per_host, self.world_size, self.per_host)
+        return range(self.world_size)
 
 
 @dataclass(frozen=True)

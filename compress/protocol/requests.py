@@ -38,10 +38,6 @@ class AllReduce:
     scope: Scope = "all"
     exact: tuple[tuple[int, int], ...] = ()
 
-    def __post_init__(self) -> None:
-        if self.scope not in SCOPES or self.op not in ALL_OPS:
-            _refuse("an all-reduce", self.scope, self.op, ALL_OPS)
-
     def sent_bytes(self, members: int) -> float:
         """Bytes that one of so many ranks sends in a ring all-reduce: a reduce-scatter, then an all-gather."""
         return 2 * (members - 1) / members * self.tensor.nbytes
@@ -59,10 +55,6 @@ class ReduceScatter:
     op: Op = "mean"
     scope: Scope = "all"
     sizes: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.scope not in SCOPES or self.op not in OPS:
-            _refuse("a reduce-scatter", self.scope, self.op)
 
     def sent_bytes(self, members: int) -> float:
         """Bytes that one rank sends in a ring: every row but one's own."""
@@ -82,10 +74,6 @@ class AllGather:
     sizes: tuple[int, ...] = ()
     within: Tensor | None = None
 
-    def __post_init__(self) -> None:
-        if self.scope not in SCOPES:
-            _refuse("an all-gather", self.scope)
-
     def sent_bytes(self, members: int) -> float:
         """Bytes that one rank sends when each payload visits every other rank once."""
         return (members - 1) * float(self.tensor.nbytes)
@@ -97,10 +85,6 @@ class AllToAll:
 
     tensor: Tensor
     scope: Scope = "all"
-
-    def __post_init__(self) -> None:
-        if self.scope not in SCOPES:
-            _refuse("an all-to-all", self.scope)
 
     def sent_bytes(self, members: int) -> float:
         """Bytes that one rank sends: every row but its own."""
@@ -115,10 +99,6 @@ class Broadcast:
     source: int = 0
     scope: Scope = "all"
 
-    def __post_init__(self) -> None:
-        if self.scope not in SCOPES:
-            _refuse("a broadcast", self.scope)
-
     def sent_bytes(self, members: int) -> float:
         """Bytes that one rank sends where each passes the tensor on."""
         return (members - 1) / members * self.tensor.nbytes
@@ -131,10 +111,6 @@ class Gather:
     tensor: Tensor
     target: int = 0
     scope: Scope = "all"
-
-    def __post_init__(self) -> None:
-        if self.scope not in SCOPES:
-            _refuse("a gather", self.scope)
 
     def sent_bytes(self, members: int) -> float:
         """Bytes that a rank other than the target sends."""
@@ -149,10 +125,6 @@ class Scatter:
     source: int = 0
     scope: Scope = "all"
 
-    def __post_init__(self) -> None:
-        if self.scope not in SCOPES:
-            _refuse("a scatter", self.scope)
-
     def sent_bytes(self, members: int) -> float:
         """Bytes that the source sends: every row but its own."""
         return (members - 1) / members * self.tensor.nbytes
@@ -162,10 +134,14 @@ Request: TypeAlias = AllReduce | ReduceScatter | AllGather | AllToAll | Broadcas
 Program: TypeAlias = Generator[Request, Tensor, T]
 
 
-def _refuse(kind: str, scope: str, op: str = "mean", ops: Sequence[str] = OPS) -> None:
-    for name, value, allowed in (("op", op, ops), ("scope", scope, SCOPES)):
+def checked(request: Request) -> Request:
+    """Return a request. Raises ValueError for an operation or a scope that there is not."""
+    kind = type(request).__name__
+    op, ops = getattr(request, "op", "mean"), ALL_OPS if isinstance(request, AllReduce) else OPS
+    for name, value, allowed in (("op", op, ops), ("scope", request.scope, SCOPES)):
         if value not in allowed:
             raise ValueError(f"the {name} of {kind} is {' or '.join(map(repr, allowed))}, got {value!r}")
+    return request
 
 
 def mode(request: Request) -> object:
@@ -235,7 +211,7 @@ BY_ROW = (AllToAll, ReduceScatter, Scatter)  # their tensors have a row for each
 
 
 def next_request(program: Program[Any], reply: Tensor | None) -> tuple[Request | None, Any]:
-    """Run a program on to its next request, or to its end: then None, and what it returned.
+    """Run a program on to its next request, which is `checked`, or to its end: then None, and what it returned.
 
     `reply` answers its last request (None at the start).
     """
@@ -248,7 +224,7 @@ def next_request(program: Program[Any], reply: Tensor | None) -> tuple[Request |
             f"a program yields {', '.join(each.__name__ for each in get_args(Request))}, as `yield from all_reduce(tensor)` "
             f"does; got {asked!r}"
         )
-    return asked, None
+    return checked(asked), None
 
 
 def after_first(program: Program[Any], act: Callable[[], None]) -> Program[Any]:

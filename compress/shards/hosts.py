@@ -109,8 +109,10 @@ def host_sums(
 
 def gathered_rows(row: Tensor, per_host: int) -> Program[Tensor]:
     """Return every rank's row, (ranks, *row.shape): each travels once to each other host, and there among its ranks."""
-    if per_host == 1:
-        return (yield from all_gather(row))
+    return all_gather(row) if per_host == 1 else _gathered_in_hosts(row)
+
+
+def _gathered_in_hosts(row: Tensor) -> Program[Tensor]:
     of_hosts = yield from all_gather(row, "across")
     of_places = yield from all_gather(of_hosts, "host")
     return of_places.transpose(0, 1).flatten(0, 1)

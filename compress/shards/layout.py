@@ -59,17 +59,17 @@ class ShardLayout:
             first += size
         return tuple(map(tuple, of_ranks))
 
-    @property
+    @cached_property
     def unnamed(self) -> bool:
         """True for a gradient as one parameter without a name, of which nobody knows what parameters it is of."""
         return self.whole.names == ("",)
 
-    @property
+    @cached_property
     def rows(self) -> range:
         """The ranks whose rows are in the buffer."""
         return self.whole.ranks.members("across")
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """Elements of all rows."""
         return self.row * len(self.rows)

@@ -164,27 +164,28 @@ class ShardSum:
         """
         told = None if state.residual is None else state.finite.look(grad)
         scope: Scope = "all"
+        wide = working_dtype(grad.dtype)
         if self.per_host > 1:
             given = [grad]
             del grad  # its memory is free while payloads travel
             grad, told = yield from host_sums(given.pop(), state.layout, self.inside, state.inside, told)
             scale, scope = scale / self.per_host, "across"
         if state.residual is not None and not self.feedback:
-            grad = grad.to(working_dtype(grad.dtype)).add_(state.residual.wide())  # of a codec before this one
+            grad = grad.to(wide).add_(state.residual.wide())  # of a codec before this one
             state.residual.clear()
         codec, cut = needed(self.codec, grad.dtype), state.cut
         if codec is None or cut is None:
             rows = grad.view(len(state.layout.rows), -1)
             received = yield from self._exchanged(rows, state, told, scope)
-            total = received.sum(0, dtype=working_dtype(received.dtype))
+            total = received.sum(0, dtype=wide)
             out.copy_(total.mul_(scale / len(received)))
             return out
-        payloads = self._encoded(grad, state, told, cut)
+        payloads = self._encoded(grad.to(wide), state, told, cut)
         del grad  # its memory is free while payloads travel
         votes = yield from all_to_all(payloads, scope)
         if state.residual is not None:
             state.finite.hear(votes[:, -1])
-        mean = out if out.dtype == working_dtype(out.dtype) else out.to(working_dtype(out.dtype))
+        mean = out.to(wide)
         _decoded(votes, state.zero_rows, mean, cut)
         out.copy_(mean.mul_(scale) if scale != 1.0 else mean)
         return out
@@ -205,17 +206,16 @@ class ShardSum:
         ranks, row, size = len(state.layout.rows), state.layout.row, cut.row_bytes
         zero_rows = state.zero_rows
         bits = 0 if zero_rows is None else zero_rows.row_bytes(1)
-        payloads = temporary(ranks, size + bits + ALIGNMENT, dtype=torch.uint8, device=grad.device).zero_()
+        payloads = temporary((ranks, size + bits + ALIGNMENT), dtype=torch.uint8, device=grad.device).zero_()
         if told is not None:
             payloads[:, -1] = told
         held = state.residual if self.feedback else None
         step = None if held is None else held.open()
-        wide, used = grad.to(working_dtype(grad.dtype)), None
-        rows = None if zero_rows is None else zero_rows.repeated(ranks, row)
+        used, rows = None, None if zero_rows is None else zero_rows.repeated(ranks, row)
         if rows is not None:
-            used = rows.used(wide, step, ranks)
+            used = rows.used(grad, step, ranks)
             rows.packed(used, ranks, out=payloads[:, size : size + bits])
-        encode_rows(wide, step, payloads[:, :size], cut, drawn(state.draws)[0])
+        encode_rows(grad, step, payloads[:, :size], cut, drawn(state.draws)[0])
         if held is not None and step is not None:
             if self.feedback < 1:
                 step.after.mul_(self.feedback)
@@ -232,7 +232,7 @@ def _decoded(votes: Tensor, zero_rows: ZeroRows | None, mean: Tensor, cut: Cut) 
     if zero_rows is None:
         return cut.decode(votes[:, :size].unsqueeze(1), mean, own=True)
     stride = cut.length if cut.own is None else mean.numel()
-    parts = temporary(len(votes) * stride, dtype=mean.dtype, device=mean.device)
+    parts = temporary((len(votes) * stride,), dtype=mean.dtype, device=mean.device)
     cut.repeated(len(votes), stride).decode(votes[:, :size].unsqueeze(0), parts)
     rows = zero_rows.repeated(len(votes), stride)
     rows.clear(rows.unpacked(votes[:, size : size + zero_rows.row_bytes(1)]), parts)

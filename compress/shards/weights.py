@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -109,18 +110,17 @@ class WeightKind:
     dtype: torch.dtype
     layout: ShardLayout
     spans: tuple[tuple[int, int], ...] = ()
-    _cuts: dict[Codec, Cut] = field(default_factory=dict, repr=False, compare=False)
+    _cuts: dict[Codec | None, Cut | None] = field(default_factory=dict, repr=False, compare=False)
 
-    def cut(self, codec: Codec) -> Cut:
-        """Return the cut of the rows of all ranks for a codec, made once."""
+    def cut(self, codec: Codec | None) -> Cut | None:
+        """Return the cut of the rows of all ranks for a codec, made once; None if they travel as they are."""
         if codec not in self._cuts:
-            layout = self.layout.on_hosts(1)
-            self._cuts[codec] = cut_shards(
-                codec, layout.spans, layout.row, layout.whole.ranks.rank, layout.whole.device
-            )
+            layout, given = self.layout.on_hosts(1), needed(codec, self.dtype) if self.numbers else None
+            within = layout.spans, layout.row, layout.whole.ranks.rank, layout.whole.device
+            self._cuts[codec] = None if given is None else cut_shards(given, *within)
         return self._cuts[codec]
 
-    @property
+    @cached_property
     def numbers(self) -> bool:
         """True if these are numbers that a codec takes."""
         return self.dtype.is_floating_point and self.dtype.itemsize > 1
@@ -153,18 +153,14 @@ class WeightGather:
         parameters. `held`: of the module, with `differences`. `steps`: False outside of training, where no further step
         mends what a codec loses.
         """
-        codec = needed(self.codec, mine.dtype)
-        if codec is None:
-            yield from _gather_exact(mine, out, self.per_host)
-        elif held is None:
-            yield from _gather_encoded(mine, out, kind.cut(codec), self.per_host)
-        elif held.rows is None and not held.resumes:
-            yield from _gather_exact(mine, out, self.per_host)
-            held.rows = out.view(-1, mine.numel()).clone()
-            _note_own(held, mine, mine, mine.to(working_dtype(mine.dtype)).norm() / (2 * FAR))  # until a step shows it
-        else:
-            yield from _gather_differences(mine, out, held, kind.cut(codec), self.per_host, steps=steps)
-        return out
+        cut = kind.cut(self.codec)
+        if cut is None:
+            return _gather_exact(mine, out, self.per_host)
+        if held is None:
+            return _gather_encoded(mine, out, cut, self.per_host)
+        if held.rows is None and not held.resumes:
+            return _gather_first(mine, out, held, self.per_host)
+        return _gather_differences(mine, out, held, cut, self.per_host, steps=steps)
 
     def gather_kinds(
         self,
@@ -183,8 +179,7 @@ class WeightGather:
         for kind, of_kind in zip(kinds, held, strict=True):
             own = torch.cat([mine[first:end] for first, end in kind.spans]).view(kind.dtype)
             wholes.append(own.new_empty(ranks * own.numel()))
-            way = self if kind.numbers else dataclasses.replace(self, codec=None)
-            programs.append(way.gather(own, wholes[-1], kind, of_kind, steps=steps))
+            programs.append(self.gather(own, wholes[-1], kind, of_kind, steps=steps))
         yield from together(*programs)
         rows = out.view(ranks, -1)
         for kind, whole in zip(kinds, wholes, strict=True):
@@ -194,21 +189,32 @@ class WeightGather:
         return out
 
 
-def _gather_exact(mine: Tensor, out: Tensor, per_host: int) -> Program[None]:
+def _gather_exact(mine: Tensor, out: Tensor, per_host: int) -> Program[Tensor]:
     row = mine.view(torch.uint8)  # bytes share a round with those of other types
     gathered = yield from gathered_rows(pad(row, (0, -len(row) % ALIGNMENT)), per_host)
     out.view(torch.uint8).view(-1, len(row)).copy_(gathered[:, : len(row)])
+    return out
 
 
-def _gather_encoded(mine: Tensor, out: Tensor, cut: Cut, per_host: int) -> Program[None]:
-    payload = temporary(1, cut.row_bytes, dtype=torch.uint8, device=mine.device).zero_()
-    _encode_own(mine.to(working_dtype(mine.dtype)), payload, cut)
+def _gather_first(mine: Tensor, out: Tensor, held: HeldWeights, per_host: int) -> Program[Tensor]:
+    """Gather the weights that later differences are to."""
+    yield from _gather_exact(mine, out, per_host)
+    held.rows = out.view(-1, mine.numel()).clone()
+    _note_own(held, mine, mine, mine.to(working_dtype(mine.dtype)).norm() / (2 * FAR))  # until a step shows it
+    return out
+
+
+def _gather_encoded(mine: Tensor, out: Tensor, cut: Cut, per_host: int) -> Program[Tensor]:
+    wide = working_dtype(mine.dtype)
+    payload = temporary((1, cut.row_bytes), dtype=torch.uint8, device=mine.device).zero_()
+    _encode_own(mine.to(wide), payload, cut)
     gathered = yield from gathered_rows(payload, per_host)
     row = mine.numel()
-    if out.dtype == working_dtype(out.dtype) and (cut.rows is not None or row == cut.length):
+    if out.dtype == wide and (cut.rows is not None or row == cut.length):
         cut.decode(gathered.transpose(0, 1), out)
     else:
-        out.view(-1, row).copy_(_decoded_rows(gathered, row, cut, working_dtype(out.dtype)))
+        out.view(-1, row).copy_(_decoded_rows(gathered, row, cut, wide))
+    return out
 
 
 def _encode_own(row: Tensor, payload: Tensor, cut: Cut) -> None:
@@ -219,14 +225,14 @@ def _encode_own(row: Tensor, payload: Tensor, cut: Cut) -> None:
 def _decoded_rows(gathered: Tensor, row: int, cut: Cut, dtype: torch.dtype) -> Tensor:
     """Return the numbers that all ranks' payloads stand for, (ranks, row)."""
     stride = cut.length if cut.rows is None else row
-    wide = temporary(len(gathered), stride, dtype=dtype, device=gathered.device)
+    wide = temporary((len(gathered), stride), dtype=dtype, device=gathered.device)
     cut.decode(gathered.transpose(0, 1), wide.view(-1))
     return wide[:, :row]
 
 
 def _gather_differences(
     mine: Tensor, out: Tensor, held: HeldWeights, cut: Cut, per_host: int, *, steps: bool
-) -> Program[None]:
+) -> Program[Tensor]:
     """Add what all ranks' payloads say to the weights in use.
 
     A rank whose weights are those that it sent last sends zeros. So the weights in use stay as they are until an optimizer
@@ -243,7 +249,7 @@ def _gather_differences(
     difference = mine.to(working_dtype(mine.dtype)) - in_use.nan_to_num(0.0, 0.0, 0.0)
     changed, moved = (mine != sent.to(mine.dtype)).any(), difference.norm()
     far = changed & ~(moved <= FAR * usual)
-    payload = temporary(1, -(-(end + 1) // ALIGNMENT) * ALIGNMENT, dtype=torch.uint8, device=mine.device).zero_()
+    payload = temporary((1, -(-(end + 1) // ALIGNMENT) * ALIGNMENT), dtype=torch.uint8, device=mine.device).zero_()
     _encode_own(torch.where(changed, difference, 0.0), payload[:, :size], cut)
     payload[0, size:end] = in_use.clone().view(torch.uint8) if resumes else payload.new_empty(0)
     payload[0, -1] = far
@@ -258,6 +264,7 @@ def _gather_differences(
         usual = torch.where(changed, torch.where(usual > 0, torch.fmin(moved, 2 * usual), moved), usual)
     _note_own(held, held.rows[held.own.layout.whole.ranks.rank], mine, usual)
     out.copy_(held.rows.view(-1))  # last: `mine` may be a part of it
+    return out
 
 
 def _note_own(held: HeldWeights, in_use: Tensor, sent: Tensor, usual: Tensor) -> None:

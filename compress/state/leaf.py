@@ -61,14 +61,14 @@ class Narrow:
 
     def unpacked(self, packed: Tensor) -> Tensor:
         """Return copies of the numbers of all rows, flat."""
-        numbers = kernels.temporary(self.rows * self.numel, dtype=self.dtype, device=packed.device)
+        numbers = kernels.temporary((self.rows * self.numel,), dtype=self.dtype, device=packed.device)
         rows = numbers.view(self.rows, self.numel)
         if packed.dtype == torch.bfloat16:
             rows.copy_(packed)
             return numbers
         whole = self.rows == 1 or self.numel == self._length
         length = self.rows * self._length
-        wide = numbers if whole else kernels.temporary(length, dtype=self.dtype, device=packed.device)
+        wide = numbers if whole else kernels.temporary((length,), dtype=self.dtype, device=packed.device)
         scales, codes = self._parts(packed)
         kernels.dequantize_mean(scales.unsqueeze(0), codes.unsqueeze(0), wide)
         if not whole:

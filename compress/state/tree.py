@@ -114,12 +114,6 @@ class Leaves:
         for counter in self.counters:
             counter.value = step
 
-    def keep(self) -> None:
-        """Let the step stand that is under way."""
-        self.blank = False
-        for leaf in self.flat:
-            leaf.keep()
-
     def undo(self) -> bool:
         """Go on from the numbers before the step that is under way. Return True if any were set to zero instead."""
         lost = [leaf.undo() for leaf in self.flat]
@@ -127,10 +121,12 @@ class Leaves:
 
     def end_step(self, *, keep: bool) -> bool:
         """Keep the step that is under way, or undo it. Return True if numbers from before it were set to zero."""
-        if keep:
-            self.keep()
-            return False
-        return self.undo()
+        if not keep:
+            return self.undo()
+        self.blank = False
+        for leaf in self.flat:
+            leaf.keep()
+        return False
 
     def snapshot(self, *, newest: bool = False, undone: bool = False) -> Leaves:
         """The leaves as they were before the step that is under way, or the `newest`, to be saved by and by.
@@ -198,15 +194,14 @@ class Leaves:
                 views[name].zero_()
             leaf.close(step)
 
-    def release(self, layout: Layout, flat: Tensor, share: float = 1.0) -> None:
-        """Move what is held back, or a share of it, into `flat`, this rank's gradient or residual, as a part of the step."""
+    def release(self, layout: Layout, flat: Tensor) -> None:
+        """Move what is held back into `flat`, this rank's gradient or residual, as a part of the step."""
         views = layout.views(flat)
         for path, leaf in self._by_path.items():
-            if not (isinstance(leaf, FlatLeaf) and leaf.holds_back) or (leaf.cleared and share < 1):
-                continue
-            for name, numbers in self._held_back(path, leaf).items():
-                views[name].view(-1).add_(numbers, alpha=share)
-            leaf.damp(1 - share) if share < 1 else leaf.clear()
+            if isinstance(leaf, FlatLeaf) and leaf.holds_back:
+                for name, numbers in self._held_back(path, leaf).items():
+                    views[name].view(-1).add_(numbers)
+                leaf.clear()
 
 
 def _saved(found: Iterable[tuple[str, Leaf]]) -> Entries:

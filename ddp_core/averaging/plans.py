@@ -46,6 +46,11 @@ class Sent:
     nbytes: int
     gauge: Gauge | None = None
 
+    @classmethod
+    def of(cls, label: str, names: tuple[str, ...], flat: Tensor) -> Sent:
+        """Return what is sent of a flat tensor."""
+        return cls(label, names, flat.numel(), flat.element_size(), flat.nbytes)
+
 
 @dataclass(frozen=True)
 class Route:
@@ -149,7 +154,7 @@ class SumPlan:
         here = set(map(id, bucket.parameters()))
         named = {name: each for name, each in self.bound.named.items() if id(each) in here}
         parts = partial(parts_of_bucket, tuple(named), tuple(named.values()))
-        return replace(self.bound, parts=parts), _sent(self._sent.label, tuple(named), flat)
+        return replace(self.bound, parts=parts), Sent.of(self._sent.label, tuple(named), flat)
 
 
 class ProgramPlan:
@@ -192,14 +197,13 @@ class GatherPlan:
     """The gathers of a sharded module's weights. `totals`: of its averager."""
 
     route: Route
-    label: str
-    names: tuple[str, ...]
+    sent: Sent
     totals: Totals
 
-    def start(self, step: Step | None, program: Program[Tensor], out: Tensor) -> Pending:
-        """Start to fill `out` with the rows of all ranks; outside of training, in no step."""
+    def start(self, step: Step | None, program: Program[Tensor]) -> Pending:
+        """Start a program that gathers the rows of all ranks; outside of training, in no step."""
         programs: list[BucketStats] = [] if step is None else step.programs
-        pending = self.route.send(program, _sent(self.label, self.names, out), programs)
+        pending = self.route.send(program, self.sent, programs)
         if step is None:
             self.totals.count(programs)
         return pending
@@ -210,9 +214,8 @@ class ReducePlan:
     """The reductions of a sharded module's gradients. `lock`: is held while its state is looked up."""
 
     route: Route
-    label: str
+    sent: Sent
     index: int
-    names: tuple[str, ...]
     memory: ShardMemory
     lock: AbstractContextManager[Any]
     shown: Shown
@@ -223,12 +226,9 @@ class ReducePlan:
             state = self.memory.get(self.index, layout)
         program = self.memory.reduction.reduce(grad, state, out, scale)
         if self.shown.function is not None and not layout.unnamed:
-            program = self.shown.average_of(program, partial(parts_of_row, self.names, layout.shapes), self.names)
-        return self.route.send(program, _sent(self.label, self.names, grad), step.programs)
-
-
-def _sent(label: str, names: tuple[str, ...], flat: Tensor) -> Sent:
-    return Sent(label, names, flat.numel(), flat.element_size(), flat.nbytes)
+            names = self.sent.names
+            program = self.shown.average_of(program, partial(parts_of_row, names, layout.shapes), names)
+        return self.route.send(program, self.sent, step.programs)
 
 
 def in_place(buffer: Tensor, request: AllReduce) -> Program[Tensor]:

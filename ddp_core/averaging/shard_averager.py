@@ -24,7 +24,7 @@ from ..memory.shard_memory import Key, ShardMemory, WeightMemory
 from ..transport.process_group import over
 from ..transport.protocol import Decorator, Pending
 from ..transport.rank_messages import FINITE, true_everywhere
-from .plans import GatherPlan, ReducePlan, Route, labelled
+from .plans import GatherPlan, ReducePlan, Route, Sent, labelled
 from .same_kernels import agree_on_kernels
 from .steps import SteppedAverager, Steps
 
@@ -59,7 +59,7 @@ class ShardAverager(SteppedAverager):
         self._across = None if across is None else over(across, device)
         self.in_use = WeightMemory()
         self.decorated = decorate is not None
-        self.step.finished = True  # what comes next belongs to the first step
+        self._ended = True  # the step has, and what comes next belongs to another one
         self._agreed = False  # since the last change
         self._beside = False  # programs of several rounds have run, since when threads or streams carry all
         self._gathers: dict[int, GatherPlan] = {}  # by the number of the module
@@ -94,10 +94,10 @@ class ShardAverager(SteppedAverager):
     ) -> Pending:
         """Begin to fill `out` with the rows of all ranks, by a program of `weights`; outside of training, in no step."""
         plan = self._gathers.get(index)
-        if plan is None:
-            route = self._route(gathers=True)
-            plan = self._gathers[index] = GatherPlan(route, labelled(index, names), names, self.totals)
-        return plan.start(self._recorded() if training else None, program, out)
+        if plan is None or plan.sent.nbytes != out.nbytes:
+            sent = Sent.of(labelled(index, names), names, out)
+            plan = self._gathers[index] = GatherPlan(self._route(gathers=True), sent, self.totals)
+        return plan.start(self._recorded() if training else None, program)
 
     def gather_again(self, names: tuple[str, ...], rows: Tensor, out: Tensor) -> None:
         """Fill `out` with weights in use that this rank holds. Nothing is sent.
@@ -118,9 +118,9 @@ class ShardAverager(SteppedAverager):
     def reduce(self, index: int, layout: ShardLayout, grad: Tensor, out: Tensor, scale: float) -> Pending:
         """Begin to fill `out` with `scale` times the mean over ranks of this rank's row of `grad`."""
         plan, names = self._reductions.get(index), layout.whole.names
-        if plan is None or plan.names != names:
-            route, lock = self._route(), self.steps.lock
-            plan = ReducePlan(route, labelled(index, names), index, names, self.memory, lock, self.shown)
+        if plan is None or plan.sent.names != names or plan.sent.nbytes != grad.nbytes:
+            sent, lock = Sent.of(labelled(index, names), names, grad), self.steps.lock
+            plan = ReducePlan(self._route(), sent, index, self.memory, lock, self.shown)
             self._reductions[index] = plan
         return plan.start(self._recorded(), layout, grad, out, scale)
 
@@ -164,9 +164,9 @@ class ShardAverager(SteppedAverager):
 
     def _recorded(self) -> Step:
         """The step that is under way; what comes after the end of one belongs to the next."""
-        if self.step.finished:
+        if self._ended:
             self.totals.count(self.step.programs, self.step)
-            self.step = Step()
+            self.step, self._ended = Step(), False
             self.totals.begin(self.step, self.memory.step)
         return self.step
 
@@ -180,7 +180,7 @@ class ShardAverager(SteppedAverager):
 
     def step_is_over(self) -> None:
         """Let the weights in use stand that were gathered for the step, and judge its residuals by all of its gradients."""
-        super().step_is_over()
+        self._ended = True
         self.memory.end_step()
         self.in_use.end_step()
 
@@ -196,7 +196,7 @@ class ShardAverager(SteppedAverager):
 
     def measured(self) -> Measured:
         """Return the records of the last steps. They are not timed in full: backward is torch's."""
-        ended = self.step if self.step.finished else None
+        ended = self.step if self._ended else None
         steps, ranks = self.totals.recent_and(ended), self.engines.group.size()
         begun, on_host = self.engines.agreement.step, self.engines.on_host
         return Measured(steps, self.stats(), begun, ranks, on_host=on_host, sharded=True)

@@ -210,7 +210,6 @@ class SteppedAverager:
 
     def step_is_over(self) -> None:
         """Note the end of a step that this averager has entered. The caller holds the lock."""
-        self.step.finished = True
 
     def between_steps(self, change: Callable[[], None]) -> None:
         """Change the memory now, or when the step is over that runs on another thread."""

@@ -45,6 +45,5 @@ class HookAverager:
 
     def end_step(self) -> None:
         """End the step, and the own compression's, where the hook is gradwire's."""
-        self._step.finished = True
         if self.own is not None:
             self.own.end_step()

@@ -44,9 +44,8 @@ class Step:
     `number`: from 1, steps before a checkpoint counted; 0 until its first bucket is sent. `forward`: when the last one
     before it began and ended. `programs`: what ran, in the order sent. `ready`, `launched`, `done`: by bucket, when its last
     gradient was there, when it was given to what averages it, and when its average was there, by time.perf_counter.
-    `finished`: their averages were handed out. `interval`: seconds from the first bucket of the step before to its own, 0
-    where there was none. `now`: takes the marks of what a planner wants to know of it (`clock.py`), which are
-    time.perf_counter's as well.
+    `interval`: seconds from the first bucket of the step before to its own, 0 where there was none. `now`: takes the marks
+    of what a planner wants to know of it (`clock.py`), which are time.perf_counter's as well.
     """
 
     number: int = 0
@@ -55,7 +54,6 @@ class Step:
     ready: dict[int, float] = field(default_factory=dict)
     launched: dict[int, float] = field(default_factory=dict)
     done: dict[int, float] = field(default_factory=dict)
-    finished: bool = False
     last_launch: float = 0.0
     computed: float = 0.0
     ended: float = 0.0

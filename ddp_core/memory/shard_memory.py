@@ -121,8 +121,8 @@ class ShardMemory(StepMemory):
 
     def _drop_released(self) -> None:
         """Let go of residuals that no step will write to again."""
-        for index, state in self._states.items():
-            if state.residual is not None and state.residual.cleared and not self.reduction.feedback:
+        for index, state in () if self.reduction.feedback else self._states.items():
+            if state.residual is not None and state.residual.cleared:
                 state.residual = None
                 self._put(index, state)
 

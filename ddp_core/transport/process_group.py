@@ -184,9 +184,6 @@ class ProcessGroup(Transport):
 
     def _direct(self, request: Request, channel: int, group: dist.ProcessGroup) -> Reply | None:
         """Start a large request on connections of its own. Return None if the request goes over the group."""
-        rows_differ, rows = (bool(request.sizes), group.size()) if isinstance(request, AllGather) else (False, 1)
-        if rows_differ or request.tensor.nbytes * rows < LARGE:
-            return None
         key = channel, request.scope
         if key not in self._exchanges:
             self._exchanges[key] = self._exchange(f"{self._name(*key)}/direct", group)
@@ -216,9 +213,11 @@ class ProcessGroup(Transport):
                     "the number of rounds must not depend on the gradient's values"
                 )
             group = self._groups[channel, request.scope] = self._private(channel, request.scope)
-        direct = None
-        if isinstance(request, AllGather | AllToAll) and self._device.type == "cpu" and group.size() > 1:
-            direct = self._direct(request, channel, group)
+        direct, size = None, group.size()
+        if isinstance(request, AllGather | AllToAll) and self._device.type == "cpu" and size > 1:
+            rows, equal = (size, not request.sizes) if isinstance(request, AllGather) else (1, True)
+            if equal and rows * request.tensor.nbytes >= LARGE:
+                direct = self._direct(request, channel, group)
         return direct or started(request, group, self.check, by_streams=self._by_streams)
 
     @cached_property
@@ -286,11 +285,11 @@ class Exchange:
         """Begin a large request, and what it writes to; None where Gloo is to carry it."""
         tensor = request.tensor.contiguous()
         if isinstance(request, AllToAll):
-            reply = temporary(*tensor.shape, dtype=tensor.dtype, device=tensor.device)
+            reply = temporary(tensor.shape, dtype=tensor.dtype, device=tensor.device)
             return Direct(self._direct.all_to_all("swap", self._rows(reply), self._rows(tensor)), [reply]), reply
         if "gather" not in self._direct.ways():
             return None
-        reply = temporary(self._size, *tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        reply = temporary((self._size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
         return Direct(self._direct.all_gather("gather", self._rows(reply), tensor), [reply]), reply
 
     def _rows(self, tensor: Tensor) -> list[Tensor]:
@@ -351,15 +350,15 @@ def started(
             largest.reduceOp = dist.ReduceOp.MAX
             return pending(group.allreduce([tensor], largest), tensor)
         case ReduceScatter():
-            reply = temporary(*tensor.shape[1:], dtype=tensor.dtype, device=tensor.device)
+            reply = temporary(tensor.shape[1:], dtype=tensor.dtype, device=tensor.device)
             work = dist.reduce_scatter_tensor(reply.view(-1), tensor.reshape(-1), group=group, async_op=True)
             return pending(work, reply)
         case AllGather():
-            reply = temporary(group.size(), *tensor.shape, dtype=tensor.dtype, device=tensor.device)
+            reply = temporary((group.size(), *tensor.shape), dtype=tensor.dtype, device=tensor.device)
             work = getattr(group, ALL_GATHER)(reply.view(-1), tensor.reshape(-1))  # torch's function takes longer
             return pending(work, reply)
         case AllToAll():
-            reply = temporary(*tensor.shape, dtype=tensor.dtype, device=tensor.device)
+            reply = temporary(tensor.shape, dtype=tensor.dtype, device=tensor.device)
             return pending(getattr(group, ALL_TO_ALL)(reply, tensor, [], []), reply)
         case Broadcast() | Gather() | Scatter():
             return pending(*_from_one(request, tensor.contiguous(), group))

@@ -4,7 +4,7 @@
     python docs/benchmarks/predicted_steps.py --check     # prints the table of errors in docs/results/advise/README.md
     python docs/benchmarks/predicted_steps.py --write     # writes it there, and all steps to predicted-steps.csv
 
-Both come from one function, `gradwire.hooks.advice.assumed_parts.predicted_step`.
+Both come from one function, `gradwire.experiments.assumed_parts.predicted_step`.
 """
 
 import csv
@@ -20,8 +20,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from gradwire.experiments.workloads.emulation import load_trace
-from gradwire.hooks.advice.assumed_parts import (
+from gradwire.experiments.assumed_parts import (
     BACKWARD,
     Cluster,
     Cost,
@@ -31,6 +30,7 @@ from gradwire.hooks.advice.assumed_parts import (
     predicted_step,
     readiness,
 )
+from gradwire.experiments.workloads.emulation import load_trace
 from gradwire.hooks.advice.predict import Prediction
 
 ROOT = Path(__file__).parents[2]

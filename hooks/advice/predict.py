@@ -32,7 +32,7 @@ TRAVELS = ("all", "across")  # scopes of requests that leave a host
 
 @dataclass(frozen=True)
 class Measured:
-    """The parts of a step that predictions rest on, of `ranks`: measured by `advise`, or assumed (`assumed_parts.py`).
+    """The parts of a step that predictions rest on, of `ranks`: measured by `advise`, or assumed.
 
     `copy`: seconds an element, into buckets. `cores`: of a machine, for each of its ranks. `rings`: messages of a
     collective follow each other around a ring, as Gloo's do, else as in trees. `by_need`: overlapped slices go in the

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ...compress.shards.codec import needed
 from ...compress.shards.layout import ShardLayout
 from ...compress.shards.weights import WeightKind
 from ...ddp_core import Pending, start_all_gather
@@ -61,14 +60,12 @@ class GradMode:
 class ShardGather:
     """The all-gather of a module's parameters. `grad_mode`: of all modules, since torch prefetches some."""
 
+    allocate = staticmethod(temporary)  # memory for the rows of all ranks, until torch has copied them
+
     def __init__(self, module: ShardedModule, averager: ShardAverager, grad_mode: GradMode) -> None:
         self._module, self._averager, self._grad_mode = module, averager, grad_mode
-        self._warned = False
+        self._looked = False  # for parameters that a codec cannot take
         weakref.finalize(self, module.module.register_forward_pre_hook(grad_mode, prepend=True).remove)
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return memory for the rows of all ranks, until torch has copied them."""
-        return temporary(*size, dtype=dtype, device=device)
 
     @torch._disable_dynamo  # where a compiled function calls forward or backward
     def __call__(
@@ -80,12 +77,13 @@ class ShardGather:
         (`reshard_after_forward` a number), which must stay what it was. In backward the weights in use are copied, where all
         ranks hold them.
         """
-        averager, module, training = self._averager, self._module, self._module.training
+        averager, module = self._averager, self._module
+        training: bool = module.module.training  # in which steps are counted
         weights, on_cpu = averager.weights, output_tensor.device.type == "cpu"
         regathers = group.size() != module.shard_group.size()
         kinds = () if regathers else self._kinds(input_tensor)
-        codecs = [needed(weights.codec, kind.dtype) for kind in kinds if kind.numbers]
-        if not kinds or (not any(codecs) and not averager.decorated and weights.per_host == 1):
+        cuts = [kind.cut(weights.codec) for kind in kinds]
+        if not kinds or (not any(cuts) and not averager.decorated and weights.per_host == 1):
             averager.note_gather(module.names, input_tensor, output_tensor, training=training)
             return start_all_gather(output_tensor, input_tensor, group, async_op=async_op or on_cpu)
         in_backward = torch._C._current_graph_task_id() != -1
@@ -109,16 +107,17 @@ class ShardGather:
     def _kinds(self, mine: Tensor) -> Sequence[WeightKind]:
         """The types of numbers in a row, if it has the parameters' own. Say once which ones a codec cannot take."""
         kinds = self._module.kinds
-        lengths = [
-            kind.layout.row if len(kinds) == 1 else sum(end - first for first, end in kind.spans) for kind in kinds
-        ]
-        numbers = mine.is_floating_point() and mine.element_size() > 1
-        kinds = kinds if sum(lengths) == mine.numel() and (numbers or len(kinds) > 1) else ()
-        taken = {name for kind in kinds if kind.numbers for name in kind.layout.whole.names}
-        left = [name for name in self._module.names if name not in taken]
-        if left and self._averager.weights.codec is not None and not self._warned and self._module.place[0] == 0:
-            logger.warning(UNCOMPRESSED, ", ".join(left[:3]))
-        self._warned |= bool(left)
+        if len(kinds) == 1:
+            own = mine.numel() == kinds[0].layout.row and mine.is_floating_point() and mine.element_size() > 1
+        else:
+            own = mine.numel() == sum(end - first for kind in kinds for first, end in kind.spans)
+        kinds = kinds if own else ()
+        if not self._looked:
+            self._looked = True
+            taken = {name for kind in kinds if kind.numbers for name in kind.layout.whole.names}
+            left = [name for name in self._module.names if name not in taken]
+            if left and self._averager.weights.codec is not None and self._module.place[0] == 0:
+                logger.warning(UNCOMPRESSED, ", ".join(left[:3]))
         return kinds
 
 
@@ -128,15 +127,13 @@ class ShardReduction:
     `scale`: what their mean over shards is multiplied by; `total`: where torch then divides by a divisor of the user's.
     """
 
+    allocate = staticmethod(torch.empty)  # all gradients of a module, or this rank's shards, which the user keeps
+
     def __init__(
         self, module: ShardedModule, averager: ShardAverager, arrivals: Arrivals, scale: float, total: float
     ) -> None:
         self._module, self._averager, self._arrivals = module, averager, arrivals
         self._scale, self._total = scale, total
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return memory for a module's gradients, or for this rank's shards of them, which the user keeps."""
-        return torch.empty(*size, dtype=dtype, device=device)
 
     @torch._disable_dynamo
     def __call__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -55,7 +55,7 @@ class OneBuffer:
         """Return memory for what is reduced, of gradients that are gone where it can, and the same tensor for the result."""
         result, self._result = self._result, None
         if result is None or result.shape != torch.Size(size) or result.dtype != dtype:
-            self._result = result = temporary(*size, dtype=dtype, device=device)
+            self._result = result = temporary(size, dtype=dtype, device=device)
         return result
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
@@ -76,8 +76,15 @@ class ShardedModule:
     def __init__(self, module: Any, group: Any, index: int, names: tuple[str, ...]) -> None:
         self.module, self.group, self.index, self.names = module, group, index, names
         self.whole = _is_a(module, "ReplicateModule")
+        self.device: torch.device = group.device
         self._layout: tuple[tuple[int, ...], ShardLayout] | None = None  # of these of the parameters
         self.sums = False  # whether gradwire sums its gradients over shards
+        # The ranks that share the parameters; a module that is `whole` has none.
+        self.shard_group: dist.ProcessGroup = getattr(group.mesh_info, "shard_process_group", None)
+        # The ranks that have the same shards, in hybrid sharding.
+        self.replica_group: dist.ProcessGroup | None = getattr(group.mesh_info, "replicate_process_group", None)
+        # No other rank shares its parameters: torch then calls nobody to gather or to reduce them.
+        self.alone = self.whole or self.shard_group.size() == 1
         self._before = (
             group._all_gather_comm,
             group._reduce_scatter_comm,
@@ -85,22 +92,6 @@ class ShardedModule:
             group.force_sum_reduction_for_comms,
             group.mesh_info,
         )
-
-    @property
-    def shard_group(self) -> dist.ProcessGroup:
-        """The ranks that share the parameters."""
-        group: dist.ProcessGroup = self.group.mesh_info.shard_process_group
-        return group
-
-    @property
-    def replica_group(self) -> dist.ProcessGroup | None:
-        """The ranks that have the same shards, in hybrid sharding."""
-        return getattr(self._before[-1], "replicate_process_group", None)
-
-    @property
-    def alone(self) -> bool:
-        """True if no other rank shares its parameters: torch then calls nobody to gather or to reduce them."""
-        return self.whole or self.shard_group.size() == 1
 
     @property
     def process_group(self) -> dist.ProcessGroup:
@@ -121,17 +112,6 @@ class ShardedModule:
         return part_of_world(self.group.mesh_info.mesh.mesh.flatten().tolist(), dist.get_world_size())
 
     @property
-    def training(self) -> bool:
-        """True if the module is in training mode, in which steps are counted."""
-        return bool(self.module.training)
-
-    @property
-    def device(self) -> torch.device:
-        """The device on which the module computes."""
-        device: torch.device = self.group.device
-        return device
-
-    @property
     def divisor(self) -> float | None:
         """The user's divisor of gradients; None if they are divided by the number of ranks."""
         divisor: float | None = self.group.gradient_divide_factor
@@ -140,7 +120,8 @@ class ShardedModule:
     @property
     def divided_anew(self) -> bool:
         """True if the user has set a divisor since the handle was attached."""
-        return self.divisor is not None and not isinstance(self.divisor, OwnDivisor)
+        divisor = self.group.gradient_divide_factor
+        return divisor is not None and not isinstance(divisor, OwnDivisor)
 
     @property
     def takes_communication(self) -> bool:
@@ -208,18 +189,24 @@ class ShardedModule:
         return hasattr(self.group.mesh_info, "replicate_process_group") or self.group._all_reduce_hook is not None
 
     def reads_gradients(self, dtype: torch.dtype) -> bool:
-        """Return True if torch reads shards of gradients of a dtype on arrival: it divides, adds up, casts or moves them."""
-        return self._divides(dtype) or any(_reads(param, dtype) for param in self.group.fsdp_params)
-
-    def _divides(self, dtype: torch.dtype) -> bool:
-        """Return True if torch may divide sums of a dtype on arrival.
+        """Return True if torch reads shards of gradients of a dtype on arrival: it divides, adds up, casts or moves them.
 
         It has the collective divide in float32 and bfloat16 alone. In other types, and where sums are forced, it divides
         before and after, or after alone, by factors whose product is the divisor.
         """
-        within = dtype in (torch.float32, torch.bfloat16) and not self.group.force_sum_reduction_for_comms
-        ranks = 1 if self.alone else self.shard_group.size()
-        return not within and (ranks if self.divisor is None else self.divisor) != 1
+        group = self.group
+        divisor = group.gradient_divide_factor
+        if group.force_sum_reduction_for_comms or dtype not in (torch.float32, torch.bfloat16):
+            ranks = 1 if self.alone else self.shard_group.size()
+            if (ranks if divisor is None else divisor) != 1:
+                return True
+        for param in group.fsdp_params:
+            shard = param.sharded_param
+            expected = getattr(param, "sharded_grad_dtype", None) or shard.dtype
+            hooked = getattr(shard, "_post_accumulate_grad_hooks", None)
+            if shard.grad is not None or dtype != expected or param.offload_to_cpu or hooked:
+                return True
+        return False
 
     def take(self, gather: Any, reduction: Any, divisor: float) -> None:
         """Have others communicate. `divisor`: what torch divides gradients by, after all sums."""
@@ -237,11 +224,10 @@ class ShardedModule:
         if not self.divided_anew:
             group.gradient_divide_factor = divisor
 
-    def shards(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, this rank's shard with its padding) of the parameters whose gradients travel."""
-        for place in self._places:
-            param = self.group.fsdp_params[place]
-            yield self.names[place], param._sharded_param_data.view(param.padded_sharded_param_size)
+    def shards(self) -> dict[str, Tensor]:
+        """This rank's shard, with its padding, of each parameter whose gradients travel."""
+        params = [(self.names[place], self.group.fsdp_params[place]) for place in self._places]
+        return {name: param._sharded_param_data.view(param.padded_sharded_param_size) for name, param in params}
 
     def splits(self) -> list[int]:
         """Return the lengths of the runs of `shards` that a tensor-parallel model has whole on all of its ranks, or cut.
@@ -265,14 +251,6 @@ def _gathered_dtype(param: Any) -> torch.dtype:
     own: torch.dtype = param.sharded_param.dtype
     given: torch.dtype | None = param.mp_policy.param_dtype
     return given if given is not None and own.is_floating_point else own
-
-
-def _reads(param: Any, dtype: torch.dtype) -> bool:
-    """Return True if torch adds up, casts, moves or shows the shard of a parameter's gradient at once."""
-    shard = param.sharded_param
-    expected = getattr(param, "sharded_grad_dtype", None) or shard.dtype
-    hooked = getattr(shard, "_post_accumulate_grad_hooks", None)
-    return shard.grad is not None or dtype != expected or param.offload_to_cpu or bool(hooked)
 
 
 def _placements(param: Any) -> Sequence[bool]:

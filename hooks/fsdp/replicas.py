@@ -14,7 +14,6 @@ from ...ddp_core.averaging.averager import CompressedAverager
 from ...ddp_core.averaging.engines import Engines
 from ...ddp_core.averaging.plans import AllPending
 from ...ddp_core.averaging.shard_averager import ShardAverager
-from ...ddp_core.buckets.protocol import Bucket
 from ...ddp_core.transport.rank_messages import FINITE, true_everywhere
 from .arrivals import Arrivals
 from .modules import ShardedModule
@@ -80,7 +79,7 @@ class ReplicaMean:
 
     def name_shards(self) -> None:
         """Find the shards of the parameters, and name them for the handle; anew where torch has put them elsewhere."""
-        shards = dict(self._module.shards())
+        shards = self._module.shards()
         if [each.data_ptr() for each in self._parameters] == [each.data_ptr() for each in shards.values()]:
             return
         for old in self._parameters:
@@ -95,7 +94,8 @@ class ReplicaMean:
         were given a divisor that holds for sums over shards alone.
         """
         module = self._module
-        if module.divided_anew and not (module.sums or module.alone):
+        divided = module.divided_anew
+        if divided and not (module.sums or module.alone):
             raise ValueError(DIVISOR)
         self.name_shards()
         if sum(map(torch.numel, self._parameters)) != reduce_output.numel():
@@ -105,19 +105,20 @@ class ReplicaMean:
         averager = self._handle.averager
         self._arrivals.begin(averager)
         pendings = [averager.average_hooked(each) for each in self._buckets(reduce_output)]
-        at_once = module.divided_anew or module.reads_gradients(reduce_output.dtype)
+        at_once = divided or module.reads_gradients(reduce_output.dtype)
         self._arrivals.take(AllPending(pendings), at_once=at_once)
 
-    def _buckets(self, gradients: Tensor) -> Iterator[Bucket]:
+    def _buckets(self, gradients: Tensor) -> list[ShardBucket]:
         """The buckets of the module: one, or in a tensor-parallel model as many as its `splits`."""
-        first = offset = 0
+        buckets, first, offset = list[ShardBucket](), 0, 0
         for place, number in enumerate(self._splits):
             parameters = self._parameters[first : first + number]
             size = sum(map(torch.numel, parameters))
             if place == len(self._indices):
                 self._indices.append(next(self._numbers))
-            yield ShardBucket(self._indices[place], gradients.narrow(0, offset, size), parameters)
+            buckets.append(ShardBucket(self._indices[place], gradients.narrow(0, offset, size), parameters))
             first, offset = first + number, offset + size
+        return buckets
 
 
 def take_replicas(modules: Sequence[ShardedModule], handle: Handle, arrivals: Arrivals) -> None:

@@ -50,7 +50,7 @@ class Versioned(Simulation):
     def keep(self):
         rooms = [leaf.before for leaf in self.flat if leaf.before is not leaf.flat]
         for rank in self.ranks:
-            rank.keep()
+            rank.end_step(keep=True)
         for room in rooms:
             poison(room)
         self.steps += 1

@@ -53,7 +53,7 @@ def test_a_block_more_than_twice_too_large_is_left_for_others():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
 def test_a_temporary_is_a_contiguous_tensor_of_its_shape(dtype):
-    made = temporary(3, SMALLEST, dtype=dtype, device=CPU)
+    made = temporary((3, SMALLEST), dtype=dtype, device=CPU)
     assert made.shape == (3, SMALLEST)
     assert made.dtype == dtype
     assert made.is_contiguous()
@@ -63,7 +63,7 @@ def test_a_temporary_is_a_contiguous_tensor_of_its_shape(dtype):
 
 def test_small_ones_are_torchs():
     before = pool._lent
-    made = temporary(8, dtype=torch.float32, device=CPU)
+    made = temporary((8,), dtype=torch.float32, device=CPU)
     assert made.shape == (8,)
     assert pool._lent == before
 

@@ -158,15 +158,19 @@ def test_an_empty_reduce_scatter_is_no_round():
     assert simulate([reduce_scatter(torch.empty(1, 0, 4))])[0].shape == (0, 4)
 
 
+def asking(request):
+    yield request
+
+
 class TestErrors:
     @pytest.mark.parametrize("request_of", [AllReduce, ReduceScatter, AllGather, AllToAll])
     def test_an_unknown_scope_is_refused(self, request_of):
         with pytest.raises(ValueError, match=r"the scope of .* is 'all' or 'host' or 'across' or 'self', got 'rack'"):
-            request_of(torch.ones(1, 1), scope="rack")
+            simulate([asking(request_of(torch.ones(1, 1), scope="rack"))])
 
     def test_an_unknown_op_is_refused(self):
-        with pytest.raises(ValueError, match="the op of a reduce-scatter is 'mean' or 'sum', got 'max'"):
-            ReduceScatter(torch.ones(1, 1), "max")
+        with pytest.raises(ValueError, match="the op of ReduceScatter is 'mean' or 'sum', got 'max'"):
+            simulate([asking(ReduceScatter(torch.ones(1, 1), "max"))])
 
     @pytest.mark.parametrize("ranks_per_host", [0, -1, 4, 12])
     def test_ranks_that_do_not_fill_hosts_are_refused(self, ranks_per_host):

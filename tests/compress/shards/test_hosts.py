@@ -117,7 +117,7 @@ def test_all_ranks_hear_of_what_is_not_finite_on_one(spec):
     simulated.step(named)
     assert all(bool(state.finite.everywhere) for state in simulated.states)
     for state in simulated.states:
-        Leaves(state, versioned=True).keep()
+        Leaves(state, versioned=True).end_step(keep=True)
     before = simulated.held()
     named[1]["b"][6] = float("inf")
     assert not simulated.layouts[0].joined(simulated.step(named))["b"][6].isfinite()

@@ -216,7 +216,7 @@ def test_what_is_not_finite_reaches_the_owner_and_all_ranks_hear_of_it(spec, bad
     simulated.step(fine)
     assert all(bool(state.finite.everywhere) for state in simulated.states)
     for state in simulated.states:
-        Leaves(state, versioned=True).keep()
+        Leaves(state, versioned=True).end_step(keep=True)
     before = [each.clone() for each in simulated.held()]
     fine[2]["b"][6] = bad
     mean = simulated.layouts[0].joined(simulated.step(fine))

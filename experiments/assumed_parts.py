@@ -9,15 +9,15 @@ from itertools import accumulate, chain
 import torch
 from torch import Tensor, nn
 
-from ...compress import Ranks, compressor
-from ...compress.state.shares import ranks_seen
-from ...ddp_core.overlap.step_model import LinkCost
-from ..plan import bucket_layouts
-from .arithmetic import Arithmetic
-from .network import Kind, KindCost
-from .predict import Measured, Prediction, predicted, requests_on, through_card
-from .shared_cores import Work
-from .timed_training import Computation
+from ..compress import Ranks, compressor
+from ..compress.state.shares import ranks_seen
+from ..ddp_core.overlap.step_model import LinkCost
+from ..hooks.advice.arithmetic import Arithmetic
+from ..hooks.advice.network import Kind, KindCost
+from ..hooks.advice.predict import Measured, Prediction, predicted, requests_on, through_card
+from ..hooks.advice.shared_cores import Work
+from ..hooks.advice.timed_training import Computation
+from ..hooks.plan import bucket_layouts
 
 BACKWARD = 2 / 3  # of a step's computation: an assumption, twice as many multiplications as in forward
 WIDTHS = 128  # elements

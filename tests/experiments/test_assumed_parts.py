@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gradwire.compress import AllGather, AllReduce, AllToAll, Ranks
-from gradwire.hooks.advice.assumed_parts import (
+from gradwire.experiments.assumed_parts import (
     COSTS,
     GOODPUT,
     Cluster,
@@ -22,7 +22,7 @@ from gradwire.hooks.advice.assumed_parts import (
 )
 from gradwire.hooks.advice.predict import through_card
 
-H200 = Path(__file__).parents[3] / "docs" / "benchmarks" / "h200"
+H200 = Path(__file__).parents[2] / "docs" / "benchmarks" / "h200"
 GPT2 = gpt(768, 12, 50_257, 1_024)
 BITS4 = (4 + 16 / 64) / 8  # bytes a number at most: 4 bits, and a scale a block
 FREE = Cost(0.0)
