@@ -37,7 +37,7 @@ ELSEWHERE = {  # a test, and beginnings or all of the commands that it runs, wit
     ],
     "tests/test_examples.py": [
         r"(python|torchrun --nproc-per-node 2) docs/examples/train_(lightning|accelerate|transformers|ray|dcp).py$",
-        r"torchrun --nproc-per-node 2 docs/examples/train_(finetune|gpt|gpt_fsdp).py --",
+        r"torchrun --nproc-per-node 2 docs/examples/train_(finetune|gpt|gpt_fsdp).py ",
     ],
     "tests/hooks/local_sgd/test_example.py": [r"python docs/examples/train_sites.py", r"openssl "],
     "tests/test_plugin_page.py": [r"python -c 'import gradwire; print"],

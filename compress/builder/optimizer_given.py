@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from .build import Spec
+from .build import Spec, compressor, specification
 from .optimizer_defaults import Optimizers, for_adam, optimizers_of
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ def report_optimizer(spec: Spec, optimizer: Optimizers | None, names: Mapping[Te
     if rank != 0 or (suiting := for_adam(spec)) is None:
         return
     if optimizer is None:
-        logger.warning(UNKNOWN, spec, suiting)
+        logger.warning(UNKNOWN, specification(compressor(spec)), suiting)
         return
     groups = (group for each in optimizers_of(optimizer) for group in each.param_groups)
     updated = {parameter for group in groups for parameter in group["params"]}

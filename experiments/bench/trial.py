@@ -75,7 +75,7 @@ class Trial:
         fused = setup.task.fused or None  # None: torch's choice
         optimizer = torch.optim.SGD(model.parameters(), LR, MOMENTUM, weight_decay=WEIGHT_DECAY, fused=fused)
         self._ran = replace(case, compressor=tuned_specification(case.compressor, optimizer))
-        self._model, self._handle = wrapped(model, self._ran, groups, setup.timeout, setup.transport)
+        self._model, self._handle = wrapped(model, optimizer, self._ran, groups, setup.timeout, setup.transport)
         self._optimizer = ordered(self._model, optimizer, case.order, case.bucket_mb)
         self._lead = 0 if case.order == BACKWARD else CHOSEN_AFTER
         generator = torch.Generator().manual_seed(setup.seed + groups[0].rank())

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
+from torch.optim import Optimizer
 
 from ...compress import Ranks
 from ...ddp_core import Decorator, DistributedDataParallel, Handle
@@ -23,7 +24,12 @@ from .rows import Case, Traffic
 
 
 def wrapped(
-    model: nn.Module, case: Case, groups: Sequence[dist.ProcessGroup], timeout: timedelta, transport: Decorator | None
+    model: nn.Module,
+    optimizer: Optimizer,
+    case: Case,
+    groups: Sequence[dist.ProcessGroup],
+    timeout: timedelta,
+    transport: Decorator | None,
 ) -> tuple[nn.Module, Handle | None]:
     """The model to train and, where gradwire moves the bytes, its handle.
 
@@ -42,9 +48,8 @@ def wrapped(
         **no_buffer_sync(),
     }
     if case.ddp == "gradwire" and case.overlap:
-        ours = DistributedDataParallel(
-            model, process_group=chosen, compressor=case.compressor, timeout=timeout, transport=transport, **arguments
-        )
+        arguments |= {"compressor": case.compressor, "optimizer": optimizer}
+        ours = DistributedDataParallel(model, process_group=chosen, timeout=timeout, transport=transport, **arguments)
         return ours, ours.compression
     plain: TorchDDP = (
         DistributedDataParallel(model, process_group=chosen, timeout=timeout, transport=transport, **arguments)
@@ -56,8 +61,9 @@ def wrapped(
         handle.bind(plain)
         plain.register_comm_hook(DelayedBuckets(handle), delay_bucket)
         return plain, handle
+    options: dict[str, Any] = {"optimizer": optimizer, "timeout": timeout, "transport": transport}
     as_torch_does = case.compressor == "none" and transport is None
-    return plain, None if as_torch_does else attach(plain, case.compressor, timeout=timeout, transport=transport)
+    return plain, None if as_torch_does else attach(plain, case.compressor, **options)
 
 
 class DelayedBuckets:

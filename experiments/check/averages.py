@@ -6,7 +6,7 @@ import hashlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -50,8 +50,9 @@ class Training:
 
     def __init__(self, spec: str, device: torch.device) -> None:
         self._device, ids = device, [device] if device.type == "cuda" else None
-        settings = {"compressor": spec, "bucket_cap_mb": BUCKET_MB, "init_sync": False}
-        self._model = DistributedDataParallel(Given().to(device), ids, **settings)  # type: ignore[arg-type]
+        settings: dict[str, Any] = {"compressor": spec, "bucket_cap_mb": BUCKET_MB, "init_sync": False}
+        settings["optimizer"] = torch.optim.SGD((model := Given().to(device)).parameters())
+        self._model = DistributedDataParallel(model, ids, **settings)
         self.handle = self._model.compression
 
     def step(self, gradients: Named) -> Named:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from ...compress import Optimizers, Spec, report_optimizer, tuned
 from ...compress.shards.hosts import split_hosts, split_option
@@ -84,7 +84,7 @@ def attach_sharded(model: nn.Module, asked: Sharding, timeout: timedelta, transp
         take_replicas(modules, replicas, arrivals)
     if of_shards and not alone:
         _take_shards(modules, averager, arrivals, replicated=replicas is not None)
-    names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    names: dict[Tensor, str] = {each: name for name, each in model.named_parameters() if each.requires_grad}
     for spec in (asked.reduce, asked.replicas):
         _, inner = split_hosts(split_option(spec or "none", "inside")[1])
         report_optimizer(inner, asked.optimizer, names, dist.get_rank())
