@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from ..compress.state.shares import ranks_given
 from ..hooks.advice.local_sgd import SitesPlan, Wan, recommended, sites_plan
 from ..hooks.advice.predict import Prediction
 from ..hooks.local_sgd.arguments import site_compressor
-from ..hooks.plan import Plan, plan, plan_sharded, ready_order
+from ..hooks.plan import Plan, plan, plan_sharded
 from .assumed_parts import Cluster, GpuStep, layered, model_step, predicted_step
 from .network.link import parse_rate, shown_rate
 from .workloads.data import DATA, data_shape
@@ -376,3 +376,19 @@ def _shown_times(row: Mapping[str, float]) -> dict[str, str]:
         else f"{1e3 * value:.4g} ms"
         for name, value in row.items()
     }
+
+
+def ready_order(model: nn.Module, loss: Callable[[], Tensor]) -> list[Tensor]:
+    """The parameters in the order in which one backward of `loss()` makes their gradients ready; unused ones last."""
+    ready: list[Tensor] = []
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    handles = [p.register_post_accumulate_grad_hook(ready.append) for p in parameters]
+    try:
+        loss().backward()
+    finally:
+        for handle in handles:
+            handle.remove()
+        for parameter in parameters:
+            parameter.grad = None
+    seen = set(map(id, ready))
+    return ready + [p for p in reversed(parameters) if id(p) not in seen]

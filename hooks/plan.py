@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
@@ -170,22 +170,6 @@ def bucket_layouts(
         dtype = parameters[members[0]].dtype.to_real()
         layouts.append(layout_of(named, dtype, device, ranks))
     return layouts
-
-
-def ready_order(model: nn.Module, loss: Callable[[], Tensor]) -> list[Tensor]:
-    """The parameters in the order in which one backward of `loss()` makes their gradients ready; unused ones last."""
-    ready: list[Tensor] = []
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    handles = [p.register_post_accumulate_grad_hook(ready.append) for p in parameters]
-    try:
-        loss().backward()
-    finally:
-        for handle in handles:
-            handle.remove()
-        for parameter in parameters:
-            parameter.grad = None
-    seen = set(map(id, ready))
-    return ready + [p for p in reversed(parameters) if id(p) not in seen]
 
 
 def plan_sharded(parts: Sequence[Mapping[str, Tensor]], gather: Spec, reduce: Spec, *, world_size: int) -> Plan:
