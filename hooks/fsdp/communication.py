@@ -24,6 +24,7 @@ from .arrivals import Arrivals
 from .modules import ShardedModule
 
 logger = logging.getLogger(__name__)
+OUTSIDE_INFERENCE = torch.inference_mode(mode=False)  # or steps could not write to what an evaluation has made
 UNCOMPRESSED = (
     "weights of a sharded module (%s, ...) travel uncompressed: they, or others of their group, have 8 bits already, or "
     "are no numbers"
@@ -41,6 +42,8 @@ class GatherWork(dist._Work):
         super().__init__()
         self._pending, self._timeout = pending, timeout
 
+    @OUTSIDE_INFERENCE
+    @torch.no_grad()
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Return when they are there; raises RuntimeError where they do not come within the time limit."""
         self._pending.wait(self._timeout)
@@ -66,11 +69,14 @@ class ShardGather:
         self._warned = False
         weakref.finalize(self, module.module.register_forward_pre_hook(grad_mode, prepend=True).remove)
 
+    @OUTSIDE_INFERENCE
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return memory for the rows of all ranks, until torch has copied them."""
         return temporary(*size, dtype=dtype, device=device)
 
     @torch._disable_dynamo  # where a compiled function calls forward or backward
+    @OUTSIDE_INFERENCE
+    @torch.no_grad()
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
@@ -89,7 +95,7 @@ class ShardGather:
             averager.note_gather(module.names, input_tensor, output_tensor, training=training)
             return start_all_gather(output_tensor, input_tensor, group, async_op=async_op or on_cpu)
         in_backward = torch._C._current_graph_task_id() != -1
-        steps = in_backward or (training and self._grad_mode.enabled)
+        steps = in_backward or (training and module.in_forward and self._grad_mode.enabled)
         keys = [(module.index, kind.dtype) if weights.differences and kind.numbers else None for kind in kinds]
         held = [key and averager.in_use.get(key, kind.layout) for key, kind in zip(keys, kinds, strict=True)]
         if len(kinds) > 1:

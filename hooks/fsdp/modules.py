@@ -126,6 +126,11 @@ class ShardedModule:
         return bool(self.module.training)
 
     @property
+    def in_forward(self) -> bool:
+        """True if a forward needs the weights, of this module or of one that prefetches them; not after `unshard()`."""
+        return bool(self.group._training_state.name == "FORWARD")
+
+    @property
     def device(self) -> torch.device:
         """The device on which the module computes."""
         device: torch.device = self.group.device
