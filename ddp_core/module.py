@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -170,7 +170,6 @@ class DistributedDataParallel(TorchAttributes):
         """
         self.compression.averager.drain()
         self.reducer.require_finished()
-        self._order.follow_formats(self._averager)
         named = trained(self.module)[0]
         if self._compresses:
             refuse_inside(self.module, named.values())
@@ -264,15 +263,10 @@ class DistributedDataParallel(TorchAttributes):
         """Now and then: whether parameters train that are in no bucket. Raises RuntimeError where backward missed some."""
         if self.process_group.size() == 1:
             return
-        self._strays.check(self._trained_now)
+        self._strays.check(lambda: trained_now(self.module)[0])
         if self.reducer.unfinished:
             self._strays.search(trained_now(self.module)[0])
             self._strays.refuse_replaced()
-
-    def _trained_now(self) -> Mapping[str, Tensor]:
-        """Return what trains now, in buckets that lie in memory as it does."""
-        self._order.follow_formats(self._averager)
-        return trained_now(self.module)[0]
 
     @outside_transforms
     def agree_on_order(self) -> None:

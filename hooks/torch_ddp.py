@@ -331,6 +331,7 @@ def handle_for(
         elif ddp.static_graph or getattr(ddp, "skip_all_reduce_unused_params", False):
             handle.step_detector = detector = ByForward()
             ddp.register_forward_pre_hook(partially(_announce, detector))
+            ddp.register_forward_hook(partially(_watch_outputs, detector))
         else:
             handle.step_detector = ByIndex()
     return handle
@@ -338,3 +339,8 @@ def handle_for(
 
 def _announce(detector: ByForward, *_: Any) -> None:
     detector.announce()
+
+
+def _watch_outputs(detector: ByForward, _model: nn.Module, _inputs: Any, outputs: Any) -> None:
+    if not torch.compiler.is_compiling():
+        detector.watch(outputs)

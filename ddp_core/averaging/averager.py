@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...compress import Compressor, Layout, specification, warm_up
+from ...compress.builder.build import fingerprint
 from ...compress.protocol.compressor import traits_of
 from ...compress.protocol.requests import Op
 from ...compress.simulate import operations_of
@@ -32,6 +33,7 @@ from ..measure.stats import Measured
 from ..measure.step import Step
 from ..memory.model_memory import ModelMemory, Snapshot
 from ..transport.protocol import Decorator, Pending
+from ..transport.rank_messages import alike
 from .plans import Bound, Plan, ProgramPlan, Route, Sent, SparsePlan, SumPlan, labelled
 from .same_kernels import agree_on_kernels, compile_kernels
 from .segments import program_of, segments_of
@@ -325,4 +327,5 @@ def setup(memory: ModelMemory, layout: Layout, values: str | None) -> str:
     bucket = f"{len(layout.names)} parameters, {layout.numel} x {layout.dtype}"
     told = "" if values is None else f", {values}"
     unused = " and find_unused_parameters=True" if memory.partial else ""
-    return f"{specification(memory.compressor)} at step {memory.step - 1}{unused} with a first bucket of {bucket}{told}"
+    rest = f" at step {memory.step - 1}{unused} with a first bucket of {bucket}{told}"
+    return alike(fingerprint(memory.compressor) + rest, specification(memory.compressor) + rest)

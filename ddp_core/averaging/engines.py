@@ -82,6 +82,11 @@ class Engines:
         return all(engine.idle for engine in list(self._made.values()))  # others may add to them meanwhile
 
     @property
+    def runs(self) -> bool:
+        """True if any engine runs a task, whatever is left to those who will wait for it."""
+        return any(engine.runs for engine in list(self._made.values()))
+
+    @property
     def failed(self) -> bool:
         """True if any engine has failed or was closed."""
         return any(engine.failed for engine in list(self._made.values()))

@@ -62,6 +62,8 @@ class Steps:
             if self.phase is not Phase.IDLE:
                 self.phase = Phase.IDLE
                 for averager in self.averagers:
+                    if self._waiting and averager.inside:
+                        averager.memory.commit()  # or a save would find it half done
                     averager.inside = False
             if self._waiting:
                 self._make_changes()
@@ -150,7 +152,7 @@ class Steps:
     def _last_sign(self) -> float:
         """Return when a program last began, ended or ran, unless one has failed."""
         here = list(self.averagers)
-        if not all(each.engines.idle or each.engines.failed for each in here):
+        if any(each.engines.runs and not each.engines.failed for each in here):
             return time.perf_counter()
         return max([self._heard, *(program.given for each in here for program in each.step.programs[-1:])])
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from .grad_bucket import GradBucket, axis_order, grad_bytes, grad_dtype
+from .grad_bucket import GradBucket, grad_bytes, grad_dtype
 from .slices import MUCH, CutBucket, Sendable
 from .sparse import SparseBucket
 
@@ -99,7 +99,7 @@ class BucketAssignment:
         self.bucket_of: list[GradBucket] = []
         self.sending: list[Sendable] = []  # them, or their slices, in the order in which they leave
         self.builds += 1
-        self.order, self._axes = list(order), list(map(axis_order, self._parameters))
+        self.order = list(order)
         ready = [self._parameters[index] for index in order]
         positions = assigned(ready, self.caps, [self._sparse[index] for index in order])
         members = [[self.order[position] for position in bucket] for bucket in positions]
@@ -131,10 +131,6 @@ class BucketAssignment:
         bucket = CutBucket(place, members, parameters, last=last, alias=self.alias)
         bucket.cut(-(-size // self.cut))
         return bucket
-
-    def reordered(self) -> list[int]:
-        """Return the parameters whose memory format has changed since the buckets were made."""
-        return [index for index, each in enumerate(self._parameters) if axis_order(each) != self._axes[index]]
 
     def send_in(self, order: Sequence[int]) -> None:
         """Let what is sent leave in this order of its indices. All ranks do so between the same steps."""

@@ -55,6 +55,7 @@ class Task:
     `label`: what messages call it. `needs_future`: others than our reducer wait for it, by a future of torch's. `result`:
     what the program returned. `future`: of it, where whoever waits does not run the task. `closed`: it was given up. `now`:
     takes the marks of its record, see `Step`. `nbytes`: of the gradients. `lent`: the result is memory of whoever waits.
+    `left`: to whoever will wait for it.
     """
 
     program: Program[Tensor]
@@ -67,6 +68,7 @@ class Task:
     now: Callable[[], float] = time.perf_counter
     nbytes: int = 0
     lent: bool = False
+    left: bool = False
     _pending: Reply | None = None
     _since: float = 0.0
 
@@ -178,7 +180,7 @@ class WaitedTask:
 
     def wait(self, timeout: timedelta) -> Tensor:
         """Run the task to its end; raises what `on_end` makes of an error."""
-        channel = 1
+        channel, self.task.left = 1, False
         try:
             if self.error is not None:
                 raise self.error

@@ -41,6 +41,10 @@ class StepMemory:
         """Return the leaves of all states."""
         raise NotImplementedError
 
+    def commit(self) -> None:
+        """Keep the last step, or undo it; nothing changes where that was done."""
+        raise NotImplementedError
+
     @property
     def overwrites(self) -> bool:
         """True if the step that is under way has overwritten any residuals from before it."""

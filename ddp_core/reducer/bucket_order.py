@@ -100,11 +100,6 @@ class BucketOrder:
         self._assignment.caps, self._assignment.cut = [size], size if cut else None
         self._build(self._assignment.order, allocate)
 
-    def follow_formats(self, averager: CompressedAverager | None) -> None:
-        """Make the buckets anew for parameters in another memory format, as `.to(memory_format=...)` has them lie."""
-        if averager is not None and averager.memory.remembers and self._assignment.reordered():
-            self._build(self._assignment.order, allocate_own)
-
     def _build(self, order: list[int], allocate: Allocate) -> None:
         self._making = True
         self.drain()

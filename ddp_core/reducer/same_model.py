@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ...compress import Spec, compressor, specification
+from ...compress.builder.build import fingerprint
 from ..transport.protocol import Transport
-from ..transport.rank_messages import broadcast, exchange, largest
+from ..transport.rank_messages import alike, broadcast, compared, exchange, largest, shown
 from .unused_parameters import Rules
 
 
@@ -22,12 +23,13 @@ def described(parameters: Mapping[str, Tensor], spec: Spec, rules: Rules) -> lis
         f"requires_grad={p.requires_grad}"
         for name, p in parameters.items()
     ]
-    return [f"the compressor {specification(compressor(spec))}", *rules.shared(), *lines]
+    built = compressor(spec)
+    return [alike(fingerprint(built), f"the compressor {specification(built)}"), *rules.shared(), *lines]
 
 
 def verify(lines: Sequence[str], transport: Transport) -> None:
     """Raise RuntimeError on every rank, naming the first difference and the ranks, unless all have the same lines."""
-    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    digest = hashlib.sha256("\n".join(map(compared, lines)).encode()).hexdigest()
     digests = exchange(digest, transport, what="the models that they train")
     differing = [rank for rank, other in enumerate(digests) if other != digests[0]]
     if not differing:
@@ -35,7 +37,7 @@ def verify(lines: Sequence[str], transport: Transport) -> None:
     texts = exchange("\n".join(lines), transport, what="the models that they train")
     mine, other = texts[0].split("\n"), texts[differing[0]].split("\n")
     here, there = next(
-        (pair for pair in zip(mine, other, strict=False) if pair[0] != pair[1]),
+        (tuple(map(shown, pair)) for pair in zip(mine, other, strict=False) if len(set(map(compared, pair))) > 1),
         tuple(f"{sum(line.startswith('parameter ') for line in lines)} parameters" for lines in (mine, other)),
     )
     raise RuntimeError(

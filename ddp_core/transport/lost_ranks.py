@@ -141,7 +141,7 @@ def await_all(group: dist.ProcessGroup, did: str, remedy: str, timeout: timedelt
         for key in (f"met/{number - 1}", f"all/{number - 1}"):  # which nobody waits for any more
             store.delete_key(key)
         return
-    began, pause, warned = time.monotonic(), SHORTEST, False
+    began, pause, look, met = time.monotonic(), SHORTEST, PATIENCE, group in _known
     while not store.check([f"all/{number}"]):
         waited = time.monotonic() - began
         ended = ended_ranks(group) if pause == LONGEST else []
@@ -153,12 +153,12 @@ def await_all(group: dist.ProcessGroup, did: str, remedy: str, timeout: timedelt
             store.set(f"at/{rank}", str(number - 1))
             _calls[group] = number - 1
             raise RuntimeError(f"gave up: {message}")
-        if waited > PATIENCE and not warned:
-            warned = True
-            if group not in _known:
+        if waited > look:
+            if not met:  # ranks may announce themselves at any time
                 know(group, _announced(store, ranks))
-            if rank == min(_present(store, number, ranks)):
+            if look == PATIENCE and rank == min(_present(store, number, ranks)):
                 logger.warning("%s", _missing(store, number, ranks, did, remedy, waited))
+            look *= 2
         time.sleep(pause)
         pause = min(2 * pause, LONGEST)
 

@@ -62,13 +62,29 @@ def exchange_bytes(message: bytes, transport: Transport, *, what: str = MEASUREM
     return [row[:size].numpy().tobytes() for row, size in zip(rows, sizes, strict=True)]
 
 
+def alike(compared: str, shown: str) -> str:
+    """Return a text for ranks to agree on, of which messages show another one."""
+    return f"{compared}\0{shown}"
+
+
+def compared(text: str) -> str:
+    """Return the part of a text that ranks compare."""
+    return text.split("\0")[0]
+
+
+def shown(text: str) -> str:
+    """Return the part of a text that messages show."""
+    return text.split("\0")[-1]
+
+
 def agree(text: str, transport: Transport, *, what: str, way_out: str = "") -> None:
-    """Raise ValueError on every rank unless all ranks pass the same text."""
+    """Raise ValueError on every rank unless all ranks pass the same text, which may be one of `alike`."""
     texts = exchange(text, transport, what=what)
-    differing = [rank for rank, other in enumerate(texts) if other != texts[0]]
+    differing = [rank for rank, other in enumerate(texts) if compared(other) != compared(texts[0])]
     if differing:
+        here, there = shown(texts[0]), shown(texts[differing[0]])
         raise ValueError(
-            f"the ranks were set up differently: rank 0 has {texts[0]}, rank {differing[0]} has {texts[differing[0]]}"
+            f"the ranks were set up differently: rank 0 has {here}, rank {differing[0]} has {there}"
             + (f" (in all, ranks {differing} differ from rank 0)" if len(differing) > 1 else "")
             + way_out
         )

@@ -23,6 +23,7 @@ from .arrivals import Arrivals
 from .modules import ShardedModule
 
 logger = logging.getLogger(__name__)
+OUTSIDE_INFERENCE = torch.inference_mode(mode=False)  # or steps could not write to what an evaluation has made
 UNCOMPRESSED = (
     "weights of a sharded module (%s, ...) travel uncompressed: they, or others of their group, have 8 bits already, or "
     "are no numbers"
@@ -40,6 +41,8 @@ class GatherWork(dist._Work):
         super().__init__()
         self._pending, self._timeout = pending, timeout
 
+    @OUTSIDE_INFERENCE
+    @torch.no_grad()
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Return when they are there; raises RuntimeError where they do not come within the time limit."""
         self._pending.wait(self._timeout)
@@ -60,7 +63,9 @@ class GradMode:
 class ShardGather:
     """The all-gather of a module's parameters. `grad_mode`: of all modules, since torch prefetches some."""
 
-    allocate = staticmethod(temporary)  # memory for the rows of all ranks, until torch has copied them
+    allocate = staticmethod(
+        OUTSIDE_INFERENCE(temporary)
+    )  # memory for the rows of all ranks, until torch has copied them
 
     def __init__(self, module: ShardedModule, averager: ShardAverager, grad_mode: GradMode) -> None:
         self._module, self._averager, self._grad_mode = module, averager, grad_mode
@@ -68,6 +73,8 @@ class ShardGather:
         weakref.finalize(self, module.module.register_forward_pre_hook(grad_mode, prepend=True).remove)
 
     @torch._disable_dynamo  # where a compiled function calls forward or backward
+    @OUTSIDE_INFERENCE
+    @torch.no_grad()
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
@@ -87,7 +94,7 @@ class ShardGather:
             averager.note_gather(module.names, input_tensor, output_tensor, training=training)
             return start_all_gather(output_tensor, input_tensor, group, async_op=async_op or on_cpu)
         in_backward = torch._C._current_graph_task_id() != -1
-        steps = in_backward or (training and self._grad_mode.enabled)
+        steps = in_backward or (training and module.in_forward and self._grad_mode.enabled)
         keys = [(module.index, kind.dtype) if weights.differences and kind.numbers else None for kind in kinds]
         held = [key and averager.in_use.get(key, kind.layout) for key, kind in zip(keys, kinds, strict=True)]
         if len(kinds) > 1:

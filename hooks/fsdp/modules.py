@@ -112,6 +112,11 @@ class ShardedModule:
         return part_of_world(self.group.mesh_info.mesh.mesh.flatten().tolist(), dist.get_world_size())
 
     @property
+    def in_forward(self) -> bool:
+        """True if a forward needs the weights, of this module or of one that prefetches them; not after `unshard()`."""
+        return bool(self.group._training_state.name == "FORWARD")
+
+    @property
     def divisor(self) -> float | None:
         """The user's divisor of gradients; None if they are divided by the number of ranks."""
         divisor: float | None = self.group.gradient_divide_factor

@@ -1,5 +1,6 @@
 """What some ranks do and others do not: noticed soon, and named on all of them."""
 
+import dataclasses
 import time
 from datetime import timedelta
 
@@ -93,3 +94,16 @@ def other_steps(rank, world_size):
 def test_a_swap_at_different_steps_is_named(ranks):
     for message in ranks.run(other_steps, 2):
         assert "before step 2 since the start ranks [0] have swapped" in message
+
+
+def given_in_two_ways(rank, world_size, ours):
+    """What a step raises where rank 0 is given an object and rank 1 its text."""
+    text = "powersgd:rank=1"
+    model, handle = wrapped(text if rank else dataclasses.replace(gradwire.compressor(text)), ours)
+    average(model, gradients(rank, 0, SHAPES))
+    handle.close()
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_an_object_and_the_text_that_builds_an_equal_one_are_the_same_compressor(ranks, ours):
+    assert ranks.run(given_in_two_ways, 2, ours) == [None, None]

@@ -220,10 +220,10 @@ MUTANTS = [
         "tests/hooks/local_sgd/test_buffers.py",
     ),
     Mutant(
-        "our DDP keeps buckets of another memory format",
-        "ddp_core/buckets/assignment.py",
-        "return [index for index, each in enumerate(self._parameters) if axis_order(each) != self._axes[index]]",
-        "return []",
+        "residuals of our DDP lie as parameters do now, not as buckets",
+        "ddp_core/averaging/averager.py",
+        "return bucket.views",
+        "return parameters",
         "tests/hooks/test_memory_formats.py -k add_up",
     ),
     Mutant(
@@ -358,5 +358,33 @@ MUTANTS = [
         "if not isinstance(buffers, Tensor) or (buffers.shape, buffers.dtype) != (here.shape, here.dtype):",
         "if False:",
         "tests/hooks/local_sgd/test_saved.py",
+    ),
+    Mutant(
+        "a step ends with the backward of a reentrant checkpoint",
+        "hooks/torch_steps.py",
+        "backward.steps = steps",
+        "Variable._execution_engine.queue_callback(steps.all_sent)",
+        "tests/hooks/test_torch_steps.py",
+    ),
+    Mutant(
+        "a save waits for gradients that nobody awaits any more",
+        "ddp_core/engine/engine.py",
+        "return not all(task.left for task in self._live)",
+        "return bool(self._live)",
+        "tests/hooks/fsdp/test_threads.py -k broke_off",
+    ),
+    Mutant(
+        "an evaluation in inference mode leaves tensors that no step can write to",
+        "hooks/fsdp/communication.py",
+        "OUTSIDE_INFERENCE = torch.inference_mode(mode=False)  # or steps could not write to what an evaluation has made",
+        "OUTSIDE_INFERENCE = torch.no_grad()",
+        "tests/hooks/fsdp/test_differences.py -k inference",
+    ),
+    Mutant(
+        "ranks that announce themselves late are not watched",
+        "ddp_core/transport/lost_ranks.py",
+        "if not met:  # ranks may announce themselves at any time",
+        "if not met and look == PATIENCE:",
+        "tests/ddp_core/transport/test_lost_ranks.py -k late",
     ),
 ]

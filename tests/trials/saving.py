@@ -46,6 +46,7 @@ def drawn(seed):
         arguments = {"gather": source.choice(("none", "int8")), "reduce": source.choice(SUMS)}
         if source.random() < 0.5:
             arguments["replicas"], world_size = source.choice(AMONG_REPLICAS), 2
+        arguments["undo"] = Random(f"saves {seed} undo").random() < 0.5
     elif handle == "local":
         every = source.randint(1, 4)
         arguments = {"every": every, "fragments": source.randint(1, min(every, 3)), "overlap": source.random() < 0.7}
@@ -62,7 +63,7 @@ class Training:
 
     def __init__(self, trial, rank):
         arguments = dict(trial.arguments)
-        self.rank, self.saves = rank, Saves(waits=trial.handle == "fsdp" or bool(arguments.get("undo")))
+        self.rank, self.saves = rank, Saves(waits=bool(arguments.get("undo")))  # else it waits for the step's end
         transport = None if trial.often else self.saves
         if trial.handle == "fsdp":
             shape = (2, 1) if "replicas" in arguments else (trial.world_size,)

@@ -72,6 +72,8 @@ def train(rank, world_size, trial, address, folder, limit):
     last, events = rank == world_size - 1, Path(folder)
     if last and trial.mishap in ("new", "after"):
         await_file(events / ("begun" if trial.mishap == "new" else "ended"))
+        if trial.mishap == "after":
+            (events / STRUCK).touch()
         (events / "woken").touch()  # before it joins, for which the others have to come to a meeting
     site = Site(trial.training, rank)
     comes_at_start = trial.mishap not in ("new", "after")

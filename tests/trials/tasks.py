@@ -20,7 +20,6 @@ SPECS = (
     "int2:error_feedback=false",
     "topk:ratio=0.2,error_feedback=false",
     "ternary:error_feedback=false",
-    "powersgd:rank=1,min_compression_rate=0,warm_start=false,error_feedback=false",
 )
 SHAPES = ((24, 9), (9,), (4, 6, 3), (17,))
 ASKED = "error_feedback=false"

@@ -8,6 +8,7 @@ import torch
 
 from gradwire.compress import ErrorFeedback, PowerSGD, Simulation, compressor, dry_run
 from gradwire.compress.algorithms.powersgd import BatchedPowerSGD, near_square
+from gradwire.kernels import Residual
 
 from ..given import gradients, layout, placed
 
@@ -158,6 +159,28 @@ def test_the_user_s_random_numbers_are_left_alone(spec):
     simulation = Simulation(compressor(spec), within)
     simulation.step(gradients(within))
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def on_one_rank(program):
+    """What a program returns where there are no other ranks."""
+    reply = None
+    try:
+        while True:
+            reply = program.send(reply).tensor
+    except StopIteration as end:
+        return end.value
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_what_was_held_back_of_a_parameter_that_is_sent_whole_is_sent_and_nothing_of_it_stays(beside):
+    within = layout((30, 20), (7,), world_size=1)
+    (given,), (before,) = (gradients(within, step) for step in range(2))
+    due = (given + before)[600:]
+    after = torch.full_like(before, torch.nan) if beside else before
+    compressor = PowerSGD(rank=2)
+    average = on_one_rank(compressor.reduce(given.clone(), compressor.init(within), Residual(before, after)))
+    assert torch.equal(average[600:], due)
+    assert not after[600:].any()
 
 
 def test_without_warm_start_every_step_begins_at_a_new_q_the_same_in_every_run():

@@ -10,6 +10,7 @@ from gradwire.compress import Layout, Ranks, compressor
 from gradwire.ddp_core import Handle
 from gradwire.ddp_core.averaging.averager import setup
 from gradwire.ddp_core.memory.model_memory import ModelMemory
+from gradwire.ddp_core.transport.rank_messages import shown
 from gradwire.hooks.torch_ddp import compress_bucket
 from gradwire.hooks.torch_steps import ByForward
 
@@ -132,5 +133,5 @@ def test_ranks_compare_compressor_step_shapes_and_where_asked_values(partial):
     layout = Layout(("a", "b"), ((2,), (7,)), torch.float32, torch.device("cpu"), Ranks(2))
     unused = " and find_unused_parameters=True" if partial else ""
     text = f"none at step 3{unused} with a first bucket of 2 parameters, 9 x torch.float32"
-    assert setup(memory, layout, None) == text
-    assert setup(memory, layout, "their values x") == f"{text}, their values x"
+    assert shown(setup(memory, layout, None)) == text
+    assert shown(setup(memory, layout, "their values x")) == f"{text}, their values x"

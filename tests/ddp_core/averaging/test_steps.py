@@ -15,12 +15,19 @@ class Engines:
 
     idle, failed, followed = True, False, 0
 
+    @property
+    def runs(self):
+        return not self.idle
+
     def follow(self):
         self.followed += 1
 
 
 class Memory:
-    in_place = True
+    in_place, committed = True, 0
+
+    def commit(self):
+        self.committed += 1
 
 
 class Averager:
@@ -199,3 +206,11 @@ def test_a_change_does_not_overtake_those_that_wait_for_a_step_that_has_ended_un
     averager.engines.idle = True  # nobody tells that the step is over
     Elsewhere(lambda: steps.between(lambda: made.append("second"))).end()
     assert made == ["first", "second"]
+
+
+def test_a_step_that_broke_off_is_committed_before_another_thread_saves(steps, averager):
+    opened(steps, averager)
+    saver = Elsewhere(lambda: steps.snapshot(lambda: (averager.inside, averager.memory.committed)))
+    steps.begin()
+    (_, committed), _ = saver.end()
+    assert committed == 1

@@ -1,9 +1,12 @@
 """Who has ended is told of ranks on this machine, whenever their processes go."""
 
 import subprocess
+import threading
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
+import torch.distributed as dist
 
 from gradwire.ddp_core import obstacle
 from gradwire.ddp_core.transport import lost_ranks
@@ -58,3 +61,15 @@ def test_one_that_goes_between_two_looks_is(group, other, monkeypatch):
 
     monkeypatch.setattr(lost_ranks, "Processes", later)
     assert lost_ranks.explained(LOST, group) == f"{LOST}; rank 1 has ended"
+
+
+@pytest.mark.skipif(bool(obstacle()), reason=obstacle())
+def test_a_rank_that_announces_itself_late_and_ends_is_named_long_before_the_limit(other, monkeypatch):
+    monkeypatch.setattr(lost_ranks, "PATIENCE", 0.1)
+    store, group = dist.HashStore(), Group(size=lambda: 2)
+    monkeypatch.setattr(lost_ranks, "_presence", lambda group: store)
+    store.set("process/0", lost_ranks.place())
+    threading.Timer(0.5, store.set, ["process/1", f"{lost_ranks.machine()} {other.pid}"]).start()
+    threading.Timer(1.0, other.kill).start()
+    with pytest.raises(RuntimeError, match=r"ranks \[1\] have ended"):
+        lost_ranks.await_all(group, "called", "call it there, too", timedelta(seconds=20))

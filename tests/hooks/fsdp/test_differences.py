@@ -309,6 +309,28 @@ def evaluated_with_others(rank, world_size, spec, evaluates):
     return found, after
 
 
+def evaluated_in(rank, world_size, spec, mode):
+    """The exact weights after steps; between them a save, and evaluations in a mode."""
+    model = network(world_size)
+    handle = gradwire.attach(model, gather=spec)
+    for step in range(3):
+        trained(model, rank, 1, step)
+        handle.state_dict()
+        for _ in range(2):
+            with mode():
+                model.eval()(torch.ones(3, 7))
+            model.train()
+    model.reshard()
+    handle.close()
+    return whole(model)
+
+
+@pytest.mark.parametrize("spec", ["int4", "int8"])
+def test_an_evaluation_in_inference_mode_does_as_one_without_gradients(ranks, spec):
+    both = [ranks.run(evaluated_in, 2, spec, mode) for mode in (torch.inference_mode, torch.no_grad)]
+    assert all(map(same, *both))
+
+
 def without_gradients(model):
     with torch.no_grad():
         return model(torch.ones(2, 7))
@@ -320,8 +342,17 @@ def in_evaluation_mode(model):
     return outputs
 
 
+def gathered_by_hand(model):
+    with torch.no_grad():
+        for part in (model[0], model[2], model):
+            part.unshard()
+        return model(torch.ones(2, 7))
+
+
 @pytest.mark.parametrize(
-    ("spec", "evaluates"), [("int4", without_gradients), ("int2", in_evaluation_mode)], ids=["int4", "int2"]
+    ("spec", "evaluates"),
+    [("int4", without_gradients), ("int2", in_evaluation_mode), ("int4", gathered_by_hand)],
+    ids=["int4", "int2", "by hand"],
 )
 def test_weights_that_were_swapped_in_are_evaluated_as_they_are(ranks, spec, evaluates):
     for found, (ours, exact) in ranks.run(evaluated_with_others, 2, spec, evaluates):

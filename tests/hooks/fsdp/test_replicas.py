@@ -301,6 +301,26 @@ def test_a_rescaling_that_is_refused_changes_nothing(ranks):
         assert all(map(torch.equal, before, after))
 
 
+def followed_twice(rank, world_size):
+    """What each handle of hybrid sharding says once the other one follows a scaler."""
+    found = []
+    for first in (0, 1):
+        model = given_model(mesh=init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicate", "shard")))
+        handle = gradwire.attach(model, reduce="none", replicas="int8")
+        both = [handle, handle.replicas]
+        both[first].follow(torch.amp.GradScaler("cpu"))
+        with pytest.raises(RuntimeError) as caught:
+            both[1 - first].follow(torch.amp.GradScaler("cpu"))
+        both[first].follow(torch.amp.GradScaler("cpu"))  # another scaler in place of its own
+        found.append(str(caught.value))
+        handle.close()
+    return found
+
+
+def test_one_handle_of_hybrid_sharding_follows_a_scaler_for_both(ranks):
+    assert all("call follow() of one alone" in said for said in ranks.run(followed_twice, 1)[0])
+
+
 def around_a_backward_without_replicas(rank, world_size):
     """What replicas hold back before and after a backward that overflows, among shards alone."""
     model = given_model(mesh=mesh_of(2, 2))

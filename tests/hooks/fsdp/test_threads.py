@@ -1,5 +1,7 @@
 """Another thread saves while sharded models train: it holds nothing up, changes nothing, and gets whole steps."""
 
+import threading
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -8,10 +10,12 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import gradwire
 from gradwire.compress.protocol.requests import AllReduce, AllToAll
+from gradwire.ddp_core.averaging import steps as stepping
 
 from ..saving import Saves
 from ..test_handle import same
-from .given import given_model, gradients, mean_gradients
+from .given import given_model, gradients, mean_gradients, network
+from .given import trained as train
 
 STEPS = 4
 SHARDED = {"gather": "int8", "reduce": "int4"}
@@ -208,3 +212,29 @@ def followed_by_a_save(rank, world_size):
 
 def test_a_save_follows_the_stream_of_steps_where_gradwire_serves_replicas_alone(ranks):
     assert ranks.run(followed_by_a_save, 2) == [1, 1]
+
+
+def interrupted(gradient):
+    raise ArithmeticError("on purpose")
+
+
+def saved_after_a_backward_that_broke_off(rank, world_size):
+    """The steps in a state that another thread saves while gradients of a module are on their way that nobody awaits."""
+    quiet, stepping.QUIET = stepping.QUIET, 0.3
+    model = network(world_size)
+    handle = gradwire.attach(model, reduce="int4")
+    train(model, rank, 2)
+    model[1].register_forward_hook(lambda module, inputs, outputs: outputs.register_hook(interrupted) and None)
+    with pytest.raises(ArithmeticError):
+        train(model, rank, 1)
+    states = []
+    thread = threading.Thread(target=lambda: states.append(handle.state_dict()), daemon=True)
+    thread.start()
+    thread.join(20)
+    stepping.QUIET = quiet
+    handle.close()
+    return list(map(steps_of, states))
+
+
+def test_a_save_waits_for_no_backward_that_broke_off(ranks):
+    assert ranks.run(saved_after_a_backward_that_broke_off, 2) == [[2], [2]]
