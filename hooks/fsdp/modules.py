@@ -79,11 +79,11 @@ class ShardedModule:
         self.device: torch.device = group.device
         self._layout: tuple[tuple[int, ...], ShardLayout] | None = None  # of these of the parameters
         self.sums = False  # whether gradwire sums its gradients over shards
-        # The ranks that share the parameters; a module that is `whole` has none.
-        self.shard_group: dist.ProcessGroup = getattr(group.mesh_info, "shard_process_group", None)
-        # The ranks that have the same shards, in hybrid sharding.
+        if not self.whole:
+            self.shard_group: dist.ProcessGroup = group.mesh_info.shard_process_group  # that share the parameters
+        # the ranks that have the same shards, in hybrid sharding
         self.replica_group: dist.ProcessGroup | None = getattr(group.mesh_info, "replicate_process_group", None)
-        # No other rank shares its parameters: torch then calls nobody to gather or to reduce them.
+        # no other rank shares its parameters: torch then calls nobody to gather or to reduce them.
         self.alone = self.whole or self.shard_group.size() == 1
         self._before = (
             group._all_gather_comm,
