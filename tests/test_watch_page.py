@@ -1,5 +1,6 @@
 """docs/watch.md: its thresholds are the program's, and values on both sides of them are judged as it says."""
 
+import json
 import math
 import re
 
@@ -11,7 +12,7 @@ from gradwire.ddp_core.measure.stats import RECENT
 from gradwire.experiments import top
 from gradwire.hooks.watching import watch
 
-from .test_docs import PAGES
+from .test_docs import PAGES, ROOT
 
 PAGE = PAGES["docs/watch.md"]
 WORDS = {"twice": 2.0, "two": 2.0, "three": 3.0}
@@ -94,3 +95,12 @@ def test_gradients_that_grow_with_a_residual_warn_at_once():
     assert warns(GOOD, *[sample(1.01 * limit, 0.7, math.log(grown))] * 2)
     assert not warns(GOOD, *[sample(0.99 * limit, 0.7, math.log(grown))] * 2)
     assert not warns(GOOD, *[sample(1.01 * limit, 0.7, math.log(0.99 * times))] * 2)
+
+
+def test_the_lines_that_pages_show_are_those_of_the_measured_runs():
+    measured = json.loads((ROOT / "docs/benchmarks/watch-lines.json").read_text("utf-8"))["lines"]
+    shown = [line for text in PAGES.values() for line in re.findall(r"^step \d+ \| .*", text, re.MULTILINE)]
+    assert len(shown) == 3 + 4 + 3  # README, two-hosts, watch
+    assert {*shown} <= {line for lines in measured.values() for line in lines}
+    assert "Above, 376.1 ms become 154.6 ms" in PAGE
+    assert [float(re.search(r"([\d.]+) ms", measured[name][-1])[1]) for name in ("none", "int4")] == [376.1, 154.6]

@@ -1,6 +1,6 @@
 """Write the lines of `watch` that README, two-hosts and watch show, from two emulated hosts (Linux, root).
 
-Each line is of one training by the script of docs/two-hosts.md:
+Each line is of one training by the script of docs/two-hosts.md. watch-lines-earlier.txt has those that pages showed before.
 
 python docs/benchmarks/watch_lines.py docs/benchmarks/watch-lines.json
 """
