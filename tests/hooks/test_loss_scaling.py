@@ -190,7 +190,7 @@ def reads_of_steps(rank, world_size, way):
             if way == "fsdp"
             else DistributedDataParallel(model)
         )
-        spec = {"reduce": "int8"} if way == "fsdp" else {"spec": "topk:ratio=0.1"}
+        spec = {"reduce": "int8"} if way == "fsdp" else {"compressor": "topk:ratio=0.1"}
         handle = gradwire.attach(model, **spec, scaler=scaler)
     optimizer, found = torch.optim.SGD(model.parameters(), RATE), []
     scaler.scale(torch.ones(1))  # makes its tensor

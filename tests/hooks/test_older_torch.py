@@ -31,8 +31,8 @@ def sharded():
 
 
 REFUSED = {  # name: the model, what attach is given, the error, words of its message
-    "replicate": (replicated, {"spec": "int8"}, TypeError, "register_comm_hook(None, gradwire.comm_hooks.int8)"),
-    "replicate, and the version": (replicated, {"spec": "int8"}, TypeError, "from torch 2.10 on"),
+    "replicate": (replicated, {"compressor": "int8"}, TypeError, "register_comm_hook(None, gradwire.comm_hooks.int8)"),
+    "replicate, and the version": (replicated, {"compressor": "int8"}, TypeError, "from torch 2.10 on"),
     "FSDP2": (sharded, {"reduce": "int8"}, RuntimeError, f"since torch 2.9, this is {torch.__version__}"),
 }
 

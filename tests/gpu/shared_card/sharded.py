@@ -92,7 +92,7 @@ def replicated(world):
     """torch's replicate()."""
     from torch.distributed._composable.replicate_with_fsdp import replicate  # since torch 2.10
 
-    compare_all(world, [{"spec": spec} for spec in ("none", "int4", "powersgd:rank=2")], how=replicate)
+    compare_all(world, [{"compressor": spec} for spec in ("none", "int4", "powersgd:rank=2")], how=replicate)
 
 
 @check()

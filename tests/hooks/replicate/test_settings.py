@@ -185,13 +185,13 @@ def attached():
 MIXED = "modules of fully_shard (0) and of replicate (2, 3): attach to each part"
 REFUSED = {  # name: the model, what attach is given, the error, words of its message
     "no compressor": (network, {}, TypeError, "takes a compressor"),
-    "options of shards": (network, {"spec": "int8", "gather": "int8"}, TypeError, "a replicated model"),
-    "sharded modules": (mixed, {"spec": "int8"}, ValueError, MIXED),
+    "options of shards": (network, {"compressor": "int8", "gather": "int8"}, TypeError, "a replicated model"),
+    "sharded modules": (mixed, {"compressor": "int8"}, ValueError, MIXED),
     "sharded modules, by options of shards": (mixed, {"gather": "int8", "reduce": "int8"}, ValueError, MIXED),
-    "a second handle": (attached, {"spec": "int8"}, ValueError, "close() the handle first"),
+    "a second handle": (attached, {"compressor": "int8"}, ValueError, "close() the handle first"),
     "modules on two meshes": (
         on_two_meshes,
-        {"spec": "int8"},
+        {"compressor": "int8"},
         ValueError,
         "on different process groups: attach to each",
     ),
