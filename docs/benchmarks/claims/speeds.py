@@ -46,7 +46,7 @@ def to_accuracy() -> Iterator[Claim]:
         for rate in ("100mbit", "1gbit"):
             if any(row["compressor"] == spec and row.get("netlab.rate", rate) == rate for row in rows):
                 values, seeds = to_target(spec, rate)
-                told = f"{reached(values)} ({seeds} seed{'s' * (seeds > 1)})"
+                told = reached(values) + (" (1 seed)" if seeds == 1 else "")
                 source = Source(
                     STUDY, "gradwire sweep --config time-to-accuracy-gpt", CORES, "19 M", "120", seeds=seeds
                 )

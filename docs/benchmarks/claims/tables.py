@@ -43,8 +43,8 @@ def of_training(network: str, rate: str) -> Row:
 
 
 def worthwhile(gain: float) -> bool:
-    """Return True if a table names a compressor for a speed-up, as it is shown."""
-    return round(gain, 1) >= WORTHWHILE
+    """Return True if a table names a compressor for a speed-up over the one before it."""
+    return gain >= WORTHWHILE
 
 
 def of_prediction(each: Situation) -> Row:
