@@ -188,8 +188,8 @@ def until(trial, site, steps, events, last, strike):
     while steps.round < rounds:
         if steps.round >= 1:
             (events / "begun").touch()
-        if not last and trial.mishap not in ("return", "after", "kill") and steps.round >= rounds - 3:
-            await_file(events / "woken")  # or all is over before it is back
+        if not last and trial.mishap not in ("after", "kill") and steps.round >= rounds - 3:
+            await_file(events / (STRUCK if trial.mishap == "return" else "woken"))  # or all is over before
         if strike is not None:
             strike.at(steps.round)
         began = time.monotonic()
