@@ -1,6 +1,6 @@
 """docs/examples.md has the tables of all finished runs, and the settings that these ran with."""
 
-import importlib.util
+import importlib
 import json
 
 import pytest
@@ -12,10 +12,9 @@ SCRIPT = ROOT / "docs" / "benchmarks" / "examples_tables.py"
 
 @pytest.fixture(scope="module")
 def tables():
-    spec = importlib.util.spec_from_file_location("examples_tables", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(SCRIPT.parent)
+        yield importlib.import_module(SCRIPT.stem)
 
 
 def test_the_page_has_the_tables_as_computed(tables):

@@ -1,14 +1,14 @@
 """Tables of docs/examples.md, from the runs in docs/results/examples: python docs/benchmarks/examples_tables.py."""
 
 import json
-from collections.abc import Sequence
-from math import exp, sqrt
+from math import exp
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
+from claims.claim import loss as told
+
 RUNS = Path(__file__).parents[1] / "results" / "examples"
-T95 = {1: 12.706, 2: 4.303}  # Student's t of 95 %, by the seeds less one
 TABLES = {  # a title: the file, and the settings of its rows; the first row is what others are compared with
     "LoRA": ("finetune", {"lora": True}),
     "Full fine-tuning": ("finetune", {"lora": False}),
@@ -30,12 +30,6 @@ def runs(title: str) -> dict[str, dict[int, dict[str, Any]]]:
     return found
 
 
-def interval(values: Sequence[float]) -> str:
-    """The mean, with the half width of its 95 % interval if there are several values."""
-    half = f" ± {T95[len(values) - 1] * stdev(values) / sqrt(len(values)):.1f}" if len(values) > 1 else ""
-    return f"{mean(values):+.1f}{half} %"
-
-
 def table(title: str) -> str:
     """A table in Markdown. Differences are of runs with the same seed."""
     found = runs(title)
@@ -48,7 +42,7 @@ def table(title: str) -> str:
         sent = {run["sent_bytes_per_step"] for run in by_seed.values()}
         (size,) = ["-" if each is None else f"{each / 1e6:.3f} MB" for each in sent]
         loss = mean(losses.values())
-        change = "-" if compressor == first else interval(others)
+        change = "-" if compressor == first else told(others)
         text += f"| `{compressor}` | {size} | {len(losses)} | {loss:.3f} | {exp(loss):.2f} | {change} |\n"
     return text
 
