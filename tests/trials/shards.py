@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import _redistribute
+from torch.distributed.tensor import _redistribute, debug
 
 import gradwire
 
@@ -151,6 +151,7 @@ def forget_meshes():
     """Empty torch's caches by meshes: one of a process group that has ended counts as the same as a new one."""
     _redistribute._gen_transform_infos.cache_clear()
     getattr(_redistribute, "clear_redistribute_planner_cache", lambda: None)()  # not in older ones
+    getattr(debug, "_clear_sharding_prop_cache", lambda: None)()
 
 
 def train(rank, world_size, trial):
