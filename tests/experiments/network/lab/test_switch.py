@@ -64,7 +64,7 @@ if rank == "0":
         print(json.dumps(came))
 else:
     until_ready()
-    for number in range(300):
+    for number in range(int(sys.argv[3]) if len(sys.argv) > 3 else 300):
         peer.sendto(json.dumps([number, time.monotonic()]).encode(), place)
         time.sleep(float(sys.argv[2]))
 """
@@ -129,7 +129,7 @@ def test_without_packet_sockets_there_is_no_delay(possible, capfd, monkeypatch):
 
 def test_packets_that_a_host_has_no_time_for_are_reported(possible, capfd, tmp_path, monkeypatch):
     monkeypatch.setattr(switch, "READ_AT_ONCE", 1)
-    command = [sys.executable, "-S", "-c", DATAGRAMS, str(tmp_path / "ready"), "0"]
+    command = [sys.executable, "-S", "-c", DATAGRAMS, str(tmp_path / "ready"), "0", "20000"]
     assert run_on_hosts(NetlabConfig(2, delay="1ms"), command) == 0
     assert "netlab: this host was too slow for " in capfd.readouterr().err
 
