@@ -4,7 +4,7 @@ import csv
 import importlib
 import re
 import sys
-from statistics import median
+from statistics import mean, median
 
 import pytest
 import yaml
@@ -130,8 +130,9 @@ def test_every_finished_row_of_a_study_is_in_its_table(points):
 def test_expected_losses_of_advise_are_those_of_the_claims(claims):
     for candidate in CANDIDATES[1:]:
         for optimizer in OPTIMIZERS:
-            values = claims[f"loss {candidate.spec} {optimizer}"].values
-            assert candidate.losses[optimizer] == pytest.approx(sum(values) / len(values) / 100, abs=5.1e-4)
+            name = f"loss {candidate.spec} {optimizer}"
+            worst = max(mean(each.values) for each in claims.values() if f"{each.name}, ".startswith(f"{name}, "))
+            assert candidate.losses[optimizer] == pytest.approx(worst / 100, abs=5.1e-4)
 
 
 def test_no_low_rank_is_expected_to_keep_the_loss_of_a_large_model(claims):

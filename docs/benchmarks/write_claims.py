@@ -24,10 +24,14 @@ HEAD = ["claim", "kind", "shown", "value", "interval", "seeds", *SOURCE]
 
 
 def row_of(claim: Claim) -> list[str]:
-    """Return the row of a claim. The interval is half of the 95 % interval of the mean, by Student's t."""
+    """Return the row of a claim. The interval is half of the 95 % interval of the mean, by Student's t.
+
+    What was not measured over seeds has its least and its greatest value instead of a mean.
+    """
     values, source = claim.values, claim.source
     width = f"{interval(values):.4g}" if len(values) > 1 and claim.kind == "measured" and not source.seeds else ""
-    value = f"{mean(values):.6g}" if values else ""
+    ends = (min(values), max(values)) if claim.kind != "measured" else (mean(values),) if values else ()
+    value = " to ".join(dict.fromkeys(f"{end:.6g}" for end in ends))
     about = (source.model, source.steps, source.machine, source.command, last_commit(source.file), source.file)
     seeds = str(source.seeds or len(values)) if claim.kind == "measured" else ""
     return [claim.name, claim.kind, claim.text, value, width, seeds, *about]

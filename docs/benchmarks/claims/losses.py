@@ -15,15 +15,19 @@ H200, RANKS = "one H200", "4 simulated ranks on two CPU cores"
 QUALITY = "python docs/benchmarks/gpu_quality.py"
 GPT2, SMALL, FEWER = (f"docs/benchmarks/h200/quality-{name}.jsonl" for name in ("gpt2", "small", "fewer-bytes"))
 STUDY = "docs/results/time-to-accuracy-gpt/points.jsonl"
-TABLE, WARM_UP = "docs/results/loss/losses.json", "docs/results/loss/warm-up.json"
+TABLE, FEEDBACK, WARM_UP = (f"docs/results/loss/{name}.json" for name in ("losses", "feedback", "warm-up"))
+EXAMPLES = "docs/results/examples/pretrain.jsonl"
 AS_ATTACH = {  # names under which today's compressor ran, by optimizer
     ("int4", ADAMW): ["int4:error_feedback=false"],
     ("int4", MUON): ["int4:error_feedback=true"],
+    ("int4", SGD): ["int4:error_feedback=true"],
     ("int2", ADAMW): ["int2:error_feedback=false"],
     ("int8", ADAMW): ["int8:error_feedback=false"],
     ("int8", MUON): ["int8:error_feedback=false"],
 }
+ENOUGH = 3  # seeds: the table also shows the largest model that has them
 TASKS = {"gpt-adamw": ADAMW, "resnet-sgd": SGD, "lstm-sgd": SGD, "gpt-muon": MUON, "gpt-muon-400": MUON}
+NETWORKS = {"resnet-sgd": "ResNet", "lstm-sgd": "LSTM"}  # SGD's tasks, each of which has its own loss
 STEPS = {"gpt-adamw": 120, "resnet-sgd": 80, "lstm-sgd": 150, "gpt-muon": 120, "gpt-muon-400": 400}
 WARMED = "powersgd:rank=8,payload=int8,start_iter=30,warmup=int8"
 WARM = ",start_iter=100"  # uncompressed steps of the trainings on a GPU
@@ -41,6 +45,7 @@ class Trainings:
     source: Source
     losses: dict[str, dict[Any, float]]
     baseline: str = "none"
+    network: str = "GPT"
 
     def excess(self, spec: str) -> list[float]:
         """Return per cent above the baseline, for each seed that both have."""
@@ -85,20 +90,30 @@ def of_study(simulated: bool) -> Trainings:
     losses = gathered([row for row in rows if row["steps"] == 120], "eval.loss")
     baseline = "none" if losses.get("none", {}).keys() >= losses["bf16"].keys() else "bf16"
     about = "four simulated ranks" if simulated else "four emulated hosts on two CPU cores"
-    source = Source(STUDY, "gradwire sweep --config time-to-accuracy-gpt", about, f"19 M against `{baseline}`", "120")
+    size = "19 M" if baseline == "none" else f"19 M against `{baseline}`"
+    source = Source(STUDY, "gradwire sweep --config time-to-accuracy-gpt", about, size, "120")
     return Trainings(ADAMW, 19.2, source, losses, baseline)
 
 
-def of_table(task: str) -> Trainings:
-    """Return the trainings of a task of losses.json, or of warm-up.json if that has it."""
-    file = WARM_UP if task in {row["task"] for row in raw(WARM_UP)["runs"]} else TABLE
+def of_table(file: str, task: str) -> Trainings:
+    """Return the trainings of a task of one of the files of docs/results/loss."""
     source = Source(file, f"python docs/benchmarks/compressor_loss.py {file}", RANKS, "0.1 M", str(STEPS[task]))
-    return Trainings(TASKS[task], 0.1, source, gathered([row for row in raw(file)["runs"] if row["task"] == task]))
+    losses = gathered([row for row in raw(file)["runs"] if row["task"] == task])
+    return Trainings(TASKS[task], 0.1, source, losses, network=NETWORKS.get(task, "GPT"))
+
+
+def of_examples(optimizer: str) -> Trainings:
+    """Return the trainings of docs/examples/train_gpt.py."""
+    rows = [row for row in raw(EXAMPLES) if row["optimizer"] == optimizer]
+    command = f"torchrun --nproc-per-node 2 docs/examples/train_gpt.py --optimizer {optimizer}"
+    source = Source(EXAMPLES, command, "two ranks on two CPU cores", "0.9 M", "150")
+    return Trainings({"adamw": ADAMW, "muon": MUON}[optimizer], 0.9, source, gathered(rows, "validation_loss"))
 
 
 @cache
 def all_trainings() -> list[Trainings]:
     """Return all trainings that compare compressors as `attach` sets them, the largest models first."""
+    of_loss = [(file, task) for file in (TABLE, FEEDBACK) for task in TASKS if task != "gpt-muon-400"]
     return [
         on_a_gpu(GPT2, "adamw", 700),
         on_a_gpu(GPT2, "adamw", 400),
@@ -106,20 +121,26 @@ def all_trainings() -> list[Trainings]:
         of_study(False),
         on_a_gpu(SMALL, "adamw", 2000),
         on_a_gpu(SMALL, "muon", 1400),
-        *map(of_table, TASKS),
+        of_examples("adamw"),
+        of_examples("muon"),
+        *(of_table(file, task) for file, task in of_loss),
+        of_table(WARM_UP, "gpt-muon-400"),
     ]
 
 
-def largest(spec: str, optimizer: str) -> tuple[Trainings, str]:
-    """Return the largest trainings of a compressor with an optimizer, and its name there.
+def largest(spec: str, optimizer: str, network: str = "", seeds: int = 1) -> tuple[Trainings, str] | None:
+    """Return the largest trainings of a compressor with an optimizer, and its name there; None if it did not run.
 
-    Of equal ones those with most seeds; of these the worst.
+    Of equal ones those with most seeds; of these the worst. `network`: this one alone; `seeds`: with at least as many.
     """
     found = [
         (trainings, name)
         for trainings in all_trainings()
-        if trainings.optimizer == optimizer and trainings.baseline != spec and (name := trainings.name_of(spec))
+        if trainings.optimizer == optimizer and trainings.baseline != spec and network in ("", trainings.network)
+        if (name := trainings.name_of(spec)) and len(trainings.excess(name)) >= seeds
     ]
+    if not found:
+        return None
     first = found[0][0]
     equal = [each for each in found if (each[0].size, each[0].source.steps) == (first.size, first.source.steps)]
     equal = equal if first.size > 1 else [each for each in found if each[0].size == first.size]
@@ -139,16 +160,32 @@ def of_low_rank_bytes() -> Iterator[Claim]:
 
 
 def of_candidates() -> Iterator[Claim]:
-    """Yield the loss of each candidate of `advise` at the largest size where it ran, by optimizer."""
+    """Yield the losses of each candidate of `advise` by optimizer: `shown_losses` tells which are where."""
     for candidate in CANDIDATES[1:]:
         for optimizer in OPTIMIZERS:
-            trainings, name = largest(candidate.spec, optimizer)
-            yield _claim(f"{candidate.spec} {optimizer}", trainings, name)
+            for name, found in shown_losses(candidate.spec, optimizer).items():
+                yield _claim(f"{candidate.spec} {name}", *found)
+
+
+def shown_losses(spec: str, optimizer: str) -> dict[str, tuple[Trainings, str]]:
+    """Return {name: trainings} of what the tables show of a compressor.
+
+    With SGD each network by its name. Else the largest model, and where that has fewer than three seeds, also the largest
+    that has them.
+    """
+    if optimizer == SGD:
+        found = {f"{SGD}, {network}": largest(spec, SGD, network) for network in NETWORKS.values()}
+    else:
+        enough = largest(spec, optimizer, seeds=ENOUGH)
+        found = {optimizer: largest(spec, optimizer), f"{optimizer}, {ENOUGH} seeds": enough}
+        if enough == found[optimizer]:
+            del found[f"{optimizer}, {ENOUGH} seeds"]
+    return {name: each for name, each in found.items() if each}
 
 
 def _claim(name: str, trainings: Trainings, spec: str, form: Callable[..., str] = loss) -> Claim:
     uncompressed = re.search(r"start_iter=(\d+)$", spec)
-    warm_up = f" (the first {uncompressed[1]} uncompressed, so fewer bytes are saved)" if uncompressed else ""
+    warm_up = f" (the first {uncompressed[1]} uncompressed)" if uncompressed else ""
     return Claim(
         f"loss {name}", MEASURED, replace(trainings.source, warm_up=warm_up), lambda: trainings.excess(spec), form
     )
@@ -189,7 +226,6 @@ def on_gpus() -> Iterator[Claim]:
     full, first = on_a_gpu(GPT2, "adamw", 700), on_a_gpu(GPT2, "adamw", 400)
     yield _claim("int4 128 M", full, "int4:error_feedback=false,start_iter=100")
     yield _claim("int4 feedback 128 M", full, "int4:error_feedback=true,start_iter=100")
-    yield _claim("int4 19 M", of_study(True), "int4")
     one_seed = replace(first, source=replace(first.source, seeds=1))  # two runs of it
     yield _claim("int4 first step 128 M", one_seed, "int4:error_feedback=true")
     adamw, muon = on_a_gpu(SMALL, "adamw", 2000), on_a_gpu(SMALL, "muon", 1400)

@@ -7,6 +7,7 @@ from functools import cache
 from predicted_steps import Situation
 
 from claims.claim import MEASURED, PREDICTED, Claim
+from claims.losses import ENOUGH, NETWORKS
 from claims.predicted import WORTHWHILE, name_of, predicted
 from claims.settings import MEMORY, sharded, state
 from claims.speeds import to_target
@@ -117,10 +118,17 @@ def losses(claims: Mapping[str, Claim], optimizers: Sequence[str]) -> str:
     """Return the table of losses: a column per optimizer."""
     rows = []
     for spec in (*ONE_ANSWER, LOW_RANK, LARGE_LOW_RANK):
-        found = (claims.get(f"loss {spec} {each}") for each in optimizers)
-        cells = (evidence(each) if each else "not run" for each in found)
+        cells = (cell_of_losses(claims, f"loss {spec} {optimizer}") for optimizer in optimizers)
         rows.append((f"`{spec}`", claims[f"bytes {spec}"].text, *cells))
     return table(("compressor", "fewer bytes", *(f"loss, {each}" for each in optimizers)), rows)
+
+
+def cell_of_losses(claims: Mapping[str, Claim], name: str) -> str:
+    """Return the losses of a compressor with an optimizer, one after the other."""
+    networks = {f"{name}, {network}": f"{network}: " for network in NETWORKS.values()}
+    names = {name: "", f"{name}, {ENOUGH} seeds": "", **networks}
+    found = (f"{about}{evidence(claims[each])}" for each, about in names.items() if each in claims)
+    return "<br>".join(found) or "not run"
 
 
 def of_fsdp(claims: Mapping[str, Claim]) -> str:
