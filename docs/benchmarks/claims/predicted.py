@@ -5,7 +5,7 @@ from functools import cache
 
 from predicted_steps import Situation, situations
 
-from claims.claim import PREDICTED, SETTING, Claim, Source, number, times
+from claims.claim import PREDICTED, Claim, Source, times
 
 COMMAND = "python docs/benchmarks/predicted_steps.py"
 
@@ -28,13 +28,8 @@ def between(values: Sequence[float]) -> str:
     return " to ".join(texts) + " s"
 
 
-WORTHWHILE = 1.1  # the least speed-up for which the tables name int8 over bf16, or int4 over int8
-
-
 def claims() -> Iterator[Claim]:
     """Yield the speed-up of a step over bf16, least and most, of each compressor in each situation."""
-    source = Source("docs/benchmarks/claims/predicted.py", COMMAND, "the code")
-    yield Claim("worth trying", SETTING, source, lambda: [100 * (WORTHWHILE - 1)], number("%"))
     for each in predicted():
         source = Source("docs/benchmarks/predicted_steps.py", COMMAND, f"{each.gpu}, computed", each.model)
         for name in each.steps:

@@ -8,9 +8,10 @@ from predicted_steps import Situation
 
 from claims.claim import MEASURED, PREDICTED, Claim
 from claims.losses import ENOUGH, NETWORKS
-from claims.predicted import WORTHWHILE, name_of, predicted
+from claims.predicted import name_of, predicted
 from claims.settings import MEMORY, sharded, state
 from claims.speeds import to_target
+from gradwire.hooks.advice.recommendation import Rule
 
 ONE_ANSWER = ("bf16", "int8", "int4")  # from first to last
 LOW_RANK, LARGE_LOW_RANK = "powersgd:rank=8,payload=int8", "powersgd:rank=32,payload=int4"
@@ -44,8 +45,8 @@ def of_training(network: str, rate: str) -> Row:
 
 
 def worthwhile(gain: float) -> bool:
-    """Return True if a table names a compressor for a speed-up over the one before it."""
-    return gain >= WORTHWHILE
+    """Return True if a table names a compressor for a speed-up over the one before it, by the rule of `advise`."""
+    return gain >= Rule().worthwhile
 
 
 def of_prediction(each: Situation) -> Row:
