@@ -117,6 +117,10 @@ class PlanConfig:
             raise ValueError("--round-trip-ms is not negative, and --up and --down are rates above 0 such as 100mbit")
         if self.parameters is not None and not 1 <= counted(self.parameters) <= MOST_PARAMETERS:
             raise ValueError(f"--parameters is from 1 to {MOST_PARAMETERS:.0e}, got {self.parameters}")
+        if self.parameters is not None and self.model != ModelConfig():
+            raise ValueError(
+                f"--parameters is in place of --model: leave one out, got {self.parameters} and {self.model.name}"
+            )
         if self.sites and (self.parallel == "fsdp" or self.local_every or self.timed):
             raise ValueError(
                 "--sites plans local SGD between sites: leave out --parallel, --local-every, --rate, --bus"

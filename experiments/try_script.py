@@ -92,6 +92,9 @@ def try_command(config: TryConfig) -> int:
             except CommandFailure as error:
                 failed = True
                 console.print(f"failed with {spec}: {error}", style="red", markup=False, highlight=False)
+                if number == 0 and len(config.compressors) > 1:
+                    console.print("The others are compared with it, so they were not tried.")
+                    break
     if rows:
         console.print(_table(rows))
         console.print(f"Losses: one run of {rows[0].steps} steps for each compressor. {uncertainty()}", soft_wrap=True)

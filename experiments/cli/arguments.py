@@ -25,6 +25,7 @@ OF_OTHERS = {  # what other programs call an option
     "gpus": "nproc",
     "iterations": "steps",
     "learning_rate": "lr",
+    "link": "rate",
     "method": "compressors",
     "model_name": "model",
     "nproc_per_node": "nproc",

@@ -254,6 +254,8 @@ def test_a_box_predicts_steps_from_its_bus(planned):
     [
         (["--parameters=many"], "a number such as 124M, 1.2B or 72.7e9, got 'many'"),
         (["--parameters=0"], "--parameters is from 1 to"),
+        (["--parameters=10M", "--model=lstm"], "in place of --model: leave one out, got 10M and lstm"),
+        (["--link=1gbit"], "did you mean --rate?"),
         (["--rate=0"], "--rate is a bandwidth above 0"),
         (["--gpus-per-host=8"], "goes with --hosts"),
         (["--hosts=2", "--micro-batches=0"], "--micro-batches are at least 1"),
