@@ -116,12 +116,14 @@ class Handle(Observed):
 
         Args:
             spec: the new compressor. See `gradwire.compressor`.
-            optimizer: as for `gradwire.attach`.
+            optimizer: as for `gradwire.attach`; the one that it was given if you leave it out.
 
         Raises:
             ValueError: the compressor is unknown or has a wrong option.
         """
+        optimizer = self.optimizer if optimizer is None else optimizer
         self.averager.replace(compressor(tuned(spec, optimizer)))
+        self.suit(spec, optimizer, {})
 
     @property
     def scaler(self) -> Scaler | None:

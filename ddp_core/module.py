@@ -14,7 +14,7 @@ from torch.autograd.profiler import record_function
 from torch.distributed.algorithms.join import Join, Joinable
 from torch.distributed.utils import _to_kwargs
 
-from ..compress import Optimizers, Spec, report_optimizer, tuned
+from ..compress import Optimizers, Spec, tuned
 from ..compress import compressor as compressor_of
 from .averaging.averager import Averager, CompressedAverager
 from .averaging.user_hook import HookAverager
@@ -113,7 +113,7 @@ class DistributedDataParallel(TorchAttributes):
         self._passing_sync_batchnorm_handle(module)  # type: ignore[no-untyped-call]
         groups = self.arguments.groups()
         self._connect(groups, together=self.arguments.init_sync)
-        report_optimizer(given, optimizer, self.compression.averager.names, self.process_group.rank())
+        self.compression.suit(given, optimizer, self.compression.averager.names)
         if self.arguments.init_sync:
             self.copy_states(0, buffers=self.arguments.sync_buffers_at_start)
         if self.arguments.static_graph:

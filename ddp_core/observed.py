@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
+from ..compress import Optimizers, Spec, report_optimizer
 from .averaging.averager import CompressedAverager
 from .averaging.shown_averages import OnAverage
 from .measure.stats import Stats, metrics
@@ -19,11 +22,23 @@ if TYPE_CHECKING:
 
 
 class Observed:
-    """A handle, as far as it tells what its steps cost. `averager`: what it is the handle of."""
+    """A handle, as far as it tells what its steps cost.
+
+    `averager`: what it is the handle of. `optimizer`: that of `attach`, for which `swap` sets a compressor, too.
+    """
 
     averager: CompressedAverager | ShardAverager
     closed = False
+    optimizer: Optimizers | None = None
     _loss_scale: LossScale | None = None
+
+    def suit(self, spec: Spec, optimizer: Optimizers | None, names: Mapping[Tensor, str]) -> None:
+        """Keep the optimizer that a compressor was set for; warn if it depends on one that is missing or another model's.
+
+        `names`: of the model's parameters that train, or empty if they were checked before.
+        """
+        report_optimizer(spec, optimizer, names, self.averager.engines.ranks.rank)
+        self.optimizer = optimizer
 
     def _what(self) -> str:
         """Return a name of what is sent."""

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..compress import Optimizers, Spec, report_optimizer, tuned
+from ..compress import Optimizers, Spec, tuned
 from ..compress.builder.options import nearest_named
 from ..ddp_core import (
     DEFAULT_TIMEOUT,
@@ -257,7 +257,7 @@ def _attach_whole(
         from .replicate import attach_replicated
 
         replicated_handle: Handle = attach_replicated(model, tuned(spec, optimizer), **options)
-        report_optimizer(spec, optimizer, replicated_handle.averager.names, dist.get_rank())
+        replicated_handle.suit(spec, optimizer, replicated_handle.averager.names)
         remember(replicated_handle, model)
         return replicated_handle
     if ddp._comm_hooks:
@@ -319,7 +319,7 @@ def handle_for(
     settings: dict[str, Any] = {"partial": partial, "transport": transport, "undo": undo}
     handle = Handle(tuned(spec, optimizer), process_group, timeout, **settings)
     handle.bind(ddp or model)
-    report_optimizer(spec, optimizer, handle.averager.names, handle.averager.engines.ranks.rank)
+    handle.suit(spec, optimizer, handle.averager.names)
     NeverCalled.watch(handle, ddp or model)
     handle.averager.copies = ddp is not None and not ddp.gradient_as_bucket_view
     if ddp is not None:

@@ -9,8 +9,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ...compress import Optimizers, Spec, report_optimizer, tuned
-from ...compress.shards.hosts import split_hosts, split_option
+from ...compress import Optimizers, Spec, tuned
 from ...compress.shards.reduction import shard_sum
 from ...compress.shards.weights import weight_gather
 from ...ddp_core import Decorator, Handle
@@ -85,10 +84,11 @@ def attach_sharded(model: nn.Module, asked: Sharding, timeout: timedelta, transp
     if of_shards and not alone:
         _take_shards(modules, averager, arrivals, replicated=replicas is not None)
     names: dict[Tensor, str] = {each: name for name, each in model.named_parameters() if each.requires_grad}
-    for spec in (asked.reduce, asked.replicas):
-        _, inner = split_hosts(split_option(spec or "none", "inside")[1])
-        report_optimizer(inner, asked.optimizer, names, dist.get_rank())
-    return ShardHandle(averager, replicas, modules, of_shards=of_shards)
+    handle = ShardHandle(averager, replicas, modules, of_shards=of_shards)
+    handle.suit(asked.reduce or "none", asked.optimizer, names)
+    if replicas is not None:
+        replicas.suit(asked.replicas or "none", asked.optimizer, names)
+    return handle
 
 
 def _take_shards(

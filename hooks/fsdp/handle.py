@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from ...compress import Optimizers, Spec
+from ...compress.shards.hosts import split_hosts, split_option
 from ...compress.shards.reduction import ShardState, ShardSum, shard_sum
 from ...compress.shards.weights import HeldWeights, OwnRows, WeightGather, weight_gather
 from ...compress.state.tree import Entries
@@ -61,7 +64,7 @@ class ShardHandle(Observed):
         Args:
             gather: the compressor of gathered weights.
             reduce: the compressor of reduced gradients.
-            optimizer: as for `gradwire.attach`.
+            optimizer: as for `gradwire.attach`; the one that it was given if you leave it out.
 
         Raises:
             ValueError: a compressor is refused, or gradwire communicates between replicas only.
@@ -70,9 +73,15 @@ class ShardHandle(Observed):
             raise ValueError(
                 "torch communicates among the shards here: swap the compressor of replicas, handle.replicas"
             )
+        optimizer = self.optimizer if optimizer is None else optimizer
         reduction = None if reduce is None else shard_sum(reduce, optimizer)
         weights = None if gather is None else weight_gather(gather)
         self.averager.between_steps(lambda: self._replace(reduction, weights))
+        self.suit(reduce or "none", optimizer, {})
+
+    def suit(self, spec: Spec, optimizer: Optimizers | None, names: Mapping[Tensor, str]) -> None:
+        """As of any handle, for what `reduce` sends between hosts."""
+        super().suit(split_hosts(split_option(spec, "inside")[1])[1], optimizer, names)
 
     def _replace(self, reduction: ShardSum | None, weights: WeightGather | None) -> None:
         averager = self.averager

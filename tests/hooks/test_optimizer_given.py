@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
+from gradwire.compress import specification
 
 
 @pytest.fixture
@@ -84,3 +85,15 @@ def test_an_optimizer_that_matters_and_is_unknown_foreign_or_incomplete_is_said_
 )
 def test_nothing_is_said_where_it_is_known_or_changes_nothing(group, caplog, made, spec, chosen):
     assert not said(caplog, made, spec, chosen)
+
+
+@pytest.mark.parametrize("made", [attached, hooked, ours])
+def test_a_swap_takes_the_optimizer_given_before_and_warns_without_any(group, caplog, made):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    for chosen, swapped, warnings in ((all_of, "int4:error_feedback=false", 0), (none, "int4", 1)):
+        caplog.clear()
+        handle = made(model, "bf16", chosen(model))
+        handle.swap("int4")
+        assert specification(handle.compressor) == swapped
+        assert sum("keeps its default error feedback" in each.getMessage() for each in caplog.records) == warnings
+        handle.close()

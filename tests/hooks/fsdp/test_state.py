@@ -232,21 +232,22 @@ def test_what_was_held_back_before_a_swap_waits_for_a_step_that_uses_all_paramet
             torch.testing.assert_close(total[f"p{place}"], expected, rtol=0, atol=1e-4)
 
 
-def residuals_after_a_swap(rank, world_size):
-    """The numbers of residuals after a swap with an optimizer, and without one."""
+def residuals_after_swaps(rank, world_size, known):
+    """The numbers of residuals after a swap, with an optimizer if it is known, and after one more without naming it."""
     model, handle = attached(world_size, "none")
+    options = {"optimizer": torch.optim.AdamW(model.parameters())} if known else {}
     found = []
-    for options in ({"optimizer": torch.optim.AdamW(model.parameters())}, {}):
-        handle.swap(reduce="int4", **options)
+    for each in (options, {}):
+        handle.swap(reduce="int4", **each)
         steps(model, rank, 0, 1)
         found.append(len(residuals(handle.state_dict())))
     handle.close()
     return found
 
 
-def test_a_swap_takes_what_suits_the_optimizer(ranks):
-    for without, with_residuals in ranks.run(residuals_after_a_swap, 2):
-        assert without == 0 < with_residuals
+def test_a_swap_takes_what_suits_the_optimizer_also_that_of_before(ranks):
+    assert ranks.run(residuals_after_swaps, 2, True) == [[0, 0]] * 2
+    assert all(min(found) > 0 for found in ranks.run(residuals_after_swaps, 2, False))
 
 
 def undone(rank, world_size, how, reduce):
