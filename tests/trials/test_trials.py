@@ -15,6 +15,7 @@ OTHERS = [("overlap", 8), ("local", 3), ("sites", 6)]
 OTHERS += [("halves", 4), ("pauses", 0)]
 OTHERS += [("scales", 1), ("formats", 0), ("tokens", 0), ("tasks", 0)]
 OTHERS += [pytest.param("saves", seed, marks=fsdp_of_others) for seed in (0, 2)]
+OTHERS += [pytest.param("meshes", seed, marks=fsdp_of_others) for seed in (10, 11)]  # tensor parallel; replicas
 OTHERS += [("programs", seed) for seed in range(2)] + [("backends", 2)]
 OTHERS += [pytest.param(kind, seed, marks=complex_numbers) for kind, seed in (("hosts", 4), ("options", 1))]
 OTHERS += [pytest.param("shards", seed, marks=fsdp_of_others) for seed in (0, 14)]  # torch's; hybrid, that compresses
