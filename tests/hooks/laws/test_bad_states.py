@@ -2,7 +2,6 @@
 
 import copy
 
-import pytest
 import torch
 import torch.distributed as dist
 
@@ -115,14 +114,8 @@ def refused(rank, world_size, wrapper, spec):
     return answers, unchanged, goes_on
 
 
-@pytest.mark.parametrize("spec", ["topk:ratio=0.05", "onebit:error_feedback=1", "powersgd:rank=1"])
-@over("attach", "own", "replicate")
-def test_a_bad_state_of_whole_gradients_is_refused_and_changes_nothing(ranks, wrapper, spec):
-    assert_refused(ranks.run(refused, 2, wrapper, spec))
-
-
-@over("FSDP2", "HSDP")
-def test_a_bad_state_of_shards_is_refused_and_changes_nothing(ranks, wrapper):
+@over("attach", "own", "replicate", "FSDP2", "HSDP")
+def test_a_bad_state_is_refused_and_changes_nothing(ranks, wrapper):
     assert_refused(ranks.run(refused, WRAPPERS[wrapper].world_size, wrapper, WRAPPERS[wrapper].specs[0]))
 
 

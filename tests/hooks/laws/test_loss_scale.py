@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ..given import same
-from .wrappers import WHOLE, WRAPPERS, Training, over
+from .wrappers import WHOLE, WRAPPERS, Training, few, over
 
 SCALES = [1024.0, 1024.0, 2048.0, 4096.0, 512.0, 512.0]
 BACK = 3  # the step before which the scale of the steps so far is taken back
@@ -88,14 +88,14 @@ def rolled_back(wrapper, spec, scales):
 def all_ways(rank, world_size, wrapper):
     """{(specification, way): whether averages are those of no loss scale}."""
     found = {}
-    for spec in WRAPPERS[wrapper].specs:
+    for spec in few(wrapper):
         expected = by_hand(wrapper, spec, [1.0] * len(SCALES))
         for way in (by_hand, followed, resumed, rolled_back):
             found[spec, way.__name__] = same(way(wrapper, spec, SCALES), expected)
     return found
 
 
-@over()
+@over(leave_out=["HSDP by torch"])
 def test_a_loss_scale_that_is_a_power_of_two_changes_no_bit(ranks, wrapper):
     for found in ranks.run(all_ways, WRAPPERS[wrapper].world_size, wrapper, timeout=120):
         assert all(found.values()), found

@@ -15,7 +15,7 @@ from gradwire.ddp_core.averaging import steps
 
 from ..given import same
 from ..saving import ALL, Saves
-from .wrappers import EVERY, VARIANTS, WHOLE, WRAPPERS, Training, alike, counted, held, over
+from .wrappers import EVERY, VARIANTS, WHOLE, WRAPPERS, Training, alike, counted, few, held, over
 
 STEPS = 6
 MET = 4  # steps, in the first of which new buckets are met: there the fields of a state move
@@ -41,7 +41,7 @@ def between_buckets(training, saves):
 def saved_within(rank, world_size, wrapper, undo):
     """Averages without saves and with one before and after each request; whether saves are of whole steps; which."""
     found = {}
-    for spec in EVERY[wrapper].specs:
+    for spec in few(wrapper):
         quiet, _ = training_of(wrapper, undo, spec)
         states, expected = {0: quiet.handle.state_dict()}, []
         for number in range(STEPS):
@@ -64,9 +64,17 @@ def saved_within(rank, world_size, wrapper, undo):
     return found
 
 
-@pytest.mark.parametrize("undo", [True, False])
 @over(*WRAPPERS, *VARIANTS)
-def test_a_thread_that_saves_anywhere_in_a_step_changes_no_bit_and_gets_whole_steps(ranks, wrapper, undo):
+def test_a_thread_that_saves_anywhere_in_a_step_changes_no_bit_and_gets_whole_steps(ranks, wrapper):
+    assert_whole(ranks, wrapper, undo=False)
+
+
+@over("attach", "own", "FSDP2", "HSDP")
+def test_so_does_one_where_each_request_waits_for_a_save_from_a_copy(ranks, wrapper):
+    assert_whole(ranks, wrapper, undo=True)
+
+
+def assert_whole(ranks, wrapper, undo):
     for found in ranks.run(saved_within, EVERY[wrapper].world_size, wrapper, undo):
         for unchanged, numbers in found.values():
             assert unchanged
@@ -109,7 +117,7 @@ def changed_within(rank, world_size, wrapper):
     return found
 
 
-@over()
+@over("attach", "own", "FSDP2", "HSDP")
 def test_what_a_thread_changes_within_a_step_takes_effect_after_it(ranks, wrapper):
     for found in ranks.run(changed_within, WRAPPERS[wrapper].world_size, wrapper):
         assert found == dict.fromkeys(CHANGES, True)
@@ -155,7 +163,7 @@ def scale_changed_within(rank, world_size, wrapper, undo, act):
 
 
 @pytest.mark.parametrize(("act", "undo"), [("save", True), ("save", False), ("load", True)])
-@over("attach", "own", "replicate", "FSDP2", "HSDP by torch")
+@over("attach", "own", "FSDP2")
 def test_residuals_follow_a_loss_scale_that_changes_within_a_step_once_it_has_ended(ranks, wrapper, act, undo):
     count = WRAPPERS[wrapper].world_size
     assert ranks.run(scale_changed_within, count, wrapper, undo, act) == [(True, True, True)] * count
@@ -261,9 +269,18 @@ def saved_after_a_break(rank, world_size, wrapper, undo, elsewhere):
     return counted(states[0]), [a or (z and not undo) for a, z in zip(as_before, zero, strict=True)]
 
 
-@pytest.mark.parametrize(("undo", "elsewhere"), [(False, True), (False, False), (True, True)])
 @over()
-def test_a_save_after_a_backward_that_broke_off_is_of_the_step_before(ranks, wrapper, undo, elsewhere):
+def test_a_save_after_a_backward_that_broke_off_is_of_the_step_before(ranks, wrapper):
+    assert_of_the_step_before(ranks, wrapper, undo=False, elsewhere=True)
+
+
+@pytest.mark.parametrize(("undo", "elsewhere"), [(False, False), (True, True)])
+@over("own", "FSDP2")
+def test_so_is_one_that_broke_off_with_a_copy_or_on_training_s_own_thread(ranks, wrapper, undo, elsewhere):
+    assert_of_the_step_before(ranks, wrapper, undo, elsewhere)
+
+
+def assert_of_the_step_before(ranks, wrapper, undo, elsewhere):
     answers = ranks.run(saved_after_a_break, WRAPPERS[wrapper].world_size, wrapper, undo, elsewhere)
     for step, right in answers:
         assert step == 3

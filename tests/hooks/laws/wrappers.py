@@ -109,6 +109,11 @@ EVERY = WRAPPERS | VARIANTS
 WHOLE = ("attach", "comm_hook", "own", "replicate")  # whose handles are of whole gradients, and take any compressor
 
 
+def few(wrapper):
+    """The specifications of laws that take long."""
+    return EVERY[wrapper].specs[: 2 if wrapper == "attach" else 1]
+
+
 def over(*names, leave_out=()):
     """Runs a law for each wrapper of these names, or of all."""
     names = [name for name in names or WRAPPERS if name not in leave_out]
