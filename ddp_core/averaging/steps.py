@@ -146,6 +146,11 @@ class Steps:
                 self.phase, self._broke = Phase.BROKEN, time.perf_counter()
         if asked.done():
             return asked.result()
+        if (
+            self.phase is Phase.IDLE
+        ):  # nobody tells torch's hook that a step is over: what was asked for during it is due
+            self._make_changes()
+            return asked.result()
         self._waiting.remove(save)  # the changes of others are for whoever begins the next step
         return take()
 

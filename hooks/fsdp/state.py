@@ -15,7 +15,7 @@ from ...compress.shards.layout import ShardLayout
 from ...compress.shards.reduction import ShardSum
 from ...compress.state.tree import Entries
 from ...ddp_core.memory.bucket_memory import CARRIED_OVER
-from ...ddp_core.memory.checkpoint import ADVICE, LEFT_OUT, check_whole
+from ...ddp_core.memory.checkpoint import ADVICE, LEFT_OUT, check_form, check_whole
 from ...ddp_core.memory.checkpoint import merged as merged_replicas
 
 logger = logging.getLogger(__name__)
@@ -62,10 +62,7 @@ def checked(
     ):
         if state[key] != here:
             raise ValueError(f"the state was saved with {key} = {state[key]}, here it is {here}: {advice}")
-    if not all(isinstance(name, str) for name in state["parameters"]):
-        raise ValueError(
-            f"the parameters of a state go by their names, which are text, got {list(state['parameters'])}"
-        )
+    check_form({"buckets": (), **state})
     saved = {name for name, fields in state["parameters"].items() if fields}
     if gone := sorted(saved.intersection(frozen)):
         saved = saved.difference(gone)
@@ -76,9 +73,6 @@ def checked(
             f"the state and the model do not have the same parameters; only one of them has {', '.join(differing[:3])}"
         )
     check_whole(state)
-    for name, fields in state["parameters"].items():
-        if wrong := [field for field, numbers in fields.items() if not _usable(numbers)]:
-            raise ValueError(f"the saved {wrong[0]!r} of parameter {name!r} has no finite numbers: it cannot be used")
     detached = {name: {field: each.detach() for field, each in state["parameters"][name].items()} for name in saved}
     return {**state, "parameters": detached}
 
@@ -91,10 +85,6 @@ def among_replicas(state: Mapping[str, Any]) -> Mapping[str, Any]:
         )
     inside: Mapping[str, Any] = state["replicas"]
     return inside
-
-
-def _usable(numbers: Any) -> bool:
-    return isinstance(numbers, Tensor) and numbers.is_floating_point() and bool(numbers.isfinite().all())
 
 
 def merged(states: Any, part: str) -> dict[str, Any]:

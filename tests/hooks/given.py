@@ -37,3 +37,14 @@ def average(ddp, given):
     averages = {name: parameter.grad.clone() for name, parameter in ddp.module.named_parameters()}
     ddp.zero_grad()
     return averages
+
+
+def same(left, right):
+    """Whether two trees of dicts, lists, tensors and other values are equal in every bit."""
+    if isinstance(left, torch.Tensor):
+        return torch.equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(same, left, right))
+    return left == right

@@ -1,6 +1,7 @@
-"""A transport beside each of whose requests another thread saves."""
+"""Threads that save beside a training: one beside each request of a transport, or one again and again."""
 
 import threading
+import time
 
 from gradwire.compress.protocol.requests import AllGather, AllReduce, AllToAll, ReduceScatter
 from gradwire.ddp_core.transport.protocol import Decorated, Reply
@@ -72,3 +73,29 @@ class SavingReply(Reply):
 
     def abandon(self):
         self._inner.abandon()
+
+
+class Busy(threading.Thread):
+    """Calls a function again and again until it is stopped; keeps what it returned, and what it raised."""
+
+    def __init__(self, function):
+        super().__init__(daemon=True)
+        self.function, self.results, self.error, self.over = function, [], None, False
+
+    def run(self):
+        try:
+            while not self.over:
+                self.results.append(self.function())
+        except Exception as error:
+            self.error = error
+
+    def once_more(self):
+        """Wait until it has begun a call from now on, and ended it."""
+        calls = len(self.results) + 2
+        while len(self.results) < calls and self.is_alive():
+            time.sleep(0.001)
+
+    def stop(self):
+        self.over = True
+        self.join()
+        return self.results

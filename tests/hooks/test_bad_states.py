@@ -10,49 +10,9 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 import gradwire
 from gradwire.hooks.torch_ddp import compress_bucket
 
-from .given import average, gradients, wrapped
-from .test_handle import same
+from .given import average, gradients, same, wrapped
 
 SHAPES = ((40, 30), (40,), (10, 200), (3,))
-SPECS = ["topk:ratio=0.05", "onebit:error_feedback=1", "powersgd:rank=2"]
-NUMBERS = {  # what a residual may have become
-    "nan": lambda numbers: numbers.clone().index_fill_(0, torch.tensor([0]), torch.nan),
-    "inf": lambda numbers: numbers.clone().index_fill_(0, torch.tensor([0]), -torch.inf),
-    "flat": lambda numbers: numbers.reshape(-1),
-    "one more axis": lambda numbers: numbers.unsqueeze(0),
-    "sparse": lambda numbers: numbers.to_sparse(),
-    "meta": lambda numbers: numbers.to("meta"),
-    "int": lambda numbers: numbers.int(),
-    "bool": lambda numbers: numbers.bool(),
-    "complex": lambda numbers: numbers.to(torch.complex64),
-    "list": lambda numbers: numbers.tolist(),
-    "None": lambda numbers: None,
-}
-STATES = {  # what a state may have become
-    "a list": lambda state: [state],
-    "None": lambda state: None,
-    "a step of text": lambda state: {**state, "step": "3"},
-    "half a step": lambda state: {**state, "step": 2.5},
-    "a step below 0": lambda state: {**state, "step": -1},
-    "a tensor for the world size": lambda state: {**state, "world_size": torch.tensor([2, 2])},
-    "no list of buckets": lambda state: {**state, "buckets": 5},
-    "buckets of numbers": lambda state: {**state, "buckets": [[0, 1]]},
-    "a bucket twice": lambda state: {**state, "buckets": [*state["buckets"], *state["buckets"]]},
-    "parameters in a list": lambda state: {**state, "parameters": list(state["parameters"].items())},
-    "numbers for names": lambda state: {**state, "parameters": dict(enumerate(state["parameters"].values()))},
-    "no fields": lambda state: {**state, "parameters": dict.fromkeys(state["parameters"])},
-    "emptied": lambda state: {**state, "parameters": {name: {} for name in state["parameters"]}},
-    "emptied and old": lambda state: {
-        **{key: value for key, value in state.items() if key != "tensors"},
-        "parameters": {name: {} for name in state["parameters"]},
-    },
-    "without parameters": lambda state: {**state, "parameters": {}},
-    "another field": lambda state: {**state, "parameters": renamed_fields(state["parameters"])},
-}
-
-
-def renamed_fields(parameters):
-    return {name: {f"{field}s": each for field, each in fields.items()} for name, fields in parameters.items()}
 
 
 def attached(spec, shapes=SHAPES):
@@ -64,41 +24,6 @@ def with_numbers(state, change, name="p2", field="residual"):
     changed = copy.deepcopy(state)
     changed["parameters"][name][field] = change(state["parameters"][name][field])
     return changed
-
-
-def refused(rank, world_size, spec):
-    """What each bad state raised, and whether all was as before."""
-    ddp, handle = attached(spec)
-    untouched, other = attached(spec)
-    for step in range(3):
-        for model in (ddp, untouched):
-            average(model, gradients(rank, step, SHAPES))
-    state = handle.state_dict()
-    bad = {kind: with_numbers(state, change) for kind, change in NUMBERS.items()}
-    bad |= {kind: change(state) for kind, change in STATES.items()}
-    answers = {}
-    for kind, each in bad.items():
-        try:
-            handle.load_state_dict(each)
-            answers[kind] = "accepted"
-        except Exception as error:
-            answers[kind] = type(error).__name__
-    unchanged = same(handle.state_dict(), state)
-    goes_on = [
-        same(average(ddp, gradients(rank, step, SHAPES)), average(untouched, gradients(rank, step, SHAPES)))
-        for step in range(3, 5)
-    ]
-    handle.close()
-    other.close()
-    return answers, unchanged, all(goes_on)
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_a_bad_state_is_refused_by_value_error_and_changes_nothing(ranks, spec):
-    for answers, unchanged, goes_on in ranks.run(refused, 2, spec):
-        assert set(answers.values()) == {"ValueError"}, answers
-        assert unchanged
-        assert goes_on
 
 
 def servers_refused(rank, world_size):

@@ -21,8 +21,7 @@ import gradwire
 from gradwire import DistributedDataParallel as OwnDDP
 
 from ..forked import LIMIT, Script
-from .given import Given, average, gradients
-from .test_handle import same
+from .given import Given, average, gradients, same
 
 ROOT = Path(__file__).parents[2]
 SHAPES = ((40, 30), (40,))

@@ -10,8 +10,7 @@ from torch.optim.swa_utils import AveragedModel
 import gradwire
 from gradwire.hooks.torch_ddp import compress_bucket
 
-from .given import gradients, wrapped
-from .test_handle import same
+from .given import gradients, same, wrapped
 
 SHAPES = ((40, 30), (40,))
 

@@ -8,8 +8,7 @@ import torch.distributed.checkpoint as dcp
 
 import gradwire
 
-from .given import average, gradients, wrapped
-from .test_handle import same
+from .given import average, gradients, same, wrapped
 
 SHAPES = ((40, 30), (40,), (10, 200), (3,))
 
@@ -47,11 +46,6 @@ def resumed(rank, world_size, spec, folder, packed):
 @pytest.mark.parametrize("spec", ["topk:ratio=0.05", "powersgd:rank=2", "fp16+powersgd:rank=1", "bf16"])
 def test_what_is_kept_by_parameter_comes_back_to_the_bit(ranks, spec, tmp_path):
     assert ranks.run(resumed, 2, spec, str(tmp_path), packed=False) == [True, True]
-
-
-@pytest.mark.parametrize("spec", ["topk:ratio=0.05", "onebit", "batched-powersgd"])
-def test_packed_as_one_value_every_state_comes_back_to_the_bit(ranks, spec, tmp_path):
-    assert ranks.run(resumed, 2, spec, str(tmp_path), packed=True) == [True, True]
 
 
 def test_what_is_kept_by_bucket_is_refused_where_it_was_dropped(ranks, tmp_path):

@@ -12,7 +12,7 @@ import torch
 import gradwire
 
 from . import elastic_job
-from .test_handle import same
+from .given import same
 
 STEPS = 6
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"], {}  # words and variables

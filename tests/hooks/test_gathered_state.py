@@ -14,7 +14,8 @@ import gradwire
 from gradwire.ddp_core.transport import lost_ranks
 
 from ..ddp_core.errors import message_of
-from .test_handle import LOSSY, attached, same, steps
+from .given import same
+from .test_handle import LOSSY, attached, steps
 
 SPECS = [*LOSSY, "bf16"]
 
@@ -67,18 +68,6 @@ def resized(rank, world_size, states):
 def before(ranks, tmp_path_factory):
     folder = str(tmp_path_factory.mktemp("checkpoint"))
     return ranks.run(trained, 2, folder), folder
-
-
-def test_gathered_and_scattered_training_goes_on_in_the_same_bits(ranks, before):
-    old, folder = before
-    saved = {spec: old[0][spec][1] for spec in SPECS}
-    for rank, answers in enumerate(ranks.run(scattered, 2, saved, folder)):
-        for spec, (state, by_torch, went_on) in answers.items():
-            mine, gathered, expected = old[rank][spec]
-            assert same(state, mine), spec
-            assert same(by_torch, mine), spec
-            assert same(went_on, expected), spec
-            assert bool(gathered) == (rank == 0)
 
 
 def test_on_another_number_of_ranks_each_goes_on_as_from_the_states_of_all(ranks, before):
@@ -154,33 +143,3 @@ def late(rank, world_size):
 
 def test_a_rank_may_come_late(ranks):
     assert ranks.run(late, 3) == [[3, 3, 3], [0, 0, 0], [0, 0, 0]]
-
-
-def saved_asynchronously(rank, world_size, folder):
-    """Whether training beside `async_save` is as without, and goes on from each checkpoint as it went on then."""
-    ddp, handle = attached("topk:ratio=0.05")
-    expected = steps(ddp, rank, 0, 5)
-    handle.close()
-    ddp, handle = attached("topk:ratio=0.05")
-    beside, found, saving = dist.new_group(backend="gloo"), [], []
-    for step in range(5):
-        found += steps(ddp, rank, step, step + 1)
-        for each in saving:  # one at a time, as torch wants it
-            each.result(60)
-        state = {"compression": gradwire.GatheredState(handle)}
-        saving.append(dcp.async_save(state, checkpoint_id=f"{folder}/{step}", process_group=beside))
-    saving[-1].result(60)
-    handle.close()
-    went_on = []
-    for step in range(1, 5):
-        ddp, handle = attached("topk:ratio=0.05")
-        dcp.load({"compression": gradwire.GatheredState(handle)}, checkpoint_id=f"{folder}/{step}")
-        went_on.append(same(steps(ddp, rank, step + 1, 5), expected[step + 1 :]))
-        handle.close()
-    return same(found, expected), went_on
-
-
-def test_async_save_of_torch_holds_what_training_goes_on_from(ranks, tmp_path):
-    for alike, went_on in ranks.run(saved_asynchronously, 2, str(tmp_path)):
-        assert alike
-        assert all(went_on)

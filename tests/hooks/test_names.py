@@ -7,7 +7,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 
-from .test_handle import same
+from .given import same
 
 
 def network():

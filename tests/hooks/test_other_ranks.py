@@ -6,8 +6,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 
-from .given import Given, average, gradients, wrapped
-from .test_handle import same
+from .given import Given, average, gradients, same, wrapped
 
 SHAPES = ((40, 30), (40,), (10, 200), (3,))
 ZEROS = [torch.zeros(shape) for shape in SHAPES]
@@ -41,42 +40,6 @@ def trained(rank, world_size):
             average(ddp, gradients(rank, step, SHAPES))
         answers[spec] = handle.state_dict(), flushed(ddp, handle)
     return answers
-
-
-def resized(rank, world_size, states):
-    """For each specification what comes out of the states of all old ranks, at once and after a step, and that step."""
-    answers = {}
-    for spec in SPECS:
-        ddp, handle = attached(spec)
-        handle.load_state_dict(states[spec], resize=True)
-        saved = handle.state_dict()
-        at_once = flushed(ddp, handle)
-        again, handle = attached(spec)
-        handle.load_state_dict(saved)  # on as many ranks as now
-        first = average(again, gradients(rank, 7, SHAPES))
-        answers[spec] = at_once, first, flushed(again, handle), saved["step"]
-    return answers
-
-
-@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2)])
-def test_the_mean_of_what_is_held_back_stays_on_another_number_of_ranks(ranks, before, after):
-    old = ranks.run(trained, before)
-    states = {spec: [answers[spec][0] for answers in reversed(old)] for spec in SPECS}
-    given = [sum(gradients(rank, 7, SHAPES)[i].double() for rank in range(after)) / after for i in range(len(SHAPES))]
-    for answers in ranks.run(resized, after, states):
-        for spec, (at_once, first, rest, step) in answers.items():
-            assert step == 3
-            for index, (name, held) in enumerate(old[0][spec][1].items()):
-                torch.testing.assert_close(at_once[name], held, msg=f"{spec} {name}")
-                exact = held.double() + given[index]
-                tolerance = 2e-3 if spec == "fp16" else 1e-5
-                torch.testing.assert_close(
-                    first[name].double() + rest[name].double(),
-                    exact,
-                    rtol=tolerance,
-                    atol=tolerance,
-                    msg=f"{spec} {name}",
-                )
 
 
 def refused(rank, world_size, states):

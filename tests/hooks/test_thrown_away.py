@@ -1,8 +1,6 @@
 """Gradients that are averaged and thrown away: discarded, they leave no trace; otherwise a handle says so once."""
 
 import copy
-import logging
-import logging.handlers
 import warnings
 
 import pytest
@@ -11,8 +9,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 
-from .given import Given, average, gradients
-from .test_handle import LOSSY, same
+from .given import Given, gradients
 
 SHAPES = ((40, 30), (40,), (10, 200), (3,))
 STEPS, EXTRA = 4, (1, 3)  # steps, and those before which gradients are averaged and thrown away
@@ -25,155 +22,6 @@ def wrapped(spec, ours, undo=True, **options):
         return model, model.compression
     model = TorchDDP(Given(SHAPES), **options)
     return model, gradwire.attach(model, spec, undo=undo)
-
-
-def trained(rank, spec, ours, act, **options):
-    """Averages, and the state: `act(model, handle)` before some steps."""
-    model, handle = wrapped(spec, ours, **options)
-    averages = []
-    for step in range(STEPS):
-        if step in EXTRA:
-            act(model, handle)
-        averages.append(average(model, gradients(rank, step, SHAPES)))
-    state = handle.state_dict()
-    handle.close()
-    return averages, state["parameters"]
-
-
-def discarding(rank, world_size, ours, saving, options):
-    """Whether training with discarded steps is like one without; and like one with steps that are kept."""
-
-    def throw(model, handle, *, discard):
-        average(model, gradients(rank, 50, SHAPES))
-        if rank in saving:
-            handle.state_dict()
-        if discard:
-            handle.discard_step()
-
-    results = {}
-    for spec in LOSSY:
-        without = trained(rank, spec, ours, lambda *_: None, **options)
-        discarded = trained(rank, spec, ours, lambda *given: throw(*given, discard=True), **options)
-        kept = trained(rank, spec, ours, lambda *given: throw(*given, discard=False), **options)
-        results[spec] = same(without, discarded), same(without, kept)
-    return results
-
-
-@pytest.mark.parametrize(
-    ("ours", "saving", "options"), [(True, (), {"find_unused_parameters": True}), (True, (0,), {}), (False, (0,), {})]
-)
-def test_a_discarded_step_changes_no_bit_of_later_ones_whoever_saves(ranks, ours, saving, options):
-    for results in ranks.run(discarding, 2, ours, saving, options):
-        assert results == dict.fromkeys(LOSSY, (True, False))
-
-
-def saved_after_discarding(rank, world_size):
-    """Whether a save is what it was before the step that was discarded, but for the count."""
-    model, handle = wrapped("topk:ratio=0.1", ours=True)
-    for step in range(3):
-        average(model, gradients(rank, step, SHAPES))
-    before = handle.state_dict()
-    average(model, gradients(rank, 3, SHAPES))
-    between = handle.state_dict()
-    handle.discard_step()
-    after = handle.state_dict()
-    handle.close()
-    return same(before["parameters"], after["parameters"]), same(between["parameters"], after["parameters"])
-
-
-def test_a_save_after_discarding_lacks_the_step(ranks):
-    assert ranks.run(saved_after_discarding, 2) == [(True, False)] * 2
-
-
-FACTORS = [1.0, 1.0, 1e6, 1.0, 1e6, 1.0, float("inf"), 1.0]  # of gradients; large ones are discarded
-
-
-def residuals(handle):
-    """Copies, not by a save: what has been saved is not written over."""
-    return [leaf.flat.clone() for _, bucket in handle.averager.memory.live for leaf in bucket.leaves.residuals]
-
-
-def discarded_without_a_copy(rank, world_size, spec, ours, undo):
-    """Residuals after each step that does not count: zero, or those before it; the log; the averages' sizes."""
-    lines, found, sizes = logging.handlers.BufferingHandler(99), [], []
-    logger = logging.getLogger("gradwire")
-    logger.addHandler(lines)
-    model, handle = wrapped(spec, ours, undo)
-    for step, factor in enumerate(FACTORS):
-        before = residuals(handle)
-        averages = average(model, [factor * gradient for gradient in gradients(rank, step, SHAPES)])
-        sizes.append(max(each.abs().max().item() for each in averages.values()))
-        if factor == 1e6:
-            handle.discard_step()
-        if factor != 1.0:
-            handle.averager.memory.commit()
-            after = residuals(handle)
-            found.append(
-                "as before"
-                if all(map(torch.equal, before, after))
-                else "zero"
-                if not any(each.any() for each in after)
-                else "other"
-            )
-    logger.removeHandler(lines)
-    handle.close()
-    return found, [each.getMessage() for each in lines.buffer], sizes
-
-
-def ordinary(sizes):
-    """Return True if no average of an ordinary step has anything of the discarded ones."""
-    return all(size < 100 for size, factor in zip(sizes, FACTORS, strict=True) if factor == 1.0)
-
-
-@pytest.mark.parametrize(("spec", "ours"), [("topk:ratio=0.1", True), ("int4", False), ("powersgd:rank=1", True)])
-def test_each_discarded_step_drops_residuals_and_nothing_of_it_comes_back(ranks, spec, ours):
-    for found, lines, sizes in ranks.run(discarded_without_a_copy, 2, spec, ours, False):
-        assert found == ["zero"] * 3
-        assert len([line for line in lines if "undo=True" in line and "MB on this rank" in line]) == 1
-        assert ordinary(sizes)
-
-
-def saved_before_an_overflow(rank, world_size, ours, undo):
-    """Averages, and saves, of trainings in which rank 0 alone saves before a step that does not count, or nobody does."""
-    found = []
-    for saves in (False, True):
-        model, handle = wrapped("topk:ratio=0.1", ours, undo)
-        averages = []
-        for step, factor in enumerate([1.0, 1.0, float("inf"), 1.0, 1.0]):
-            if saves and rank == 0 and step == 2:
-                handle.state_dict()
-            averages.append(average(model, [factor * each for each in gradients(rank, step, SHAPES)]))
-            if step == 2:
-                after = handle.state_dict()["parameters"]
-        handle.close()
-        found.append((averages[3:], after))
-    return same(*found)
-
-
-@pytest.mark.parametrize("undo", [False, True])
-@pytest.mark.parametrize("ours", [True, False])
-def test_a_rank_that_saves_before_a_step_that_does_not_count_trains_and_saves_as_without(ranks, ours, undo):
-    assert ranks.run(saved_before_an_overflow, 2, ours, undo) == [True, True]
-
-
-def refused(rank, world_size):
-    """What discarding raises with no step, and after what settles one."""
-    model, handle = wrapped("topk:ratio=0.1", ours=False)
-    messages = []
-    for act in (lambda: None, lambda: handle.rescale(2.0), lambda: handle.swap("onebit")):
-        if messages:
-            average(model, gradients(rank, len(messages), SHAPES))
-        act()
-        with pytest.raises(RuntimeError) as caught:
-            handle.discard_step()
-        messages.append(str(caught.value))
-    handle.close()
-    return messages
-
-
-def test_a_step_that_is_settled_cannot_be_discarded(ranks):
-    for messages in ranks.run(refused, 2):
-        assert all(message.startswith("there is no step to discard") for message in messages)
 
 
 def descend(model):

@@ -35,7 +35,7 @@ MUTANTS = [
         "ddp_core/handle.py",
         "self._loss_scale.forget()",
         "pass",
-        "tests/hooks/test_loaded_scale.py",
+        "tests/hooks/laws/test_loss_scale.py",
     ),
     Mutant(
         "a new loss scale changes residuals the wrong way round",
@@ -49,21 +49,21 @@ MUTANTS = [
         "compress/state/tree.py",
         "if not keep:",
         "if False:",
-        "tests/hooks/test_thrown_away.py -k discarded",
+        "tests/hooks/laws/test_undone_steps.py",
     ),
     Mutant(
         "another number of ranks owes the sum of residuals, not their mean",
         "ddp_core/memory/checkpoint.py",
         "mean = {name: held[name] / len(ordered) for name in held}",
         "mean = dict(held)",
-        "tests/hooks/test_other_ranks.py",
+        "tests/hooks/laws/test_state.py -k other_ranks",
     ),
     Mutant(
         "a state with a parameter in two buckets is loaded",
         "ddp_core/memory/checkpoint.py",
         "if len(set(listed := [name for names in buckets for name in names])) < len(listed):",
         "if False and (listed := []):",
-        "tests/hooks/test_bad_states.py",
+        "tests/hooks/laws/test_bad_states.py",
     ),
     Mutant(
         "a handle that nobody calls is noticed much later",
@@ -371,7 +371,7 @@ MUTANTS = [
         "ddp_core/engine/engine.py",
         "return not all(task.left for task in self._live)",
         "return bool(self._live)",
-        "tests/hooks/fsdp/test_threads.py -k broke_off",
+        "tests/hooks/fsdp/test_state.py -k broke_off",
     ),
     Mutant(
         "an evaluation in inference mode leaves tensors that no step can write to",

@@ -13,11 +13,9 @@ from gradwire.hooks.fsdp import ShardHandle
 
 from ..hooks.fsdp.given import given_model, mean_gradients
 from ..hooks.fsdp.given import gradients as of_parts
-from ..hooks.given import Given, average, gradients
+from ..hooks.given import Given, average, gradients, same
 from ..hooks.local_sgd.sites import Net, descend
-from ..hooks.saving import Saves
-from ..hooks.test_handle import same
-from ..hooks.test_threads import Busy
+from ..hooks.saving import Busy, Saves
 from . import draw
 from .shards import AMONG_REPLICAS, SUMS, forget_meshes
 

@@ -3,7 +3,6 @@
 import copy
 
 import pytest
-import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
@@ -78,25 +77,6 @@ def test_buckets_that_go_over_three_groups_in_turn_are_averaged_as_over_one(rank
             assert same(one, three)
 
 
-def resumed(rank, world_size, spec):
-    """Six steps at once; and three, then three more in a new model that takes the state."""
-    whole, half, again = (gradwire.DistributedDataParallel(Chain(), compressor=spec, **SMALL) for _ in range(3))
-    expected = train(whole, rank, range(6))[-5:]
-    train(half, rank, range(3))
-    weights, state = copy.deepcopy(half.state_dict()), copy.deepcopy(half.compression.state_dict())
-    again.load_state_dict(weights)
-    again.compression.load_state_dict(state)
-    mine = train(again, rank, range(3, 6))[-5:]
-    for model in (whole, half, again):
-        model.compression.close()
-    return same(mine, expected)
-
-
-@pytest.mark.parametrize("spec", ["powersgd:rank=2,start_iter=1", "topk:ratio=0.1", "onebit", "batched-powersgd"])
-def test_a_saved_state_goes_on_in_the_same_bits(ranks, spec):
-    assert all(ranks.run(resumed, 2, spec))
-
-
 def copied_after_a_swap(rank, world_size):
     """The method in use after a swap, and in a copy."""
     model = wrapped("none")
@@ -112,40 +92,6 @@ def copied_after_a_swap(rank, world_size):
 
 def test_a_swap_outlives_a_copy(ranks):
     assert ranks.run(copied_after_a_swap, 2) == [["BFloat16"] * 2] * 2
-
-
-def swapped(rank, world_size):
-    """The mean of what was given and the sum of what came back, through swaps and a change of the loss scale."""
-    model = wrapped("topk:ratio=0.1")
-    alone = Chain()
-    given, got = ([torch.zeros(WIDTH, WIDTH) for _ in range(5)] for _ in range(2))
-    scale = 1.0
-    for step, spec in enumerate(
-        ["topk:ratio=0.1", "powersgd:rank=1", "onebit:error_feedback=1", "topk:ratio=0.1", "none"]
-    ):
-        if step:
-            model.compression.swap(spec)
-        for micro in range(2 if spec != "none" else 1):
-            loss = 0.0 if spec == "none" else scale
-            for net, total in ((model, got), (alone, given)):
-                net.zero_grad()
-                (net(inputs_of(rank, 10 * step + micro)).square().sum() * loss).backward()
-                torch._foreach_add_(total, [parameter.grad / scale for parameter in net.parameters()])
-        if step == 1:
-            model.compression.rescale(4.0)
-            scale = 4.0
-    for total in given:
-        dist.all_reduce(total)
-    model.compression.close()
-    return [total / world_size for total in given], got
-
-
-def test_swapping_and_rescaling_lose_nothing_that_was_held_back(ranks):
-    answers = ranks.run(swapped, 2)
-    for given, got in answers:
-        assert same(got, answers[0][1])
-        for expected, total in zip(given, got, strict=True):
-            torch.testing.assert_close(total, expected, rtol=0, atol=1e-4)
 
 
 def counted(rank, world_size):

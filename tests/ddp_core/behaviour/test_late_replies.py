@@ -97,7 +97,7 @@ class LateReplies:
             (True, torch.float32, FEW),
             (False, torch.bfloat16, FEW),
             pytest.param(True, torch.float32, SPECS, marks=pytest.mark.slow),
-            *(pytest.param(own, torch.bfloat16, SPECS, marks=pytest.mark.thorough) for own in (False, True)),
+            pytest.param(False, torch.bfloat16, SPECS, marks=pytest.mark.thorough),
         ],
         ids=lambda each: f"{len(each)} compressors" if isinstance(each, list) else str(each),
     )

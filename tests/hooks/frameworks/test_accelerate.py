@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 import gradwire
 
 from ...forked import Script
-from ..test_handle import same
+from ..given import same
 from .launched import (
     BATCH,
     SPEC,

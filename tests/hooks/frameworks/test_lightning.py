@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 import gradwire
 
-from ..test_handle import same
+from ..given import same
 from .launched import (
     BATCH,
     SPEC,

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 import gradwire
 
-from ..test_handle import same
+from ..given import same
 from .launched import BATCH, SPEC, STEPS, TIMEOUT, data, dense_bytes, launched, needing, network, numbers
 from .test_lightning import trained
 

@@ -6,7 +6,7 @@ On a CPU, Accelerate and the Trainer make no scaler, whatever the precision, so 
 import torch
 from torch.nn.functional import mse_loss
 
-from ..test_handle import same
+from ..given import same
 from . import test_accelerate, test_lightning, test_transformers
 from .launched import STEPS, TIMEOUT, forget_accelerate, launched, needing, numbers
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
+from ..given import same
 from ..local_sgd.test_threads import Gate
-from ..test_handle import same
 from .launched import (
     BATCH,
     SPEC,

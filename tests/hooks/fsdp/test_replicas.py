@@ -6,7 +6,6 @@ from unittest import mock
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
@@ -17,7 +16,7 @@ from gradwire.hooks.fsdp.replicas import ReplicaMean
 from ... import late
 from ...late import Late
 from ...torch_versions import fsdp_sums
-from ..test_handle import same
+from ..given import same
 from .given import given_model, gradients, mean_gradients, network, trained
 
 LIMIT = timedelta(seconds=30)
@@ -137,109 +136,9 @@ def test_replicas_wait_for_the_last_backward_of_an_accumulation(ranks):
         assert steps == 1
 
 
-def discarded(rank, world_size, mesh, arguments):
-    """Whether a state is the one before a step that was discarded, as far as residuals go."""
-    model = given_model(mesh=mesh_of(*mesh))
-    handle, states = gradwire.attach(model, undo=True, **arguments), []
-    for step in range(3):
-        mean_gradients(model, gradients(rank, step))
-        if step == 2:
-            handle.discard_step()
-        states.append(handle.replicas.state_dict()["parameters"])
-    handle.close()
-    return same(states[2], states[1]), same(states[2], states[0])
-
-
-@pytest.mark.parametrize(("mesh", "more"), [((2, 1), {}), ((2, 1), {"gather": "int8"}), ((2, 2), {}), ((2, 2), SHARDS)])
-def test_a_step_that_is_discarded_leaves_the_residuals_of_replicas(ranks, mesh, more):
-    arguments = {"replicas": "onebit:error_feedback=1", **more}
-    count = torch.Size(mesh).numel()
-    assert ranks.run(discarded, count, mesh, arguments) == [(True, False)] * count
-
-
-def resumed(rank, world_size, replicas, folder):
-    """The keys of a state, and whether steps after a resume, through a folder where there is one, are as without."""
-    mesh = mesh_of(2, 2)
-    arguments = {"gather": "int8", "reduce": "int4", "replicas": replicas}
-    models = [given_model(mesh=mesh) for _ in range(2)]
-    first, second = (gradwire.attach(model, **arguments) for model in models)
-    for step in range(3):
-        mean_gradients(models[0], gradients(rank, step))
-    state = first.state_dict()
-    if folder:
-        dcp.save({"compression": state}, checkpoint_id=folder)
-        state = second.state_dict()
-        dcp.load({"compression": state}, checkpoint_id=folder)
-    second.load_state_dict(state)
-    alike = []
-    for step in range(3, 5):
-        one, other = (mean_gradients(model, gradients(rank, step)) for model in models)
-        alike += [torch.equal(one[name], other[name]) for name in one]
-    first.close()
-    second.close()
-    return list(state), all(alike)
-
-
-@pytest.mark.parametrize(("replicas", "through_a_folder"), [("topk:ratio=0.1", False), ("powersgd:rank=1", True)])
-def test_what_is_held_back_among_shards_and_among_replicas_comes_back_to_the_bit(
-    ranks, replicas, through_a_folder, tmp_path
-):
-    answers = ranks.run(resumed, 4, replicas, str(tmp_path) if through_a_folder else None)
-    assert [keys for keys, _ in answers] == [[f"rank {rank} of 4"] for rank in range(4)]
-    assert all(alike for _, alike in answers)
-
-
-def held_back(rank, world_size, mesh, arguments):
-    """The state after some steps, and what their averages lack of the means of all ranks' gradients."""
-    model = given_model(mesh=mesh_of(*mesh))
-    handle = gradwire.attach(model, **arguments)
-    lacking = {}
-    for step in range(3):
-        averages = mean_gradients(model, gradients(rank, step))
-        given = [[sum(every) / world_size for every in zip(*part, strict=True)] for part in of_all(world_size, step)]
-        for part, means in enumerate(given):
-            for place, mean in enumerate(means):
-                name = f"parts.{part}.p{place}"
-                lacking[name] = lacking.get(name, 0) + mean - averages[name]
-    state = handle.state_dict()
-    handle.close()
-    return state, lacking
-
-
 def of_all(world_size, step):
     """By part of the model, the gradients of each rank."""
     return zip(*(gradients(rank, step) for rank in range(world_size)), strict=True)
-
-
-def brought_back(rank, world_size, mesh, arguments, states):
-    """Averages of gradients of zero, all of which is sent, after a load of the states of another mesh."""
-    model = given_model(mesh=mesh_of(*mesh))
-    handle = gradwire.attach(model, **arguments)
-    handle.load_state_dict(states, resize=True)
-    handle.replicas.swap("none")
-    if "reduce" in arguments:
-        handle.swap(reduce="none")
-    zeros = [[torch.zeros_like(each) for each in part] for part in gradients(rank, 0)]
-    averages = mean_gradients(model, zeros)
-    handle.close()
-    return averages
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "arguments"),
-    [
-        ((2, 2), (2, 1), {"replicas": "topk:ratio=0.1"}),
-        ((2, 1), (2, 2), {"replicas": "powersgd:rank=1"}),
-        ((2, 2), (1, 3), {"replicas": "onebit:error_feedback=1", "reduce": "int4"}),
-    ],
-    ids=str,
-)
-def test_on_another_mesh_nothing_that_was_held_back_is_lost(ranks, before, after, arguments):
-    answers = ranks.run(held_back, before[0] * before[1], before, arguments)
-    states, lacking = [state for state, _ in answers], answers[0][1]
-    assert max(each.abs().max() for each in lacking.values()) > 0.1
-    for averages in ranks.run(brought_back, after[0] * after[1], after, arguments, states[::-1]):
-        torch.testing.assert_close(averages, lacking, rtol=1e-4, atol=1e-5)
 
 
 def lacking(rank, world_size, arguments):

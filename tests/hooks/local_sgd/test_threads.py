@@ -11,8 +11,8 @@ from gradwire import LocalSteps
 from gradwire.ddp_core.transport.protocol import Decorated
 
 from ...ddp_core.errors import message_of
-from ..test_handle import same
-from ..test_threads import Busy
+from ..given import same
+from ..saving import Busy
 from .sites import Net, descend
 
 STEPS, EVERY = 16, 4
