@@ -57,8 +57,10 @@ def is_packed(parameter: Tensor) -> bool:
 
 
 def memory_order(parameter: Tensor) -> list[int]:
-    """The axes of a parameter, that of the largest stride first."""
-    return sorted(range(parameter.dim()), key=parameter.stride, reverse=True)
+    """The axes of a parameter, that of the largest stride first. One with one element, whose stride says nothing, stays."""
+    axes = range(parameter.dim())
+    by_stride = iter(sorted((axis for axis in axes if parameter.size(axis) != 1), key=parameter.stride, reverse=True))
+    return [axis if parameter.size(axis) == 1 else next(by_stride) for axis in axes]
 
 
 def laid_out(parameter: Tensor) -> Sequence[int]:

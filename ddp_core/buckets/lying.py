@@ -52,7 +52,7 @@ def turnable(named: Mapping[str, Tensor], forms: Sequence[Tensor]) -> dict[str, 
     """The parameters of a bucket of torch's that may change their memory format, by name; most models have none."""
     starts = accumulate((form.numel() for form in forms), initial=0)
     found = zip(named.items(), starts, forms, strict=False)
-    return {name: Turnable(each, start, form) for (name, each), start, form in found if len(axis_order(form)) > 2}
+    return {name: Turnable(each, start, form) for (name, each), start, form in found if form.dim() > 2}
 
 
 def as_torch_reads(program: Program[Tensor], turned: Sequence[tuple[Tensor, Tensor]]) -> Program[Tensor]:

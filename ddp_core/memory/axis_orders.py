@@ -37,7 +37,8 @@ class Move:
     def shape_before(self) -> tuple[int, ...]:
         """The sizes of the axes in memory, before."""
         sizes = dict(zip(self.after, (size for size in self.shape if size > 1), strict=True))
-        return tuple(sizes[axis] for axis in self.before)
+        before = (sizes[axis] for axis in self.before)
+        return tuple(1 if size == 1 else next(before) for size in self.shape)  # those of one element stay in place
 
     def follow(self, numbers: Tensor) -> Tensor:
         """Return numbers, one for each element, as they lie afterwards; all else as it is."""
@@ -46,7 +47,8 @@ class Move:
             count *= size
         if numbers.numel() != count:
             return numbers
-        lying = numbers.reshape(self.shape_before).permute([self.before.index(axis) for axis in self.after])
+        longer = [size for size in self.shape_before if size > 1]
+        lying = numbers.reshape(longer).permute([self.before.index(axis) for axis in self.after])
         return lying.reshape(self.shape if numbers.dim() > 1 else (-1,))
 
 

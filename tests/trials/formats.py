@@ -45,20 +45,22 @@ def drawn(seed):
     """The trial of a seed."""
     source = Random(f"formats {seed}")
     shapes = tuple(
-        tuple(source.randint(2, 6) for _ in range(source.choice((1, 4, 4, 5)))) for _ in range(source.randint(2, 6))
+        tuple(source.randint(1, 6) for _ in range(source.choice((1, 4, 4, 5)))) for _ in range(source.randint(2, 6))
     )
     shapes = (tuple(source.randint(2, 6) for _ in range(4)), *shapes)
     axes = [place for place, shape in enumerate(shapes) if len(shape) in LAST]
     steps = source.randint(4, 7)
     turned = [tuple(place for place in axes if source.random() < 0.25) for _ in range(steps)]
-    late = source.randrange(1, steps)
+    spec = source.choice(SPECS)
+    late = source.randrange(3 if "start_iter" in spec else 1, steps)  # something is held back by then
     turned[late] = tuple({0, *turned[late]})
     resumes = tuple(
         source.choice((None, None, None, "as it is", "contiguous")) if step else None for step in range(steps)
     )
+    resumes = tuple(None if step == late else how for step, how in enumerate(resumes))
     options = {"bucket_cap_mb": source.choice((0.0005, 0.002, 25)), "gradient_as_bucket_view": source.random() < 0.5}
     world_size, ours = source.choice((2, 2, 3)), source.random() < 0.6
-    return Trial(seed, world_size, ours, source.choice(SPECS), shapes, tuple(turned), resumes, options)
+    return Trial(seed, world_size, ours, spec, shapes, tuple(turned), resumes, options)
 
 
 def turn(parameter):
