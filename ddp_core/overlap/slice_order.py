@@ -47,6 +47,7 @@ class SliceOrder:
         self.clock = clock_of(self._device)
         self.measurements = Measurements(self.clock)
         self.bounds: tuple[float | None, float | None] = (None, None)
+        self._next = FIRST_UPDATE  # steps with these buckets until the next update
         self._restart(0)
 
     @property
