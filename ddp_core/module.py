@@ -27,7 +27,7 @@ from .reducer.autograd import outside_transforms, transformed, watched, weak_cal
 from .reducer.bucket_order import BucketOrder
 from .reducer.forks import ForkGuard
 from .reducer.launch_ready_buckets import AT_END
-from .reducer.same_model import BufferSync, described, verify
+from .reducer.same_model import agreed_rank, copy_from, described, verify
 from .reducer.stray_gradients import Strays
 from .torch_compat.arguments import Arguments, localize, refuse_around, refuse_inside, states, trained, trained_now
 from .torch_compat.attributes import TorchAttributes
@@ -46,7 +46,7 @@ LEFT_OUT = (  # of pickles
     "device_mesh",
     "reducer",
     "timeline",
-    "_buffers_sync",
+    "_copies",
     "_messages",
     "_order",
     "_strays",
@@ -128,7 +128,7 @@ class DistributedDataParallel(TorchAttributes):
         settings: dict[str, Any] = {"partial": partial, "transport": transport, "scaler": scaler, "undo": undo}
         self.compression = Handle(compressor, groups, timeout, **settings)
         self._messages = self.compression.averager.engines.transport(self.device)
-        self._buffers_sync = BufferSync(self._messages, self._buffer_hook)
+        self._copies = self._messages
         if together:
             verify(described(self._parameters_by_name(), compressor, self.arguments.rules()), self._messages)
         self.compression.bind(self.module)
@@ -148,8 +148,6 @@ class DistributedDataParallel(TorchAttributes):
         averages: Averager = averager if self._hook is None else HookAverager(*self._hook)
         with_whom = self._messages, averages, timeout, self._overlap or AT_END
         self.reducer = reducer = TorchReducer(parameters, names, assignment, rules, *with_whom)
-        if self._buffer_hook is not None:
-            self.reducer.at_end.append(self._buffers_sync.wait)
         self._strays = Strays(named, self.reducer.hooks.nodes, self.module, REFRESH)
         self._forks = ForkGuard(self.reducer.hooks.nodes, weak_call(self.reducer.fills_buckets))
         self.timeline = self.reducer.timeline
@@ -246,7 +244,6 @@ class DistributedDataParallel(TorchAttributes):
     def _post_forward(self, output: Any) -> Any:
         waited = 0.0 if self._overlap is None else self._overlap.forward_ends()
         self.timeline.forward_ends(waited, self.reducer.delivery.now())
-        self.sync_buffers(candidate=True, after_forward=True)
         synced = torch.is_grad_enabled() and self.require_backward_grad_sync
         if self.require_forward_param_sync != synced:  # setting a module's attribute is dear
             self.require_forward_param_sync = synced
@@ -277,17 +274,17 @@ class DistributedDataParallel(TorchAttributes):
             self._overlap.update()
 
     @outside_transforms
-    def sync_buffers(self, *, candidate: bool, after_forward: bool = False) -> None:
+    def sync_buffers(self, *, candidate: bool) -> None:
         """Make the buffers of all ranks those of one; `candidate`: it may be this one."""
-        wanted = self.will_sync_module_buffers()  # type: ignore[no-untyped-call]
-        if wanted and self._buffers_sync.after_forward == after_forward:
+        if self.will_sync_module_buffers():  # type: ignore[no-untyped-call]
             self._assign_modules_buffers()  # type: ignore[no-untyped-call]  # a module may have replaced some
-            self._buffers_sync.run(self.named_module_buffers, agree=self._join_config.enable, candidate=candidate)
+            source = agreed_rank(candidate, self._messages) if self._join_config.enable else 0
+            copy_from(source, list(self.named_module_buffers.values()), self._copies)
 
     def copy_states(self, source: int, *, buffers: bool | None = None) -> None:
         """Make parameters, and buffers if they are synchronized, those of rank `source`."""
         wanted = self.forward_sync_buffers if buffers is None else buffers
-        self._buffers_sync.copy(states(self.module, buffers=wanted), source)
+        copy_from(source, states(self.module, buffers=wanted), self._copies)
 
     def backward_is_synced(self, *, joined: bool) -> bool:
         """Return True if the other ranks' next backward averages gradients. All ranks ask, inside `join`."""
@@ -308,7 +305,7 @@ class DistributedDataParallel(TorchAttributes):
 
     def _bind_overlap(self, overlap: Overlap) -> None:
         overlap.bind(self.reducer, self.compression.averager, self._order)
-        self._buffers_sync.separate()
+        self._copies = self._messages.separate()  # buffers queue behind no gradients
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         self._strays.due = True  # it may replace parameters, or their gradient nodes

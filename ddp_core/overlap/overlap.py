@@ -144,7 +144,7 @@ class Overlap:
             raise RuntimeError(error_messages.CAPTURED)
         if self._unseen and (used := self._reducer.brought_of(self._unseen)):
             self._warn(error_messages.unseen(self._reducer.names_of(used)))
-        if not self.order.overlaps(self._reducer.finished):
+        if not self.order.overlaps:
             self._updates = list(self._pending)
             return AT_END.deliver(reducer, backward)
         if reason := self._obstacle(backward):

@@ -100,7 +100,6 @@ class Reducer:
         self.usage: Usage | None = None  # of the last step
         self._reached_others = False  # two steps have reached different parameters
         self.share = 1.0  # of the ranks that have inputs, where the average is to be over these
-        self.at_end: list[Callable[[], None]] = []
         self.optimizers: list[Callable[[], None]] = []  # their steps, at the end of backward
         self.delivery = delivery
         self._shared = SharedParameters()
@@ -334,8 +333,8 @@ class Reducer:
             if self._backward is backward:
                 self.fail(backward, error)
             raise
-        for end in (*self.at_end, *self.optimizers):
-            end()
+        for step in self.optimizers:
+            step()
 
     def average_of(self, bucket: GradBucket, backward: Backward) -> Tensor | None:
         """Wait for a bucket's average; None where it was not sent."""

@@ -14,10 +14,8 @@ from torch import Tensor
 from torch._utils import _get_device_index
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
-from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 from ..measure.timeline import Timeline
-from ..reducer.same_model import BufferSync
 from .arguments import Arguments, states
 from .torch_reducer import TorchReducer
 
@@ -46,8 +44,6 @@ class TorchAttributes(TorchDDP):
     timeline: Timeline
     output_device: Any
     joined = False  # a rank has run out of inputs inside of `join`
-    _buffers_sync: BufferSync
-    _buffer_hook: tuple[Any, Callable[..., Any], bool] | None = None  # state, function, whether after forward
     _hook: tuple[object, Callable[..., Any]] | None = None
 
     def _take_attributes(self) -> None:
@@ -132,17 +128,6 @@ class TorchAttributes(TorchDDP):
     def _register_builtin_comm_hook(self, comm_hook_type: dist.BuiltinCommHookType) -> None:
         self.register_comm_hook(self.process_group, BUILT_IN_HOOKS[comm_hook_type])
 
-    def _register_buffer_comm_hook(
-        self,
-        state: Any,
-        hook: Callable[..., Any],
-        comm_hook_location: Any = _BufferCommHookLocation.POST_FORWARD,
-    ) -> None:
-        if not callable(hook):
-            raise TypeError(f"a buffer hook is called with (state, buffers), got {type(hook).__name__}")
-        self._buffer_hook = (state, hook, comm_hook_location == _BufferCommHookLocation.POST_FORWARD)
-        self._buffers_sync.hook, self.reducer.at_end = self._buffer_hook, [self._buffers_sync.wait]
-
     def _check_comm_hook(self, hook: Any) -> None:
         """Raise TypeError or ValueError unless torch's DDP would take the hook, too; bf16 needs no GPU here."""
         if not callable(hook):
@@ -225,6 +210,9 @@ class TorchAttributes(TorchDDP):
         return False
 
     finalize_backward = _unsupported("finalize_backward()", MANUAL)
+    _register_buffer_comm_hook = _unsupported(
+        "hook for buffers", "pass forward_sync_buffers=False, and average buffers in your training loop"
+    )
     _update_process_group = _unsupported(
         "_update_process_group()",
         "wrap the module anew in the other group, and load compression.state_dict(), with resize=True on another number "

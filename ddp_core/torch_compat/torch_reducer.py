@@ -107,7 +107,6 @@ class ShadowSteps(JoinHook):
         model.sync_buffers(candidate=False)
         model.agree_on_order()
         synced = model.backward_is_synced(joined=True)
-        model.sync_buffers(candidate=False, after_forward=True)
         model.require_forward_param_sync = synced
         if synced:
             model.reducer.shadow()

@@ -27,7 +27,7 @@ from ...compress.protocol.requests import (
     Scatter,
 )
 from ...kernels import temporary
-from .direct.collectives import GLOO, PINNED, Collectives, Direct, best_ways
+from .direct.collectives import GLOO, PINNED, Collectives, Direct
 from .private_group import meeting_place, new_name, private_group
 from .protocol import MESSAGE_LIMIT, Reply, Transport
 from .setup_agreement import CHECK_EVERY, Check, nothing
@@ -199,7 +199,7 @@ class ProcessGroup(Transport):
         if int(GroupPending(group.allreduce([votes]), votes, check=self.check).wait(self._timeout)) < group.size():
             return None
         store = meeting_place(self.group, name)
-        return Exchange(Collectives(store, group.rank(), group.size(), self._timeout, best_ways), group.size())
+        return Exchange(Collectives(store, group.rank(), group.size(), self._timeout), group.size())
 
     def start(self, request: Request, channel: int) -> Reply:
         """Give a request to the group of a channel. Raises RuntimeError where there are not so many."""
@@ -286,11 +286,11 @@ class Exchange:
         tensor = request.tensor.contiguous()
         if isinstance(request, AllToAll):
             reply = temporary(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-            return Direct(self._direct.all_to_all("swap", self._rows(reply), self._rows(tensor)), [reply]), reply
-        if "gather" not in self._direct.ways():
+            return Direct(self._direct.all_to_all(self._rows(reply), self._rows(tensor)), [reply]), reply
+        if "all_gather" not in self._direct.kinds():
             return None
         reply = temporary((self._size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
-        return Direct(self._direct.all_gather("gather", self._rows(reply), tensor), [reply]), reply
+        return Direct(self._direct.all_gather(self._rows(reply), tensor), [reply]), reply
 
     def _rows(self, tensor: Tensor) -> list[Tensor]:
         return list(tensor.view(self._size, -1).unbind())

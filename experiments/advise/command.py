@@ -193,7 +193,6 @@ def document(config: AdviseConfig, advice: Advice) -> dict[str, Any]:
         "computation": phases,
         "arithmetic": {spec: vars(each) for spec, each in advice.measured.arithmetic.items()},
         "network": costs,
-        "links": [vars(link) for link in advice.links],
         "gpus": advice.gpus,
         "seconds": advice.seconds,
         "failures": advice.failures,

@@ -44,7 +44,7 @@ class BenchConfig(EmulationConfig):
     order: list[Order] = field(default_factory=lambda: [BACKWARD])
     """order in which gradients are sent. backward waits for all of them after backward. slices sends pieces of
     --bucket-mb MiB (2 if not given, at most an eighth of the model). priority sends pieces and overlaps them with the
-    next forward pass. auto chooses"""
+    next forward pass"""
     world_sizes: list[int] = field(default_factory=list)
     """numbers of ranks to time; if not given, 1, 2, 4, ... up to one host, then 1, 2, 4, ... hosts"""
     no_ddp: bool = True

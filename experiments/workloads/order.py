@@ -12,7 +12,7 @@ from ...ddp_core import DistributedDataParallel
 from ...ddp_core.overlap.overlapped_optimizer import OverlappedOptimizer
 from ...hooks.overlap import overlap
 
-Order: TypeAlias = Literal["backward", "slices", "priority", "auto"]
+Order: TypeAlias = Literal["backward", "slices", "priority"]
 BACKWARD: Order = "backward"
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizers)
 
@@ -21,7 +21,7 @@ def ordered(model: nn.Module, optimizer: AnyOptimizer, order: Order, slice_mb: f
     """The optimizer of a model whose gradients go in an order, or all of its optimizers.
 
     `backward`: buckets, all of which have arrived when backward ends. `slices`: the same with slices of `slice_mb` MiB of
-    payload. `priority`, `auto`: gradwire.overlap's. Raises ValueError for another order than backward's where the model is
+    payload. `priority`: gradwire.overlap's. Raises ValueError for another order than backward's where the model is
     not wrapped in gradwire's DistributedDataParallel.
     """
     if order == BACKWARD:

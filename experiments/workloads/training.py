@@ -91,7 +91,7 @@ class TrainingConfig(RanksConfig):
     default muloco with Muon, else average"""
     order: Order = BACKWARD
     """order in which gradients are sent. backward waits for all of them after backward. slices sends pieces of at
-    most 2 MiB. priority sends pieces and overlaps them with the next forward pass. auto chooses"""
+    most 2 MiB. priority sends pieces and overlaps them with the next forward pass"""
     eval_batches: int = 40
     """number of validation batches at the end"""
 

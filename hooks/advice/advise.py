@@ -27,7 +27,6 @@ from ..plan import bucket_layouts
 from .arithmetic import Arithmetic, copy_seconds, gradient_pool, measured_arithmetic, sampled
 from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED, candidates, family, narrowed
 from .decision_table import Candidate
-from .link_directions import host_links
 from .network import Kind, Network
 from .predict import Measured, buckets, memory, peak_bytes, predicted, requests_on
 from .rank_group import RankGroup, tried
@@ -104,8 +103,6 @@ def advise(
         offered = [*asked, *(replace(each, spec=TWO_LEVELS + each.spec) for each in between_hosts)]
         offered, left_out = _fitting(offered, training, computation, here, bucket_mb)
         measured = _measured(training, computation, offered, here, bucket_mb, transport, timeout)
-        slowest = max(cost.link.beta for cost in measured.costs.values())
-        links = tuple(host_links(here, slowest)) if transport is None else ()
         gpus = here.connected_gpus() if transport is None else {}
         everywhere = [here.ranks, *(Ranks(count * here.ranks.per_host, 0, here.ranks.per_host) for count in sizes)]
         now, *elsewhere = (_forecast(measured, offered, ranks, kind, rule, bucket_mb) for ranks in everywhere)
@@ -115,7 +112,7 @@ def advise(
         now, failures = confirmed(now, rule, trials.step, trial_seconds if whole_steps else 0.0)
         elsewhere = [each.only(now.rows, rule) for each in elsewhere]
         seconds = max(here.gather(time.perf_counter() - began))
-    return Advice(measured, now, tuple(elsewhere), kind, seconds, links, tuple(failures), tuple(left_out), gpus)
+    return Advice(measured, now, tuple(elsewhere), kind, seconds, tuple(failures), tuple(left_out), gpus)
 
 
 def _checked(

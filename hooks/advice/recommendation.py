@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 
 from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED
 from .decision_table import Candidate, uncertainty
-from .link_directions import HostLink, described
 from .local_sgd import suggested
 from .predict import Measured, Prediction
 
@@ -196,7 +195,6 @@ class Advice:
         elsewhere: the choices on other numbers of hosts.
         family: the kind of optimizer whose expected losses were used.
         seconds: duration of `advise`.
-        links: measured links between hosts; empty if they are emulated, or too many.
         failures: errors of trials.
         left_out: the compressors that need more memory than there is, and how much.
         gpus: the number of pairs of GPUs on the first rank's host, by connection as `nvidia-smi topo -m` names it.
@@ -207,7 +205,6 @@ class Advice:
     elsewhere: tuple[Forecast, ...] = ()
     family: str = ""
     seconds: float = 0.0
-    links: tuple[HostLink, ...] = ()
     failures: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     gpus: Mapping[str, int] = field(default_factory=dict)
@@ -240,7 +237,6 @@ class Advice:
             yield f"network: {kind} among {among}: {rate}, {_ms(cost.link.alpha)} per round"
         if self.gpus:
             yield f"GPUs of a host: {', '.join(f'{count} x {kind}' for kind, count in self.gpus.items())}"
-        yield from described(self.links)
         yield ""
         yield from table(self.here)
         yield "step: predicted; tried: measured by training a copy, and used instead of the prediction"

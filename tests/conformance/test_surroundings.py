@@ -180,6 +180,7 @@ REFUSED = {
     "require_manual_backward_finalization": lambda model: setattr(model, "require_manual_backward_finalization", True),
     "_set_sparse_metadata": lambda model: model._set_sparse_metadata({}),
     "reducer._run_allreduce_hook": lambda model: model.reducer._run_allreduce_hook(None),
+    "_register_buffer_comm_hook": lambda model: model._register_buffer_comm_hook(None, print),
     "_update_process_group": lambda model: model._update_process_group(dist.group.WORLD),
     "sample rate": lambda model: model._set_ddp_runtime_logging_sample_rate(0),
 }

@@ -3,9 +3,7 @@
 import warnings
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel.distributed import _BufferCommHookLocation
 from torch.utils.checkpoint import checkpoint
 
 import gradwire
@@ -66,30 +64,20 @@ class Counting(nn.Module):
         return self.layer(x)
 
 
-def summed(state, buffers):
-    futures = [dist.all_reduce(buffer, async_op=True).get_future() for buffer in buffers.values()]
-    return futures if state == "futures" else [future.wait() for future in futures] and None
-
-
-def buffered(rank, world_size, ddp, case):
-    hook, where = case
+def buffered(rank, world_size, ddp):
     model = ddp(seeded(Counting))
-    if hook:
-        model._register_buffer_comm_hook(hook, summed, _BufferCommHookLocation[where])
     seen = []
     for step, each in enumerate(batches(rank, 5, 2, 4)):
-        trains = step != 2 or hook == "futures"  # which only a backward waits for
-        with torch.set_grad_enabled(trains):
+        with torch.set_grad_enabled(step != 2):
             out = model(each)
-        if trains:
+        if step != 2:
             out.sum().backward()
         seen.append((model.module.count.clone(), model.will_sync_module_buffers()))
     return seen
 
 
 def test_buffers(ranks):
-    hooked = [("at once", "PRE_FORWARD"), ("at once", "POST_FORWARD"), ("futures", "POST_FORWARD")]
-    assert_all_same(ranks, buffered, [(None, ""), *hooked])
+    assert_same(ranks, buffered)
 
 
 def detached(rank, world_size, ddp):

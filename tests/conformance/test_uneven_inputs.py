@@ -2,13 +2,11 @@
 
 from contextlib import nullcontext
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
-from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 import gradwire
 
@@ -132,24 +130,6 @@ def with_a_hook(rank, world_size, ddp):
 
 def test_a_hooks_averages_are_not_divided_again(ranks):
     assert_same(ranks, with_a_hook)
-
-
-def summed_buffers(state, buffers):
-    return [dist.all_reduce(buffer, async_op=True).get_future() for buffer in buffers.values()]
-
-
-def with_a_buffer_hook(rank, world_size, where):
-    model = gradwire.DistributedDataParallel(seeded(WithBuffers))
-    model._register_buffer_comm_hook(None, summed_buffers, _BufferCommHookLocation[where])
-    with model.join():
-        for each in batches(rank, 2 + rank, 5, 8):
-            model(each).sum().backward()
-    return True
-
-
-@pytest.mark.parametrize("where", ["PRE_FORWARD", "POST_FORWARD"])
-def test_buffer_hooks_run_on_ranks_without_inputs_too(ranks, where):
-    assert ranks.run(with_a_buffer_hook, 2, where) == [True, True]
 
 
 def compressed(rank, world_size, spec):

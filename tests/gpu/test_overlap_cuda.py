@@ -63,10 +63,7 @@ def check(answers, order):
         assert same
         assert not never
         assert look < STEPS
-        before, measured, then = pending[: look - MEASURED], pending[look - MEASURED : look], pending[look:]
-        assert measured == [True] * MEASURED
-        assert set(before) == {order != "auto"}
-        assert set(then) == {report.order != "synchronous"}
+        assert all(pending)
         if order == "backward":
             assert (report.order, report.bound) == ("backward", None)
         else:
@@ -76,7 +73,7 @@ def check(answers, order):
 
 @pytest.mark.parametrize("link", [None, slow], ids=["no link", "slow link"])
 @pytest.mark.parametrize("spec", ["none", "bf16", "int8", "powersgd:rank=2"])
-@pytest.mark.parametrize("order", ["backward", "priority", "auto"])
+@pytest.mark.parametrize("order", ["backward", "priority"])
 def test_with_overlap_the_same_bits_come_out_and_ranks_find_one_order(ranks, order, spec, link):
     check(ranks.run(both, 2, order, spec, "cuda", link, timeout=200), order)
 
@@ -112,9 +109,8 @@ def under_watch(rank, world_size, order, spec):
 
 @needs_nccl
 @pytest.mark.parametrize("spec", ["none", "bf16", "int8", "powersgd:rank=2"])
-@pytest.mark.parametrize("order", ["priority", "auto"])
-def test_the_host_waits_in_no_step_and_events_are_recorded_in_those_that_are_measured(ranks, order, spec):
-    ((marks, look, report),) = ranks.run(under_watch, 1, order, spec, timeout=200)
+def test_the_host_waits_in_no_step_and_events_are_recorded_in_those_that_are_measured(ranks, spec):
+    ((marks, look, report),) = ranks.run(under_watch, 1, "priority", spec, timeout=200)
     grown = [step for step in range(1, STEPS) if marks[step] > marks[step - 1]]
     assert grown == list(range(look - MEASURED, look + 1))  # the forward after the last one, too
     assert report.exposed >= 0

@@ -23,7 +23,7 @@ from .rails import Rails, rails
 from .wire import Staggered, Wire
 
 GLOO = "gloo"
-PINNED = "GRADWIRE_COLLECTIVES"  # a way for all, in the environment of all ranks: no races, the same bits in every run
+PINNED = "GRADWIRE_COLLECTIVES"  # "gloo" in the environment turns direct collectives off
 JOIN_SECONDS = 5.0
 UNLIMITED = timedelta(0)  # torch's word for a wait without a limit of its own
 Way: TypeAlias = Staggered | Rails
@@ -32,17 +32,14 @@ Job: TypeAlias = Callable[[Ways], None]
 Jobs: TypeAlias = "SimpleQueue[tuple[Job, timedelta, Future[None]] | None]"
 
 
-def all_ways(wire: Wire) -> Ways:
-    """Return the ways that exist between these ranks, by name. A collective call."""
-    shared = rails(wire, hosts_of(wire))
-    return {"staggered": Staggered(wire)} | ({} if shared is None else {"rails": shared})
-
-
 def best_ways(wire: Wire) -> Ways:
-    """`swap`, for all-to-alls, and for all-gathers `gather`, if any sends no block twice into a host. A collective call."""
+    """Return the way of each kind of collective, by the kind's name, without those that Gloo carries. A collective call.
+
+    Gathers and sums send no block twice into a host: with several ranks on any, they take rails, or Gloo where these lack.
+    """
     swap = Staggered(wire)
-    gather = rails(wire, hosts_of(wire)) if has_neighbours(wire) else swap
-    return {"swap": swap} | ({} if gather is None else {"gather": gather})
+    once = rails(wire, hosts_of(wire)) if has_neighbours(wire) else swap
+    return {"all_to_all": swap} | ({} if once is None else {"all_gather": once, "reduce_scatter": once})
 
 
 class Direct(dist.Work):
@@ -104,11 +101,11 @@ class Collectives:
         rank: int,
         size: int,
         timeout: timedelta,
-        make_ways: Callable[[Wire], Ways] = all_ways,
+        make_ways: Callable[[Wire], Ways] = best_ways,
     ) -> None:
         self.timeout = timeout
         self._jobs: Jobs = SimpleQueue()
-        self._names: Sequence[str] | None = None
+        self._kinds: Sequence[str] | None = None
         connect = partial(Wire, dist.PrefixStore("direct/", store), rank, size, timeout)
         work = partial(_work, self._jobs, connect, make_ways)
         self._thread = threading.Thread(target=work, name="gradwire-collectives", daemon=True)
@@ -117,28 +114,28 @@ class Collectives:
         ending = self._jobs, self._thread, self._lock, self._ended
         self.close = weakref.finalize(self, _close, *ending)  # a thread inside torch aborts the exit
 
-    def ways(self) -> Sequence[str]:
-        """The names of the ways that these ranks have. A collective call, which blocks when it is the first."""
-        if self._names is None:
-            names: list[str] = []
-            self._submit(lambda ways: names.extend(ways)).result()
-            self._names = names
-        return self._names
+    def kinds(self) -> Sequence[str]:
+        """The names of the collectives that these ranks do. A collective call, which blocks when it is the first."""
+        if self._kinds is None:
+            kinds: list[str] = []
+            self._submit(lambda ways: kinds.extend(ways)).result()
+            self._kinds = kinds
+        return self._kinds
 
-    def all_gather(self, way: str, outputs: Sequence[Tensor], block: Tensor) -> Future[None]:
+    def all_gather(self, outputs: Sequence[Tensor], block: Tensor) -> Future[None]:
         """Begin to write every rank's `block` to its output."""
         flat = [output.view(-1) for output in outputs]
-        return self._submit(lambda ways: ways[way].all_gather(flat, block.view(-1)))
+        return self._submit(lambda ways: ways["all_gather"].all_gather(flat, block.view(-1)))
 
-    def all_to_all(self, way: str, outputs: Sequence[Tensor], rows: Sequence[Tensor]) -> Future[None]:
+    def all_to_all(self, outputs: Sequence[Tensor], rows: Sequence[Tensor]) -> Future[None]:
         """Begin to write every rank's row for this one to its output."""
         received, given = ([each.view(-1) for each in tensors] for tensors in (outputs, rows))
-        return self._submit(lambda ways: ways[way].all_to_all(received, given))
+        return self._submit(lambda ways: ways["all_to_all"].all_to_all(received, given))
 
-    def reduce_scatter(self, way: str, output: Tensor, rows: Sequence[Tensor]) -> Future[None]:
+    def reduce_scatter(self, output: Tensor, rows: Sequence[Tensor]) -> Future[None]:
         """Begin to write the sum of all ranks' rows for this one to `output`."""
         flat = [row.view(-1) for row in rows]
-        return self._submit(lambda ways: ways[way].reduce_scatter(output.view(-1), flat))
+        return self._submit(lambda ways: ways["reduce_scatter"].reduce_scatter(output.view(-1), flat))
 
     def _submit(self, job: Job) -> Future[None]:
         future: Future[None] = Future()
@@ -178,7 +175,7 @@ def _work(jobs: Jobs, connect: Callable[[], Wire], make_ways: Callable[[Wire], W
 
 def _disconnect(wire: Wire | None, ways: Ways | None) -> None:
     """Have the other ranks learn of a failure, however long an exception keeps what it happened in."""
-    for way in (ways or {}).values():
+    for way in set((ways or {}).values()):
         way.close()
     if wire is not None:
         wire.close()

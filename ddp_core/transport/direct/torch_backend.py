@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -11,12 +12,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Backend
 
-from .collectives import Collectives, Direct
-from .race import Kind, Race
+from .collectives import GLOO, PINNED, Collectives, Direct
 
 NAME = "gradwire"
 LEAST_TORCH = (2, 14)  # from which on a backend can be written in Python
-SMALLEST_BYTES = 2**16  # of all ranks' blocks; below, Gloo has begun and ended before a thread wakes
+# Bytes of all ranks' blocks from which on each kind goes direct: docs/benchmarks/collectives.md has the measurements. Gloo's
+# reduce-scatter is an all-reduce, which takes twice as long at all sizes; its others have ended before a thread wakes.
+SMALLEST_BYTES = {"reduce_scatter": 2**16, "all_gather": 2**20, "all_to_all": 2**20}
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 SUMMED = (*FLOATS, torch.int32, torch.int64, torch.int8, torch.uint8)
 HANDED_ON = (  # to Gloo
@@ -75,7 +77,6 @@ class DirectBackend(Backend):
             dist.PrefixStore("gloo/", store), rank, size, timeout
         )
         self._direct = Collectives(store, rank, size, timeout)
-        self._race = Race(self._gloo, self._direct)
 
     def getBackendName(self) -> str:
         """Its name."""
@@ -83,14 +84,14 @@ class DirectBackend(Backend):
 
     def allgather(self, outputs: Sequence[Sequence[Tensor]], blocks: Sequence[Tensor], options: Any) -> dist.Work:
         """One tensor of each rank, to a list of tensors."""
-        if len(blocks) == 1 and (way := self._way("all_gather", blocks[0], outputs[0])):
-            return Direct(self._direct.all_gather(way, outputs[0], blocks[0]), outputs[0])
+        if len(blocks) == 1 and self._goes_direct("all_gather", blocks[0], outputs[0]):
+            return Direct(self._direct.all_gather(outputs[0], blocks[0]), outputs[0])
         return self._by_gloo("allgather", outputs, blocks, options)
 
     def all_gather_single(self, output: Tensor, block: Tensor, options: Any) -> dist.Work:
         """One tensor of each rank, to one tensor."""
-        if way := self._way("all_gather", block, [output]):
-            return Direct(self._direct.all_gather(way, self._rows(output), block), [output])
+        if self._goes_direct("all_gather", block, [output]):
+            return Direct(self._direct.all_gather(self._rows(output), block), [output])
         return self._by_gloo("all_gather_single", output, block, options)
 
     def all_to_all_single(
@@ -98,21 +99,21 @@ class DirectBackend(Backend):
     ) -> dist.Work:
         """A row for each rank, for one from each rank."""
         even = not (output_sizes or row_sizes) and output.shape == rows.shape and len(rows) % self._ranks == 0
-        if even and _is_plain(output) and output.dtype == rows.dtype and (way := self._way("all_to_all", None, [rows])):
-            begun = self._direct.all_to_all(way, self._rows(output), self._rows(rows))
-            return Direct(begun, [output])
+        plain = even and _is_plain(output) and output.dtype == rows.dtype
+        if plain and self._goes_direct("all_to_all", None, [rows]):
+            return Direct(self._direct.all_to_all(self._rows(output), self._rows(rows)), [output])
         return self._by_gloo("all_to_all_single", output, rows, output_sizes, row_sizes, options)
 
     def reduce_scatter(self, outputs: Sequence[Tensor], rows: Sequence[Sequence[Tensor]], options: Any) -> dist.Work:
         """Sums of one tensor for each rank, from a list of tensors."""
-        if len(outputs) == 1 and (way := self._sum_way(outputs[0], rows[0], options)):
-            return Direct(self._direct.reduce_scatter(way, outputs[0], rows[0]), outputs)
+        if len(outputs) == 1 and self._sums_direct(outputs[0], rows[0], options):
+            return Direct(self._direct.reduce_scatter(outputs[0], rows[0]), outputs)
         return self._by_gloo("reduce_scatter", outputs, rows, options)
 
     def reduce_scatter_single(self, output: Tensor, rows: Tensor, options: Any) -> dist.Work:
         """Sums of one tensor for each rank, from one tensor."""
-        if way := self._sum_way(output, [rows], options):
-            return Direct(self._direct.reduce_scatter(way, output, self._rows(rows)), [output])
+        if self._sums_direct(output, [rows], options):
+            return Direct(self._direct.reduce_scatter(output, self._rows(rows)), [output])
         return self._by_gloo("reduce_scatter_single", output, rows, options)
 
     def _by_gloo(self, name: str, *arguments: Any) -> dist.Work:
@@ -123,22 +124,22 @@ class DirectBackend(Backend):
         """A contiguous tensor's parts for each rank."""
         return tensor.view(-1).view(self._ranks, -1).unbind()
 
-    def _way(self, kind: Kind, block: Tensor | None, whole: Sequence[Tensor]) -> str | None:
-        """Return the way of direct collectives for the data of all ranks, and a rank's block of it; None is Gloo's."""
+    def _goes_direct(self, kind: str, block: Tensor | None, whole: Sequence[Tensor]) -> bool:
+        """Return True if a collective is direct, of the data of all ranks, `whole`, and a rank's block of it."""
         tensors, numel = [*([] if block is None else [block]), *whole], sum(each.numel() for each in whole)
         size = numel * whole[0].element_size() if whole else 0
-        if self._ranks == 1 or size < SMALLEST_BYTES or (block is not None and numel != self._ranks * block.numel()):
-            return None
-        if not all(_is_plain(each) and each.dtype == whole[0].dtype for each in tensors):
-            return None
-        return self._race.way(kind, size)
+        small = size < SMALLEST_BYTES[kind] or (block is not None and numel != self._ranks * block.numel())
+        if self._ranks == 1 or small or os.environ.get(PINNED) == GLOO:
+            return False
+        plain = all(_is_plain(each) and each.dtype == whole[0].dtype for each in tensors)
+        return plain and kind in self._direct.kinds()
 
-    def _sum_way(self, output: Tensor, rows: Sequence[Tensor], options: Any) -> str | None:
-        """Return `_way` of a reduce-scatter; None if its output lies among its rows, which may still be on their way."""
+    def _sums_direct(self, output: Tensor, rows: Sequence[Tensor], options: Any) -> bool:
+        """Return True if a reduce-scatter is direct; not if its output lies among its rows, which may be on their way."""
         memory = output.untyped_storage().data_ptr()
         apart = all(row.untyped_storage().data_ptr() != memory for row in rows)
         summed = options.reduceOp == dist.ReduceOp.SUM and output.dtype in SUMMED
-        return self._way("reduce_scatter", output, rows) if apart and summed else None
+        return apart and summed and self._goes_direct("reduce_scatter", output, rows)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the time limit of all that begins from now on."""

@@ -13,7 +13,7 @@ from gradwire.ddp_core import Link, Paced
 from gradwire.ddp_core.transport.protocol import Decorated
 
 from ...faulty import Fault, faulty
-from .overlapped import RATE, STEPS, Layers, Plain, Setting, equal, slow
+from .overlapped import RATE, STEPS, Layers, Plain, Setting, equal
 
 COMPRESSORS = {
     "none": 0.004,
@@ -237,22 +237,3 @@ def buffers_under_way(rank, world_size):
 
 def test_buffers_do_not_wait_for_the_slices_before_them(ranks):
     assert ranks.run(buffers_under_way, 2) == [(True, True)] * 2
-
-
-def automatic(rank, world_size):
-    """What "auto" uses on a link that costs nothing, and on a slow one."""
-    orders = []
-    for link in (None, slow):
-        setting = Setting(rank, "auto", link=link)
-        for _ in range(10):
-            setting.step()
-        orders.append((setting.optimizer.report().order, setting.model._overlap.order.bounds))
-        setting.end()
-    return orders
-
-
-def test_auto_overlaps_where_it_promises_three_percent(ranks):
-    for orders in zip(*ranks.run(automatic, 2), strict=True):
-        assert len({order for order, _ in orders}) == 1
-        order, (optimal, synchronous) = orders[0]
-        assert (order == "synchronous") == (optimal > 0.97 * synchronous) or order != "priority"

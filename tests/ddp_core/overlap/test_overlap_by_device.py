@@ -90,7 +90,7 @@ def numbers(model):
     return [model.forward, model.backward, *(value for piece in model.pieces for value in vars(piece).values())]
 
 
-CASES = [("priority", "int8", 0.002), ("auto", "int8", 0.002), ("priority", "powersgd:rank=2", 0.0001)]
+CASES = [("priority", "int8", 0.002), ("priority", "powersgd:rank=2", 0.0001)]
 
 
 @pytest.mark.parametrize(("order", "spec", "slice_mb"), CASES)

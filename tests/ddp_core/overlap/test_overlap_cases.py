@@ -579,7 +579,7 @@ def test_what_cannot_be_right_is_refused_with_the_way_out(ranks):
         "takes a model wrapped in gradwire.DistributedDataParallel",
         "does not take LBFGS.*use it without overlap",
         "per_parameter=True",
-        "the order is one of auto, priority, backward, synchronous",
+        "the order is one of priority, backward, synchronous",
         "above 0, got 0",
         "none of the model's parameters",
         "differentiable=True",

@@ -164,8 +164,8 @@ def test_ranks_of_another_launcher_are_measured_and_what_is_emulated_is_labelled
             ["--ddp", "torch", "--order", "priority"],
             "torch's DistributedDataParallel takes one process group and backward",
         ),
-        (["--overlap", "false", "--order", "auto,priority"], "orders other than that overlap with backward"),
-        (["--order", "random"], "--order takes items separated by commas, each backward or slices or priority or auto"),
+        (["--overlap", "false", "--order", "slices,priority"], "orders other than that overlap with backward"),
+        (["--order", "random"], "--order takes items separated by commas, each backward or slices or priority"),
         (["--compressors", "powersg"], "powersg"),
         (["--compute", "emulate:nothing"], "nothing"),
         (["--link", "fast"], "fast"),
@@ -223,12 +223,12 @@ def test_bounds_are_not_told_of_real_computation_nor_where_some_iterations_send_
 
 
 def test_every_order_is_a_setting_of_gradwires_ddp_alone_where_buckets_overlap_with_backward():
-    config = BenchConfig(ddp=["torch", "gradwire"], overlap=[True, False], order=["backward", "priority", "auto"])
+    config = BenchConfig(ddp=["torch", "gradwire"], overlap=[True, False], order=["backward", "slices", "priority"])
     cases = [(case.ddp, case.overlap, case.order) for case in config.cases()]
     assert cases == [
         ("torch", True, "backward"),
         ("torch", False, "backward"),
-        *(("gradwire", True, order) for order in ("backward", "priority", "auto")),
+        *(("gradwire", True, order) for order in ("backward", "slices", "priority")),
         ("gradwire", False, "backward"),
     ]
 

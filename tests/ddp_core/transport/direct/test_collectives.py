@@ -21,6 +21,7 @@ LIMIT = timedelta(seconds=20)
 CHUNK = CHUNK_BYTES // 4
 EVEN = CHUNK  # of which Gloo gives each of two or four ranks as much as a direct reduce-scatter does
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64)
+KINDS = ("all_gather", "all_to_all", "reduce_scatter")
 CASES = [(1, torch.float32), (5 * CHUNK + 3, torch.float32), *((EVEN, dtype) for dtype in DTYPES)]
 
 
@@ -30,7 +31,7 @@ def numbers(rank, size, dtype=torch.float32):
 
 def collectives(make_way=Staggered, limit=LIMIT):
     group, store = dist.group.WORLD, dist.PrefixStore("test", store_of(dist.group.WORLD))
-    return Collectives(store, group.rank(), group.size(), limit, lambda wire: {"way": make_way(wire)})
+    return Collectives(store, group.rank(), group.size(), limit, lambda wire: dict.fromkeys(KINDS, make_way(wire)))
 
 
 def one_host(wire):
@@ -49,11 +50,11 @@ def gathered_and_summed(rank, world_size, way):
         rows = numbers(rank, world_size * size, dtype).view(world_size, size)
         mine, theirs = torch.empty(2, world_size, size, dtype=dtype)
         swapped = torch.empty(world_size, size, dtype=dtype)
-        direct.all_to_all("way", swapped.unbind(), rows.unbind())
+        direct.all_to_all(swapped.unbind(), rows.unbind())
         total, expected = torch.empty(2, size, dtype=dtype)
         gather, reduce = (
-            direct.all_gather("way", mine.unbind(), rows[0]),
-            direct.reduce_scatter("way", total, rows.unbind()),
+            direct.all_gather(mine.unbind(), rows[0]),
+            direct.reduce_scatter(total, rows.unbind()),
         )
         dist.all_gather_into_tensor(theirs.view(-1), rows[0])
         dist.reduce_scatter_tensor(expected, rows.clone().view(-1))
@@ -86,7 +87,7 @@ def ranks_as_threads(size, work):
     store = dist.HashStore()
 
     def run_rank(rank):
-        direct = Collectives(store, rank, size, LIMIT, lambda wire: {"way": Staggered(wire)})
+        direct = Collectives(store, rank, size, LIMIT, lambda wire: dict.fromkeys(KINDS, Staggered(wire)))
         try:
             return work(rank, direct)
         finally:
@@ -102,9 +103,9 @@ def test_whoever_asks_may_be_in_any_mode_and_give_parameters(made):
         with made():
             block, rows = torch.nn.Parameter(numbers(rank, 8)), torch.nn.Parameter(numbers(rank, 2 * 8).view(2, 8))
             gathered, total = torch.empty(2, 8), torch.empty(8)
-            direct.all_gather("way", gathered.unbind(), block).result(20)
-            direct.reduce_scatter("way", total, rows.unbind()).result(20)
-            direct.all_gather("way", rows.unbind(), block).result(20)
+            direct.all_gather(gathered.unbind(), block).result(20)
+            direct.reduce_scatter(total, rows.unbind()).result(20)
+            direct.all_gather(rows.unbind(), block).result(20)
             return gathered, total, rows.detach()
 
     blocks = torch.stack([numbers(rank, 8) for rank in range(2)])
@@ -138,8 +139,8 @@ def summed_then_gathered(rank, world_size):
     direct, block = collectives(late_sums), numbers(rank, 4 * CHUNK)
     rows, total = block.view(2, -1)[[0, 1, 0, 1]], torch.empty(2 * CHUNK)
     gathered = torch.empty(world_size, 4 * CHUNK)
-    pending = direct.reduce_scatter("way", total, rows.unbind())
-    direct.all_gather("way", gathered.unbind(), block).result(20)
+    pending = direct.reduce_scatter(total, rows.unbind())
+    direct.all_gather(gathered.unbind(), block).result(20)
     pending.result(20)
     direct.close()
     return total, gathered
@@ -156,11 +157,11 @@ def test_a_sum_that_is_still_on_its_way_is_not_written_over_by_the_next_collecti
 def one_rank_dies(rank, world_size, way):
     direct = collectives(way)
     output, block = torch.empty(world_size, 100 * CHUNK), torch.ones(100 * CHUNK)
-    direct.all_gather("way", output.unbind(), block).result(20)
+    direct.all_gather(output.unbind(), block).result(20)
     if rank == world_size - 1:
         os._exit(7)
-    pending = direct.reduce_scatter("way", block, output.unbind())
-    later = direct.all_gather("way", output.unbind(), block)
+    pending = direct.reduce_scatter(block, output.unbind())
+    later = direct.all_gather(output.unbind(), block)
     with pytest.raises(RuntimeError, match="an earlier collective of this group has failed"):
         later.result(20)
     pending.result(0)
@@ -183,11 +184,11 @@ def one_rank_is_gone(rank, world_size):
     dist.all_gather_object(processes, os.getpid())
     died = Processes({dead: processes[dead]})
     output, block = torch.empty(world_size, CHUNK), torch.ones(CHUNK)
-    direct.all_gather("way", output.unbind(), block).result(20)
+    direct.all_gather(output.unbind(), block).result(20)
     if rank == dead:
         os._exit(7)
     assert died.ended(20) == [dead]
-    KEPT.append(pending := direct.all_gather("way", output.unbind(), block))
+    KEPT.append(pending := direct.all_gather(output.unbind(), block))
     pending.result(30)
 
 
@@ -195,9 +196,9 @@ def one_rank_has_no_room(rank, world_size):
     """Its receive fails, and it keeps what that raises."""
     direct, output, block = collectives(), torch.empty(world_size, 8), torch.ones(8)
     KEPT.append(direct)
-    direct.all_gather("way", output.unbind(), block).result(20)
+    direct.all_gather(output.unbind(), block).result(20)
     rows = output if rank == 0 else torch.empty(world_size, 1).expand(world_size, 8)
-    KEPT.append(pending := direct.all_gather("way", rows.unbind(), block))
+    KEPT.append(pending := direct.all_gather(rows.unbind(), block))
     pending.result(30)
 
 
@@ -217,7 +218,7 @@ def one_rank_dies_while_hosts_meet(rank, world_size):
 
     direct = collectives(dies_once_hosts_are_known)
     with pytest.raises(RuntimeError, match="onnection"):
-        direct.ways()
+        direct.kinds()
     raise ValueError([link for file in os.listdir("/proc/self/fd") if "memfd:gradwire" in (link := target(file))])
 
 
@@ -238,10 +239,10 @@ def one_rank_stays_away(rank, world_size, way):
     direct = collectives(way)
     KEPT.append(direct)  # or its connections close
     output, block = torch.empty(world_size, 8), torch.ones(8)
-    direct.all_gather("way", output.unbind(), block).result(20)
+    direct.all_gather(output.unbind(), block).result(20)
     if rank == 0:
         direct.timeout = timedelta(seconds=1)
-        direct.all_gather("way", output.unbind(), block).result(20)
+        direct.all_gather(output.unbind(), block).result(20)
 
 
 @pytest.mark.parametrize("way", [Staggered, one_host])
@@ -252,7 +253,7 @@ def test_a_rank_that_waits_for_one_which_stays_away_raises_at_the_time_limit(ran
 
 
 def test_what_is_asked_for_while_they_close_comes_to_an_end():
-    direct = Collectives(dist.HashStore(), 0, 1, LIMIT, lambda wire: {"way": None})
+    direct = Collectives(dist.HashStore(), 0, 1, LIMIT, lambda wire: {})
     start, closed, closer = direct._thread.start, threading.Event(), []
 
     def close():
@@ -272,7 +273,7 @@ def test_what_is_asked_for_while_they_close_comes_to_an_end():
     closer[0].join(20)
     assert closed.is_set()
     with pytest.raises(RuntimeError, match="was shut down: its collectives have ended"):
-        direct.ways()
+        direct.kinds()
 
 
 @pytest.mark.parametrize(("under_way", "order"), [(1, "bebebe"), (2, "bbebee"), (9, "bbbeee")])

@@ -3,6 +3,7 @@
 import os
 import time
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.ddp_core.transport.direct import torch_backend
-from gradwire.ddp_core.transport.direct.race import PINNED, race_bytes
+from gradwire.ddp_core.transport.direct.collectives import GLOO, PINNED, Collectives, best_ways
+from gradwire.ddp_core.transport.direct.wire import Staggered
 from gradwire.ddp_core.transport.torch_groups import store_of
 
 LIMIT = timedelta(seconds=30)
@@ -23,14 +25,17 @@ PATIENCE = 30.0  # seconds
 NEW_ENOUGH = tuple(map(int, torch.__version__.split(".")[:2])) >= torch_backend.LEAST_TORCH
 needs_torch = pytest.mark.skipif(not NEW_ENOUGH, reason="torch cannot have backends in Python")
 OTHER_ORDER = "reduce_scatter list"  # in which Gloo adds up; not so that of a single tensor
-LARGE = torch_backend.SMALLEST_BYTES  # elements, of which any number of ranks has enough bytes
+KINDS = torch_backend.SMALLEST_BYTES
+LARGE = max(KINDS.values()) // 4  # elements, of which any number of ranks has enough bytes
 
 
 def begin_anew(backend, way="staggered"):
     """This pool's ranks, in a default group of this backend, whose large collectives go this way."""
     import gradwire.backend
 
-    os.environ[PINNED] = way
+    os.environ[PINNED] = way if way == GLOO else ""
+    make_ways = best_ways if way == "rails" else lambda wire: dict.fromkeys(KINDS, Staggered(wire))
+    torch_backend.Collectives = partial(Collectives, make_ways=make_ways)
 
     assert gradwire.backend.register
     store, rank, world_size = store_of(dist.group.WORLD), dist.get_rank(), dist.get_world_size()
@@ -196,36 +201,6 @@ def test_a_torch_that_is_too_old_is_told_the_way_out(monkeypatch):
         RuntimeError, match=r"gradwire needs torch 99\.1 or later, and this is .*: upgrade torch, or use"
     ):
         torch_backend.register()
-
-
-def races(rank, world_size):
-    """The winners, by kind and size; each rank's."""
-    begin_anew("gradwire", "")
-    block, every = torch.ones(LARGE), torch.empty(world_size * LARGE)
-    for _ in range(2):
-        dist.all_gather_into_tensor(every, block)
-        dist.reduce_scatter_tensor(block, every)
-    return dist.group.WORLD._get_backend(torch.device("cpu"))._race.winners
-
-
-@needs_torch
-def test_all_ranks_agree_on_the_winners_of_races_and_hold_each_once(ranks):
-    winners = ranks.run(races, 2)
-    assert winners[0] == winners[1]
-    size = race_bytes(2 * LARGE * 4)
-    assert winners[0].keys() == {(kind, size) for kind in ("all_gather", "reduce_scatter")}
-    assert set(winners[0].values()) <= {"gloo", "staggered", "rails"}
-
-
-def pinned_to_what_there_is_not(rank, world_size):
-    begin_anew("gradwire", "raft")
-    dist.all_gather_into_tensor(torch.empty(world_size * LARGE), torch.ones(LARGE))
-
-
-@needs_torch
-def test_a_way_that_there_is_not_is_refused_with_those_that_there_are(ranks):
-    for failure in ranks.run(pinned_to_what_there_is_not, 2, expect_errors=True):
-        assert "GRADWIRE_COLLECTIVES is 'raft', and here there are: gloo, staggered" in failure.message
 
 
 def test_a_debug_level_that_wraps_backends_is_refused_with_the_way_out(monkeypatch):
