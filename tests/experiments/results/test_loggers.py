@@ -39,6 +39,7 @@ def scalars(folder):
     return {tag: [(e.step, e.value) for e in accumulator.Scalars(tag)] for tag in accumulator.Tags()["scalars"]}
 
 
+@pytest.mark.thorough
 def test_without_a_key_wandb_keeps_a_run_of_each_compressor_in_the_folder(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     for name in ("WANDB_MODE", "WANDB_API_KEY", "NETRC"):
