@@ -7,7 +7,6 @@ all `gradwire` commands are accepted, with their options.
 import re
 import shlex
 from itertools import zip_longest
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,6 @@ from gradwire.experiments.cli import main
 
 from .test_docs import PAGES, blocks
 
-ROOT = Path(__file__).parents[1]
 PROGRAMS = re.findall(
     r"\w+", "export git gradwire hostname kubectl make mpirun openssl pip python sbatch scp srun sudo torchrun"
 )
@@ -138,25 +136,3 @@ def places(line):
 
 def test_every_command_of_a_page_runs_or_has_a_reason():
     assert [(page, line) for page, line in COMMANDS if not re.match(HERE, line) and not places(line)] == []
-
-
-def test_every_entry_is_that_of_a_command():
-    lines = [line for _, line in COMMANDS]
-    patterns = [HERE, *(pattern for patterns in REASONS.values() for pattern in patterns)]
-    assert [pattern for pattern in patterns if not any(re.match(pattern, line) for line in lines)] == []
-
-
-def lacking(pattern, test):
-    """The words of a pattern that a test's text does not have."""
-    text, words = (ROOT / test).read_text("utf-8"), re.findall(r"[\w-]{2,}", re.sub(r"\\.", " ", pattern))
-    return [word for word in words if word != "python" and not re.search(rf"(?i)(?<![\w-]){word}(?![\w-])", text)]
-
-
-def test_a_test_that_runs_commands_has_their_words():
-    named = [(test, pattern, lacking(pattern, test)) for test, patterns in ELSEWHERE.items() for pattern in patterns]
-    assert [each for each in named if each[-1]] == []
-
-
-def test_a_shorter_form_of_each_long_command_runs_in_a_test():
-    texts = "".join(each.read_text("utf-8") for each in (ROOT / "tests" / "experiments").rglob("test_*.py"))
-    assert [command for command in SHORTENED if not re.search(rf'(main\(|"gradwire", )\[?"{command}"', texts)] == []

@@ -227,9 +227,3 @@ def test_every_variable_that_the_code_reads_is_on_the_page_of_environment_variab
     read = set(re.findall(r'"(GRADWIRE_[A-Z_]+)"', "\n".join(file.read_text("utf-8") for file in files)))
     described = set(re.findall(r"^\| `(GRADWIRE_[A-Z_]+)`", PAGES["docs/environment-variables.md"], re.MULTILINE))
     assert read == described
-
-
-def test_the_words_of_the_glossary_are_in_order_and_have_one_meaning():
-    for table in PAGES["docs/glossary.md"].split("\n## ")[1:]:
-        words = re.findall(r"^\| ([^|]+?) \|", table, re.MULTILINE)[2:]
-        assert words == sorted(set(words), key=lambda word: word.lower())

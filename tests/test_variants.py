@@ -60,23 +60,6 @@ def test_of_three_names_each_pair_occurs_and_not_each_combination():
     assert len(chosen) < 18 < len(items)
 
 
-def test_names_may_count_each_by_itself():
-    chosen = [item.params for item in kept(variants("each_name"))]
-    for name, values in (("backend", BACKENDS), ("spec", SPECS), ("size", SIZES), ("view", (True, False))):
-        assert {each[name] for each in chosen} == {*values}
-    assert len(chosen) == 3
-
-
-def test_the_choice_is_the_same_each_time():
-    first, second = kept(variants()), kept(variants())
-    assert [item.nodeid for item in first] == [item.nodeid for item in second]
-
-
-def test_a_test_of_one_variant_stays():
-    items = [Item("test_a"), Item("test_b"), *variants()[:1]]
-    assert kept(items) == items
-
-
 def test_markers_leave_a_test_out_or_keep_all_of_it():
     assert kept(variants("slow")) == kept(variants("conformance")) == []
     assert len(kept(variants("every_variant"))) == len(variants())

@@ -61,6 +61,8 @@ GATHERED = {  # specification: bytes of the payload
     "topk:ratio=0.01": 208,  # 25 * 8, padded to a multiple of 16
     "topk:k=3": 32,  # 3 * 8
     "topk:k=3,value_dtype=fp16": 32,  # 3 * 6
+    "dropping": 416,  # 8 + 50 * 8, padded: at most 2 % of the elements
+    "adacomp": 208,  # 8 + 50 * 4
     "topk:k=10000": 19_968,  # 2493 * 8, padded to a multiple of 128
 }
 ROW_BITS = 16  # bytes of a bit for each of 87 rows, padded: also of a part of them

@@ -20,7 +20,6 @@ from gradwire.compress import (
     dry_run,
     simulate,
 )
-from gradwire.compress.state.tree import Leaves
 
 from .given import gradients, layout
 
@@ -61,15 +60,6 @@ def test_ranks_get_the_same_bits_in_tensors_of_their_own():
         assert torch.equal(replies[0], replies[1])
         replies[0].fill_(9.0)
         assert not torch.equal(replies[0], replies[1])
-
-
-def test_results_come_in_rank_order_also_without_any_round():
-    def program(rank):
-        yield from yielding()
-        return rank
-
-    assert simulate([program(rank) for rank in range(4)]) == [0, 1, 2, 3]
-    assert simulate([]) == []
 
 
 @pytest.mark.parametrize(
@@ -130,15 +120,6 @@ def test_an_all_to_all_needs_a_row_for_each_rank(rows):
         simulate([all_to_all(torch.ones(rows, 4)) for _ in range(2)])
 
 
-def test_an_error_in_a_program_comes_out_as_it_is():
-    def program():
-        yield from all_reduce(torch.ones(1))
-        raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine"):
-        simulate([program(), program()])
-
-
 def test_a_simulation_leaves_the_gradients_as_they_are_and_a_copy_goes_its_own_way():
     within = layout((16, 12))
     simulation, given = Simulation(compressor("powersgd:rank=1"), within), gradients(within)
@@ -148,11 +129,3 @@ def test_a_simulation_leaves_the_gradients_as_they_are_and_a_copy_goes_its_own_w
     other = simulation.copy()
     first = [simulation.step(given)[0] for _ in range(2)]
     assert all(map(torch.equal, first, [other.step(given)[0] for _ in range(2)]))
-
-
-def test_all_counters_tell_the_step_of_the_whole_as_they_do_on_real_ranks():
-    within = layout((24, 16))
-    simulation = Simulation(compressor("powersgd:warm_start=false,start_iter=2"), within)
-    for step in range(4):
-        simulation.step(gradients(within, step))
-    assert [counter.value for counter in Leaves(simulation.states[0]).counters] == [4, 4]

@@ -80,15 +80,6 @@ def test_a_step_that_the_network_bounds_takes_the_time_of_its_bytes(hosts):
     assert found.step == pytest.approx(sent / (GOODPUT * 1e6), rel=1e-3)
 
 
-def test_on_a_fast_network_only_the_bucket_that_is_ready_last_shows():
-    cluster = Cluster(4, 1, 125e9)
-    found = predicted_step(step(), cluster, "none", cost=FREE)
-    last = 50_257 * 768 * 4  # the embedding, which the head shares
-    assert found.exposed == pytest.approx(1.5 * last / (GOODPUT * 125e9), rel=0.2)
-    untied = predicted_step(step(tied=()), cluster, "none", cost=FREE)  # the embedding as a layer like the others
-    assert untied.exposed == pytest.approx(found.exposed, rel=0.2)
-
-
 def test_accumulated_micro_batches_add_computation_alone():
     cluster = Cluster(2, 1, 1.25e9)
     one, four = (predicted_step(step(micro_batches=count), cluster, "bf16") for count in (1, 4))

@@ -76,10 +76,3 @@ def test_nccl_is_refused_there_before_any_rank_starts(command, slowed, told, mon
     shown = capsys.readouterr().err
     assert told in shown
     assert "use --backend gloo" in shown
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_nccl_is_refused_on_a_host_of_a_lab(command, started, capsys):
-    started(rank=1, ranks=2, lab=LAB)
-    assert main([command, *COMMANDS[command][0], "--backend=nccl"]) == 2
-    assert "hosts of a lab share this host's GPUs" in capsys.readouterr().err

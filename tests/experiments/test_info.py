@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import torch
 
-from gradwire import kernels
 from gradwire.experiments import info as info_module
 from gradwire.experiments.cli import main
 from gradwire.experiments.info import collect
@@ -26,22 +25,6 @@ def test_every_interface_is_listed_with_its_addresses():
     loopback = [each for each in interfaces.values() if "127.0.0.1" in each["addresses"]]
     assert len(loopback) == 1
     assert all(each["speed_mbit"] is None or each["speed_mbit"] > 0 for each in interfaces.values())
-
-
-def test_what_is_not_available_is_told_with_the_reason(capsys, monkeypatch):
-    monkeypatch.setattr(torch.distributed, "is_mpi_available", lambda: False)
-    assert main(["info"]) == 0
-    shown = capsys.readouterr().out
-    assert "not available: not in this build of torch" in shown
-    for title in ("versions", "devices", "kernel backends", "process groups", "network interfaces"):
-        assert title in shown
-
-
-def test_the_extra_that_is_missing_is_named_with_its_brackets(capsys, monkeypatch):
-    backend = kernels.backends()[0]
-    monkeypatch.setattr(type(backend), "reason", property(lambda backend: "install gradwire[gpu]"))
-    assert main(["info"]) == 0
-    assert "install gradwire[gpu]" in capsys.readouterr().out
 
 
 def test_pairs_of_gpus_are_shown_by_connection_and_by_the_way_of_their_bytes(capsys, monkeypatch):

@@ -24,22 +24,6 @@ def planned(capsys):
     return get
 
 
-def test_json_has_the_documented_keys(planned):
-    document = planned("--model=mlp", "--compressors=none,powersgd:rank=2,start_iter=10,onebit", "--workers=4")
-    assert list(document) == ["model", "parameters", "world_size", "rows"]
-    assert document["model"] == "mlp"
-    assert document["world_size"] == 4
-    assert [list(row) for row in document["rows"]] == [COLUMNS] * 3
-    assert [row["compressor"] for row in document["rows"]] == ["none", "powersgd:rank=2,start_iter=10", "onebit"]
-
-
-def test_the_paper_s_ratios_to_two_decimals(planned):
-    specs = ",".join(f"powersgd:rank={rank}" for rank in (1, 2, 4))
-    document = planned("--model=resnet18-cifar", "--compressors", specs, "--workers", "16")
-    assert document["parameters"] == 11_173_962
-    assert [round(row["compression_ratio"], 2) for row in document["rows"]] == [243.26, 135.84, 72.13]
-
-
 def test_a_dense_ring_sends_twice_all_but_one_part_of_the_gradients(planned):
     document = planned("--model=mlp", "--compressors=none,bf16,fp16", "--workers=4")
     dense, *halves = document["rows"]
@@ -69,12 +53,6 @@ def test_a_bus_carries_the_bytes_of_all_ranks(planned, capsys):
     assert "pcie3x16, pcie4x16, pcie5x16 or a rate above 0" in capsys.readouterr().err
 
 
-def test_one_rank_sends_nothing_and_its_payload_makes_the_ratio(planned):
-    (row,) = planned("--model=mlp", "--compressors=bf16", "--workers=1")["rows"]
-    assert row["sent_bytes_per_step"] == 0
-    assert row["compression_ratio"] == 2
-
-
 def test_a_model_of_70_billion_parameters_is_planned_in_seconds(planned):
     began = time.process_time()
     flags = ("--model.width=31232", "--model.layers=6", "--workers=64")
@@ -95,20 +73,6 @@ def test_shards_of_fsdp2_have_weights_and_gradients(planned):
     assert [row["state_bytes"] for row in document["rows"][:2]] == [0, 0]
 
 
-def test_the_data_decide_the_model_s_inputs(planned):
-    cifar, digits = (planned("--model=mlp", *flags)["parameters"] for flags in ([], ["--data=digits"]))
-    assert cifar - digits == 256 * (3 * 32 * 32 - 8 * 8)
-
-
-@pytest.mark.parametrize("bucket_mb", [0.1, 1, 25])
-def test_a_method_s_bytes_do_not_depend_on_buckets_where_tensors_are_compressed_alone(planned, bucket_mb):
-    flags = ("--model=mlp", "--compressors=none,powersgd:rank=1", "--workers=2")
-    one, other = planned(*flags, f"--bucket-mb={bucket_mb}"), planned(*flags)
-    for row in (*one["rows"], *other["rows"]):
-        del row["work_bytes"], row["bytes_per_parameter"]  # of the buckets that are on their way at once
-    assert one == other
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_the_command_and_the_function_agree(planned, name):
     small = {"lstm": {"width": 8, "vocabulary": 300}, "gpt": {"width": 32, "layers": 1, "context": 16}}.get(name, {})
@@ -120,29 +84,10 @@ def test_the_command_and_the_function_agree(planned, name):
     assert row == {column: getattr(plan, column) for column in COLUMNS}
 
 
-def test_without_json_a_table_is_shown(capsys):
-    assert main(["plan", "--model=mlp", "--compressors=none,bf16", "--workers=3"]) == 0
-    shown = capsys.readouterr().out
-    for told in ("on 3 ranks", "none", "bf16", "2.00"):
-        assert told in shown
-
-
-def test_the_user_s_random_state_is_not_touched(planned):
-    before = torch.get_rng_state()
-    planned("--model=mlp", "--compressors=powersgd:rank=1")
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--model", "resnet"], "unknown model 'resnet'"),
-        (["--compressors", "nope"], "unknown compressor 'nope'"),
         (["--compressors", ","], "compressors is empty: name at least one"),
-        (["--data", "digit"], "unknown data 'digit'"),
-        (["--model", "gpt", "--data", "digits"], "gpt reads tokens, and the data 'digits' are images"),
-        (["--workers", "0"], "workers is at least 1, got 0"),
-        (["--bucket-mb", "0"], "bucket_mb is above 0, got 0"),
         (["--parallel", "fsdp", "--compressors", "powersgd"], "no rank has whole"),
         (["--parallel", "fsdp", "--compressors", "torch"], "leave torch out"),
         (["--parallel", "fsdp", "--bucket-mb", "1"], "of ddp: leave them out"),
@@ -185,7 +130,6 @@ def test_sites_of_a_model_of_72_billion_parameters_are_planned_by_their_number(p
         (("--sites=1",), "--sites is at least 2"),
         (("--sites=2", "--up=0"), "--up and --down are rates above 0"),
         (("--sites=2", "--parameters=1e20"), "--parameters is from 1 to"),
-        (("--sites=2", "--parameters=0.5"), "--parameters is from 1 to"),
         (("--sites=2", "--parallel=fsdp"), "leave out --parallel"),
         (("--sites=2", "--model=mlp", "--compressors=hosts+int4"), "without hosts+"),
     ],
@@ -217,23 +161,6 @@ def test_a_slow_card_takes_the_time_of_its_bytes_and_saves_what_is_not_sent(plan
     assert all(row["network_seconds"] < row["step_seconds"] < row["network_seconds"] + 0.1 for row in rows)
 
 
-def test_four_micro_batches_hide_a_quarter_and_two_hosts_send_two_thirds_of_four(planned):
-    flags = (*GPT2, "--rate=10gbit", "--compressors=bf16", "--step-seconds=0.4")
-    (one,), (four,), (more,) = (
-        planned(*flags, *other)["rows"] for other in (["--hosts=2"], ["--hosts=2", "--micro-batches=4"], ["--hosts=4"])
-    )
-    assert one["network_seconds"] == four["network_seconds"] == pytest.approx(more["network_seconds"] * 2 / 3)
-    assert one["step_seconds"] < four["step_seconds"]
-
-
-def test_gradients_in_16_bits_send_half_and_bf16_saves_nothing(planned):
-    flags = ("--parameters=124M", "--hosts=2", "--rate=10gbit", "--compressors=none,bf16,int8")
-    wide, narrow = (planned(*flags, f"--dtype={dtype}")["rows"] for dtype in ("fp32", "bf16"))
-    assert narrow[0]["sent_bytes_per_step"] == wide[0]["sent_bytes_per_step"] / 2
-    assert [round(row["compression_ratio"], 1) for row in narrow] == [1.0, 1.0, 1.9]
-    assert [row["saves_at_most_seconds"] > 0 for row in narrow] == [False, False, True]
-
-
 def test_ranks_of_a_host_share_its_card_unless_hosts_average_first(planned):
     flags = (*GPT2, "--hosts=2", "--gpus-per-host=8", "--rate=10gbit")
     document = planned(*flags)
@@ -242,24 +169,14 @@ def test_ranks_of_a_host_share_its_card_unless_hosts_average_first(planned):
     assert seconds["int4"] > seconds["bf16"] > 3 * seconds["hosts+int4"]
 
 
-def test_a_box_predicts_steps_from_its_bus(planned):
-    flags = (*GPT2, "--workers=8", "--bus=80gbit", "--compressors=none,int4", "--step-seconds=0.1")
-    none, packed = planned(*flags)["rows"]
-    assert none["network_seconds"] == pytest.approx(8 * none["sent_bytes_per_step"] / 1e10)
-    assert packed["speed_up"] > 1.5
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--parameters=many"], "a number such as 124M, 1.2B or 72.7e9, got 'many'"),
-        (["--parameters=0"], "--parameters is from 1 to"),
         (["--parameters=10M", "--model=lstm"], "in place of --model: leave one out, got 10M and lstm"),
         (["--link=1gbit"], "did you mean --rate?"),
-        (["--rate=0"], "--rate is a bandwidth above 0"),
         (["--gpus-per-host=8"], "goes with --hosts"),
         (["--hosts=2", "--micro-batches=0"], "--micro-batches are at least 1"),
-        (["--step-seconds=0"], "--step-seconds is above 0"),
         (["--parallel=fsdp", "--rate=10gbit"], "are of ddp"),
         (["--local-every=4", "--rate=10gbit"], "leave out --rate and --step-seconds"),
     ],
@@ -267,11 +184,3 @@ def test_a_box_predicts_steps_from_its_bus(planned):
 def test_what_makes_no_cluster_is_refused(flags, message, capsys):
     assert main(["plan", *flags]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_times_are_shown_with_what_they_leave_out(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    assert main(["plan", "--parameters=10M", "--hosts=2", "--rate=1gbit", "--step-seconds=0.1"]) == 0
-    shown = capsys.readouterr().out
-    for told in ("saves at", "speed up", "Latency is left out", "10,000,000 parameters on 2 ranks"):
-        assert told in shown

@@ -6,8 +6,6 @@ import json
 import pytest
 import torch
 
-from gradwire.compress import compressor
-
 from .parts import BENCHMARKS, ROOT
 
 STEPS, RANKS, BATCH = 6, 2, 2
@@ -56,59 +54,3 @@ def test_without_compression_ranks_train_as_one_process_with_all_their_sequences
     assert row["loss"] == pytest.approx(directly(script), rel=1e-5)
     assert row["ratio"] == 1.0
     assert row["sent_bytes_per_step"] == 4 * row["parameters"]  # 2 (n - 1) / n of float32, n = 2
-
-
-def test_local_sgd_of_one_rank_trains_as_that_rank_does(script, tmp_path):
-    one = ["none", *SETTINGS, "--ranks", "1"]
-    losses = []
-    for more in ([], ["--local-every", "4"]):
-        script.main([*one, *more, "--json", str(tmp_path / "one.json")])
-        (row,) = json.loads((tmp_path / "one.json").read_text())["runs"]
-        losses.append(row["loss"])
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
-
-
-def test_local_sgd_sends_one_step_in_so_many(script, tmp_path):
-    (row,) = rows_of(script, tmp_path, "none", "--local-every", "2", "--outer", "muloco")
-    assert row["ratio"] == 2.0
-    assert row["losses"]["6"] < row["losses"]["2"]
-
-
-@pytest.mark.parametrize("more", [[], ["--local-every", "4", "--outer", "muloco"]], ids=["at every step", "local SGD"])
-def test_a_run_that_was_broken_off_ends_as_if_it_was_not(script, tmp_path, monkeypatch, more):
-    names = ["powersgd:rank=2,payload=int4", "onebit", *more]
-    whole = rows_of(script, tmp_path, *names)
-    folder, validation_loss, calls = ["--folder", str(tmp_path / "kept")], script.validation_loss, []
-
-    def breaks(*arguments):
-        calls.append(arguments)
-        if len(calls) % 3 == 2:
-            raise KeyboardInterrupt
-        return validation_loss(*arguments)
-
-    monkeypatch.setattr(script, "validation_loss", breaks)
-    for _ in range(20):
-        try:
-            again = rows_of(script, tmp_path, *folder, *names)
-            break
-        except KeyboardInterrupt:
-            continue
-    assert len(calls) > 3 * len(whole)
-    assert [row["losses"] for row in again] == [row["losses"] for row in whole]
-    assert [row["sent_bytes_per_step"] for row in again] == [row["sent_bytes_per_step"] for row in whole]
-    calls.clear()
-    assert [row["loss"] for row in rows_of(script, tmp_path, *folder, *names)] == [row["loss"] for row in whole]
-    assert not calls
-
-
-def test_a_budget_gives_all_runs_the_same_number_of_steps(script, tmp_path):
-    text = script.text_of([ROOT / "hooks"], 1_000_000, 64, torch.device("cpu"))
-    run = script.Run("none", 0, "adamw", 0, "tiny", 1, 1, 6e-4, None, text.about)
-    assert script.affordable_steps([run], text, 100, deadline=0.0) == 50
-    steps = script.affordable_steps([run], text, 100, deadline=script.time.monotonic() + 1e4)
-    assert steps > 50
-    assert steps % 50 == 0
-
-
-def test_defaults_are_compressors(script):
-    assert [compressor(name) for name in script.DEFAULTS]

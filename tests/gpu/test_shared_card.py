@@ -6,9 +6,7 @@ import sys
 import pytest
 
 from .shared_card import __main__ as command
-from .shared_card.__main__ import Results, Run
-
-OF = {"commit": "a commit", "torch": "2", "gradwire": "1", "gpu": None}
+from .shared_card.__main__ import Run
 
 
 def ran(monkeypatch, tmp_path, part, *only):
@@ -28,13 +26,3 @@ def test_ranks_pass_the_checks_over_gloo_and_end_behind_one_that_is_killed(monke
     assert [(row["check"], row["ok"]) for row in rows] == [(name, True) for name in names]
     assert rows[1]["told"] == {"hook int8": "bits"}
     assert rows[2]["told"]["exit codes"] == [1, -9]
-
-
-def test_rows_of_the_same_commit_alone_are_kept(tmp_path):
-    path, run = tmp_path / "shared.json", Run("raw", 2)
-    results = Results(path, OF)
-    for name, ok in (("first", False), ("first", True), ("second", False)):
-        results.add(run, {"check": name, "ok": ok})
-    assert Results(path, OF).missing(run, ["first", "second", "third"]) == ["second", "third"]
-    assert Results(path, OF).missing(Run("raw", 4), ["first"]) == ["first"]
-    assert Results(path, {**OF, "commit": "another"}).rows == []

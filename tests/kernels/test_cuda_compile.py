@@ -77,15 +77,6 @@ def test_every_kernel_keeps_to_registers_and_leaves_room_for_others(compiled):
     assert [row for row in rows if row["spills"] or row["crowds"]] == []
 
 
-def test_what_a_multiprocessor_holds_is_bound_by_threads_registers_and_shared_memory():
-    resident = cuda_compiler.resident_threads
-    assert resident("sm_80", 512, registers=32, shared_bytes=0) == 2048
-    assert resident("sm_120", 512, registers=40, shared_bytes=0) == 1536
-    assert resident("sm_90", 512, registers=74, shared_bytes=0) == 512  # 80 of each thread: one thread block
-    assert resident("sm_90", 256, registers=32, shared_bytes=100 * 1024) == 512
-    assert resident("sm_90", 256, registers=255, shared_bytes=0) == 256
-
-
 def test_denormal_numbers_are_not_flushed(compiled):
     _, program = compiled
     assert ".ftz" not in program.ptx
@@ -122,20 +113,8 @@ def test_constants_are_the_same_in_the_sources_and_in_the_launcher(source):
     assert module.THREADS[source] == int(written["THREADS"])
 
 
-def test_the_launcher_counts_as_the_sources_do():
-    assert module.THREADS["signs"] == operations.SIGN_WARPS * 32
-    assert module.THREADS["signs"] * operations.SIGN_PART // 32 == operations.SIGN_CHUNK
-    assert module.THREADS["selection"] == operations.SELECTION_WARPS * 32
-    assert operations.LARGEST_SEGMENT <= 1 << 16  # places in a segment have 16 bits
-
-
 def test_without_a_gpu_the_backend_says_why_it_is_not_there():
     backend = next(each for each in kernels.backends() if each.name == cuda.NAME)
     assert backend.device == "cuda"
     if not torch.cuda.is_available():
         assert backend.reason == "torch sees no CUDA device"
-
-
-def test_it_comes_before_triton_which_has_the_same_operations():
-    names = [each.name for each in kernels.backends()]
-    assert names.index(cuda.NAME) < names.index("triton")

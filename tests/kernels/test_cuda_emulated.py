@@ -187,15 +187,6 @@ def test_what_the_kernels_do_not_know_goes_to_the_reference_and_is_logged_once(c
     ]
 
 
-def test_arguments_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="not contiguous"):
-        kernels.sign_pack(torch.ones(32)[::2], None, torch.ones(1, 1), torch.zeros(1, 2, dtype=torch.uint8), 16)
-    with pytest.raises(ValueError, match="3 vectors of 2 elements cannot be orthonormal"):
-        kernels.orthogonalize(torch.ones(6), kernels.Factors((Matrix(0, 2, 9, 3),)))
-    with pytest.raises(ValueError, match="the factors need 8"):
-        kernels.orthogonalize(torch.ones(7), kernels.Factors((Matrix(0, 4, 9, 2),)))
-
-
 @pytest.fixture(scope="session")
 def faulty(tmp_path_factory, libraries):
     library = tmp_path_factory.mktemp("faulty") / "faulty.so"

@@ -3,10 +3,9 @@
 import gc
 import threading
 
-import pytest
 import torch
 
-from gradwire.kernels.memory_pool import SMALLEST, Pool, pool, temporary
+from gradwire.kernels.memory_pool import Pool, pool, temporary
 
 MIB = 1 << 20
 CPU = torch.device("cpu")
@@ -49,16 +48,6 @@ def test_a_block_more_than_twice_too_large_is_left_for_others():
     del large
     small = mine.tensor((MIB,), torch.uint8)
     assert small.data_ptr() != address
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
-def test_a_temporary_is_a_contiguous_tensor_of_its_shape(dtype):
-    made = temporary((3, SMALLEST), dtype=dtype, device=CPU)
-    assert made.shape == (3, SMALLEST)
-    assert made.dtype == dtype
-    assert made.is_contiguous()
-    made.fill_(1)
-    assert made.sum(dtype=torch.float64) == 3 * SMALLEST
 
 
 def test_small_ones_are_torchs():

@@ -35,15 +35,6 @@ def test_numbers_at_and_around_every_rounding_boundary_narrow_as_torch_narrows_t
     assert same(out, source.to(dtype))
 
 
-def test_all_kinds_of_numbers_narrow_as_torch_narrows_them(level):
-    generator = torch.Generator().manual_seed(0)
-    bits = torch.randint(-(1 << 31), 1 << 31, (100_003,), generator=generator).to(torch.int32)
-    for dtype in GRADS[1:]:
-        out = torch.empty(bits.shape, dtype=dtype)
-        kernels.cast_scaled(bits.view(torch.float32), out, 1.0)
-        assert same(out, bits.view(torch.float32).to(dtype))
-
-
 @pytest.mark.parametrize("size", SIZES)
 def test_casts_are_those_of_the_reference_at_any_alignment_and_number_of_threads(level, threads, size):
     for dtype in GRADS:

@@ -43,7 +43,7 @@ def test_the_selection_is_that_of_the_reference_whatever_the_sample_said(threads
 @pytest.mark.parametrize("fill", [0.0, 2.0])
 def test_threads_together_never_collect_more_than_there_is_room_for(threads, fill):
     grad, k = torch.full((1_000_000,), fill), 100_000
-    for _ in range(30):  # who collects how much is another each time
+    for _ in range(8):  # who collects how much is another each time
         indices, values = torch.full((1, k), -1, dtype=torch.int32), torch.full((1, k), NAN)
         native_of(kernels.select_largest)(grad, in_place(torch.zeros_like(grad)), indices, values, len(grad))
         assert torch.equal(indices[0], torch.arange(k, dtype=torch.int32))

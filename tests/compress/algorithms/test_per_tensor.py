@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from gradwire.compress import Simulation, compressor, dry_run
-from gradwire.compress.builder.build import specification
+from gradwire.compress import Simulation, compressor
 
 from ..given import gradients, layout
 
@@ -26,18 +25,6 @@ def test_scope_tensor_is_the_method_on_buckets_of_one_tensor(spec, dtype):
         expected = [single.step([rank[index] for rank in parts])[0] for index, single in enumerate(singles)]
         for output in whole.step(given):
             assert torch.equal(output, torch.cat(expected))
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_all_tensors_share_a_round(spec):
-    found = dry_run(compressor(f"{spec},scope=tensor"), layout(*SHAPES))
-    singles = [dry_run(compressor(spec), layout(shape)) for shape in SHAPES]
-    assert (found.rounds, found.payload_bytes) == (1, sum(single.payload_bytes for single in singles))
-
-
-@pytest.mark.parametrize("spec", ["topk:scope=tensor", "adacomp:scope=tensor,start_iter=9"])
-def test_the_string_that_builds_it_is_found(spec):
-    assert specification(compressor(spec)) == spec
 
 
 def test_other_scopes_and_wrappers_of_16_bits_are_refused():

@@ -6,7 +6,7 @@ import numpy
 import pytest
 import torch
 
-from gradwire.compress import Simulation, compressor, dry_run
+from gradwire.compress import Simulation, compressor
 from gradwire.compress.baselines.randomk import RandomK
 from gradwire.compress.state import tree as states
 
@@ -77,32 +77,11 @@ def test_all_blocks_come_equally_often():
     assert abs(counts - 100).max() < 45  # binomial, standard deviation 9.5
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 8, 64])
-def test_the_payload_does_not_grow_with_the_ranks(world_size):
-    found = dry_run(compressor(SPEC), layout(*SHAPES, world_size=world_size))
-    assert (found.rounds, found.payload_bytes) == (1, 4 * (5 * BLOCK + 13))
-
-
-def test_a_dry_run_of_a_huge_bucket_costs_no_memory():
-    found = dry_run(compressor("randomk"), layout((2**20, 2**20)))
-    assert found.payload_bytes == 4 * 256 * -(-(2**32) // 100)
-
-
 def test_a_bucket_smaller_than_a_block_is_sent_whole_and_an_empty_one_not_at_all():
     within = layout((3, 5))
     given = gradients(within)
     assert torch.equal(Simulation(compressor("randomk"), within).step(given)[0], (given[0] / 2).add_(given[1] / 2))
     assert Simulation(compressor("randomk"), layout((0,))).step([torch.empty(0)] * 2)[0].numel() == 0
-
-
-@pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
-@pytest.mark.parametrize("place", [0, 100, 300, 748])
-def test_a_gradient_that_is_not_finite_is_seen_on_all_ranks_whichever_blocks_are_sent(bad, place):
-    within = layout(*SHAPES)
-    given = gradients(within)
-    given[1][place] = bad
-    for output in Simulation(compressor(SPEC), within).step(given):
-        assert not output.isfinite().all()
 
 
 def test_a_loaded_state_goes_on_with_the_same_blocks():

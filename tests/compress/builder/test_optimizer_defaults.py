@@ -1,6 +1,5 @@
 """What compression and an optimizer have to know of each other."""
 
-import logging
 import warnings
 
 import pytest
@@ -9,7 +8,6 @@ from torch import nn
 
 from gradwire.compress import (
     Dense,
-    PowerSGD,
     Simulation,
     compressor,
     specification,
@@ -202,18 +200,6 @@ class TestTuned:
         assert specification(compressor(tuned(given, made("Adam")))) == "bf16+powersgd:rank=2,error_feedback=0.25"
         assert given == {"name": "bf16", "inner": {"name": "powersgd", "rank": 2}}
 
-    def test_an_object_is_taken_as_it_is(self):
-        built = PowerSGD(rank=2)
-        assert tuned(built, made("Adam")) is built
-
-    def test_what_was_filled_in_is_logged(self, caplog):
-        caplog.set_level(logging.INFO)
-        tuned("topk", made("AdamW"))
-        assert "topk: topk:error_feedback=0.5 with AdamW" in caplog.text
-        caplog.clear()
-        tuned("int4", made("AdamW"))
-        assert not caplog.text
-
     @pytest.mark.parametrize("thing", ["adam", torch.optim.Adam, nn.Linear(1, 1)], ids=["string", "class", "module"])
     def test_what_is_no_optimizer_is_refused(self, thing):
         with pytest.raises(TypeError, match=r"optimizer is a torch\.optim\.Optimizer, or a list of several; got "):
@@ -264,10 +250,6 @@ class TestOfSeveral:
     def test_error_feedback_is_off_where_it_is_for_all_of_them(self):
         assert compressor(tuned("int4", [made("AdamW"), made("AdamW")])) == compressor("int4:error_feedback=false")
         assert tuned("int4", [self.muon(), made("AdamW")]) == "int4"
-
-    def test_the_momentum_of_any_is_warned_of(self):
-        with pytest.warns(UserWarning, match="SGD and Muon has one of 0.95 on top"):
-            tuned("topk:momentum=0.9", [made("SGD"), self.muon()])
 
     @pytest.mark.parametrize("given", [[], ["adam"], 3, [made("SGD"), None]], ids=str)
     def test_what_are_no_optimizers_is_refused(self, given):

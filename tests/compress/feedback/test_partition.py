@@ -20,11 +20,6 @@ def test_the_first_rule_that_matches_a_name_decides_else_otherwise():
     assert out.tolist() == [1, 1, 1, 1, 2, 2, 3, 3, 3, 2]
 
 
-def test_names_match_with_case_and_as_a_whole():
-    partition = Partition((("A*", Dense()), ("b", Dense()), ("c?", Dense())))
-    assert [partition.group(name) for name in ("Ab", "ab", "b", "bb", "c1", "c", "c12")] == [0, 3, 1, 3, 2, 3, 3]
-
-
 @pytest.mark.parametrize("names", [("a.bias", "b.bias"), ("x", "y"), ("head.a", "head.b")], ids=str)
 def test_groups_without_members_take_no_part(names):
     within = layout((2,), (3,), names=names)

@@ -6,7 +6,6 @@ import torch
 from gradwire.compress import (
     AllGather,
     AllReduce,
-    AllToAll,
     all_gather,
     all_reduce,
     all_to_all,
@@ -176,29 +175,6 @@ def test_what_does_not_compress_rides_with_p():
     p, q = requests_of("powersgd:rank=2", layout(*MIXED))
     assert p.tensor.numel() == 2 * (64 + 16) + (7 + 1 + 5)
     assert q.tensor.numel() == 2 * (32 + 27)
-
-
-@pytest.mark.parametrize("shapes", [[(7,)], [(7,), (1,), (5, 1)], [(2, 2)]], ids=str)
-def test_a_powersgd_bucket_with_no_matrix_is_one_collective(shapes):
-    requests = requests_of("powersgd:rank=2", layout(*shapes))
-    assert [request.tensor.numel() for request in requests] == [layout(*shapes).numel]
-
-
-@pytest.mark.parametrize("iterations", [1, 2, 3])
-def test_each_power_iteration_is_two_collectives(iterations):
-    requests = requests_of(f"powersgd:rank=2,power_iterations={iterations}", layout(*MIXED))
-    assert [request.tensor.numel() for request in requests] == [173, 118, *[160, 118] * (iterations - 1)]
-
-
-@pytest.mark.parametrize("spec", ["none", "fp16", "bf16"])
-def test_dense_methods_are_one_collective_and_none_for_an_empty_bucket(spec):
-    assert len(requests_of(spec, layout(*MIXED))) == 1
-    assert requests_of(spec, layout((0,), (0, 3))) == []
-
-
-@pytest.mark.parametrize(("spec", "kinds"), [("topk", [AllGather]), ("onebit", [AllToAll, AllGather])])
-def test_codecs_have_the_rounds_of_their_adapters(spec, kinds):
-    assert [type(request) for request in requests_of(spec, layout(*MIXED, world_size=1))] == kinds
 
 
 @pytest.mark.parametrize("spec", ["powersgd", "batched-powersgd", "topk", "onebit"])

@@ -16,22 +16,18 @@ from gradwire.compress import (
     Gathered,
     Hierarchical,
     PowerSGD,
-    Simulation,
     Switch,
     TopK,
     Traits,
     WorkerMomentum,
     all_reduce,
     compressor,
-    most_rounds,
     register,
     traits_of,
     with_traits,
 )
 from gradwire.compress.protocol import registry
 from gradwire.ddp_core.memory.model_memory import ModelMemory
-
-from ..given import gradients, layout
 
 
 @pytest.fixture(autouse=True)
@@ -129,23 +125,12 @@ class TestFromElsewhere:
         with pytest.raises(ValueError, match="needs the gradients of all parameters"):
             ModelMemory(Around(EveryThird()), partial=True)
 
-    def test_it_trains_by_its_name(self):
-        within = layout((3, 4))
-        given = gradients(within)
-        register("every-third", lossy=False)(EveryThird)
-        average = Simulation(compressor("every-third"), within).step(given)[0]
-        torch.testing.assert_close(average, (given[0] + given[1]) / 2)
-
     def test_two_levels_and_ladders_refuse_what_two_levels_or_ladders_cannot_contain(self):
         with pytest.raises(ValueError, match="two levels"):
             Hierarchical(Around(Hierarchical(Dense())))
         register("every-third", lossy=False)(EveryThird)
         with pytest.raises(ValueError, match="ladder cannot take"):
             Adaptive("none/every-third")
-
-
-def test_rounds_of_steps_with_more_of_them_are_counted():
-    assert most_rounds(compressor("acp-powersgd"), [layout((64, 64))]) == 2
 
 
 REFUSED = {

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradwire.compress import ErrorFeedback, Gathered, Partition, Simulation, Switch, TopK, compressor, simulate
+from gradwire.compress import ErrorFeedback, Simulation, Switch, compressor, simulate
 from gradwire.compress.state import tree as states
 from gradwire.compress.state.leaf import FlatLeaf, Versions
 from gradwire.compress.state.tree import Chunk, Counter, Leaves, PerParameter
@@ -133,13 +133,6 @@ def test_entries_are_named_by_parameter_and_by_place_in_the_tree_with_the_parame
     }
     assert all(fields["residual"].shape == ODD[name] for name, fields in saved.items())
     assert saved["a"]["inner.stages.1.q"].shape == (2, 12)
-
-
-def test_a_partition_s_groups_are_saved_each_in_its_place():
-    split = Partition((("a", ErrorFeedback(Gathered(TopK()))),), ErrorFeedback(compressor("none")))
-    saved = states.save(split.init(layout(*SHAPES, names=NAMES)))
-    assert list(saved["a"]) == ["states.0.residual"]
-    assert all(list(saved[name]) == ["states.1.residual"] for name in "bcd")
 
 
 def test_a_residual_of_another_shape_is_refused_by_name():

@@ -181,24 +181,6 @@ def test_a_clone_of_a_group_has_its_time_limit_and_a_description(ranks):
     assert ranks.run(cloned, 2) == [(77.0, "gradwire: messages of ranks [0, 1]", 3.0)] * 2
 
 
-def switched_on(rank, world_size):
-    """Parameters after a training with torch's switch for torchcomms, whose package is not installed."""
-    from torch.distributed import config
-
-    before = config.use_torchcomms
-    config.use_torchcomms = True
-    try:
-        return trained("attach", rank, "gloo")[0]
-    finally:
-        config.use_torchcomms = before
-
-
-@backends_in_python
-def test_torchs_switch_for_torchcomms_changes_nothing_where_it_is_not_installed(ranks):
-    answers = ranks.run(switched_on, 2)
-    assert torch.equal(*answers)
-
-
 BY_VARIABLE = """
 import torch
 from torch.distributed import config

@@ -32,7 +32,14 @@ def shown_rank(rank, rendezvous, config, backend):
 
 def test_it_shows_the_table_and_writes_all_of_it(trace, tmp_path, monkeypatch):
     file = tmp_path / "advice.json"
-    flags = ["--nproc=2", f"--compute=emulate:{trace}", "--link=8mbit", "--compressors=int4", "--hosts=64"]
+    flags = [
+        "--nproc=2",
+        f"--compute=emulate:{trace}",
+        "--link=8mbit",
+        "--compressors=int4",
+        "--hosts=64",
+        "--trial-seconds=1",
+    ]
     monkeypatch.setattr(command, "run_rank", shown_rank)
     assert main(["advise", *flags, f"--json={file}"]) == 0
     shown = file.with_suffix(".0").read_text()
@@ -53,16 +60,10 @@ def test_it_shows_the_table_and_writes_all_of_it(trace, tmp_path, monkeypatch):
     ("flags", "message"),
     [
         (["--nproc=1"], "advice needs two ranks or more, and there is 1: --nproc 2, or torchrun on hosts"),
-        (["--model=resnet"], "unknown model 'resnet'"),
-        (["--compressors=nope"], "unknown compressor 'nope'"),
         (["--hosts=16"], "other hosts are not predicted from the links inside this one: add --link 1gbit"),
         (["--hosts=1"], "hosts are at least 2, got 1"),
         (["--tolerance=-1"], "tolerance is a part of the loss, at least 0"),
         (["--worthwhile=0.5"], "worthwhile is a speed-up of at least 1"),
-        (["--dilate=4"], "dilate 4 needs an emulated accelerator"),
-        (["--compute=emulate:nope"], "no trace 'nope'"),
-        (["--link=fast"], "a rate is a number and a unit"),
-        (["--bucket-mb=0"], "bucket_mb is above 0, got 0"),
         (["--model=mlp", "--optimizer=muon"], "optimizer muon is for --model gpt"),
     ],
     ids=lambda value: "=".join(value) if isinstance(value, list) else "",

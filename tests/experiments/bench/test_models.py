@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradwire.experiments.bench.models import OTHERS, task, task_names
+from gradwire.experiments.bench.models import task, task_names
 from gradwire.experiments.workloads.models import SIZED, TORCHVISION, VISION, ModelConfig, build_model, model_names
 
 from ..given import VISION_PARAMETERS
@@ -35,11 +35,6 @@ def test_every_model_gives_each_of_its_parameters_a_gradient(name):
     assert loss.shape == ()
     loss.backward()
     assert [name for name, each in model.named_parameters() if each.grad is None] == []
-
-
-def test_the_models_of_pytorch_s_benchmark_are_among_them():
-    assert {"resnet50", "resnet101", "resnext50_32x4d", "resnext101_32x8d"} <= set(task_names())
-    assert set(task_names()) == {*VISION, *OTHERS}
 
 
 def test_bench_and_plan_know_each_other_s_names():

@@ -1,13 +1,10 @@
-import runpy
 import subprocess
 import sys
-from pathlib import Path
-from typing import Literal
 
 import pytest
 
 from gradwire.experiments.cli import COMMANDS, main, split_specs
-from gradwire.experiments.cli.arguments import described, fields_of
+from gradwire.experiments.cli.arguments import fields_of
 
 from ...forked import Script
 
@@ -18,20 +15,6 @@ def test_a_command_s_defaults_are_accepted_by_its_dataclass(name, capsys):
     with pytest.raises(SystemExit):
         main([name, "--print-config"])
     assert not capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("hint", "words"),
-    [
-        (int | None, "a whole number or null"),
-        (Literal["a", "b"] | None, "a or b or null"),
-        (list[float] | None, "items separated by commas, each a number"),
-        (Literal[1, 2], "1 or 2"),
-        (Path, "a path"),
-    ],
-)
-def test_what_a_field_takes_is_told_in_words(hint, words):
-    assert described(hint) == words
 
 
 @pytest.mark.parametrize(
@@ -70,12 +53,3 @@ def test_without_jsonargparse_one_line_tells_how_to_get_it():
     assert (
         done.errors == "gradwire info: error: jsonargparse is not installed; pip install 'jsonargparse[signatures]'\n"
     )
-
-
-def test_the_module_is_the_command(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["gradwire", "--help"])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_module("gradwire", run_name="__main__")
-    shown = capsys.readouterr().out
-    assert not ended.value.code
-    assert all(name in shown.split() and command.help[:20] in shown for name, command in COMMANDS.items())

@@ -84,10 +84,6 @@ def test_results_tell_what_was_run(comparison, text):
     assert document["environment"]["device"] == "cpu"
 
 
-def test_every_compressor_has_a_run_in_the_order_given(comparison):
-    assert [run["compressor"] for run in comparison[2]["runs"]] == list(COMPRESSORS)
-
-
 def test_every_run_is_complete(runs):
     for run in runs.values():
         assert run["steps"] == len(run["loss"]) == len(run["train_seconds"]) == STEPS
@@ -114,12 +110,6 @@ def test_bytes_are_those_of_ring_all_reduces(runs):
     assert runs["none"]["sent_bytes_per_step"] == 2 * (WORLD_SIZE - 1) / WORLD_SIZE * dense
     for spec, run in runs.items():
         assert run["compression_ratio"] == pytest.approx(dense / run["sent_bytes_per_step"]), spec
-
-
-def test_sixteen_bits_are_half_of_thirty_two(runs):
-    assert runs["none"]["compression_ratio"] == 1
-    assert runs["bf16"]["compression_ratio"] == runs["fp16"]["compression_ratio"] == 2
-    assert runs["topk:ratio=0.1"]["compression_ratio"] == pytest.approx(5, rel=0.01)
 
 
 def test_plan_tells_the_same_bytes(comparison, capsys):

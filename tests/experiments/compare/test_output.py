@@ -17,14 +17,6 @@ def written(folder):
     return {file.name for file in folder.iterdir()}
 
 
-def test_it_shows_all_and_says_where_it_is(tmp_path, capsys):
-    write_output(results_of(run_of(), run_of("onebit")), tmp_path)
-    shown = capsys.readouterr().out
-    assert written(tmp_path) == PICTURES | REPORT
-    assert f"pictures   {tmp_path / 'loss.png'}, {tmp_path / 'tradeoff.png'}" in shown
-    assert f"report     {tmp_path / 'report.html'}" in shown
-
-
 def test_it_shows_the_options_that_suit_the_optimizer(tmp_path, capsys):
     tuned = replace(run_of("int4"), tuned="int4:error_feedback=false")
     results = results_of(run_of(), tuned, config={"optimizer": "adamw"})

@@ -9,7 +9,6 @@ import torch
 from gradwire import kernels
 from gradwire.experiments.cli import main
 from gradwire.experiments.kernels.bench import Bench, Row
-from gradwire.experiments.kernels.report import HEADINGS
 from gradwire.kernels import dispatch
 
 from .given import EVERY, SIZE, named
@@ -83,19 +82,6 @@ def test_all_thread_counts_are_measured_and_torch_s_own_comes_back(measured):
     assert "2 threads" in printed
 
 
-def test_the_user_s_random_state_is_left_alone(measured):
-    before = torch.get_rng_state()
-    measured("--operations", "scatter_mean,powersgd:rank=1", "--backends", "reference")
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_the_table_has_a_column_for_each_figure_and_names_the_baselines(measured):
-    _, _, printed = measured("--operations", "select_largest,all_finite")
-    assert all(heading in printed for heading in ("operation", "backend", *HEADINGS))
-    assert "torch.topk" in printed
-    assert "not measured: triton" in printed or "triton" not in {each.name for each in kernels.backends()}
-
-
 def wrong_answer(tensor):
     return torch.tensor(False)
 
@@ -139,35 +125,11 @@ def test_a_backend_that_is_wrong_gets_a_red_row_without_figures_and_the_exit_cod
     assert reference["seconds"] > 0
 
 
-def test_where_all_are_wrong_nothing_is_timed(measured, backend):
-    backend("bad", all_finite=wrong_answer)
-    code, document, _ = measured("--operations", "all_finite", "--backends", "bad")
-    assert code == 1
-    assert document["copy_bytes_per_second"] is None
-
-
 def test_a_backend_that_leaves_all_to_others_has_no_row(measured, backend):
     backend("lazy", sign_pack=lambda *arguments: kernels.sign_pack.reference(*arguments))
     _, document, printed = measured("--operations", "sign_pack", "--backends", "lazy,reference")
     assert [row["backend"] for row in document["rows"]] == ["reference"]
     assert "not measured: sign_pack on lazy for fp32: reference would run" in printed
-
-
-def test_where_no_backend_does_anything_itself_that_is_said(backend, capsys):
-    backend("lazy", sign_pack=lambda *arguments: kernels.sign_pack.reference(*arguments))
-    assert main(["kernels", *QUICK, "--operations", "sign_pack", "--backends", "lazy"]) == 2
-    assert "nothing was measured: sign_pack on lazy for fp32: reference would run" in capsys.readouterr().err
-
-
-def test_what_a_backend_leaves_to_others_is_told_with_who_ran(measured, backend):
-    own = ("low_rank_left", "low_rank_right", "low_rank_finish", "orthogonalize")
-    backend("part", **{name: kernels.operations()[name].implementations["reference"] for name in own})
-    backend("more", normalize=kernels.normalize.reference)
-    _, document, printed = measured("--operations", "powersgd:rank=1", "--backends", "part")
-    (row,) = document["rows"]
-    other = kernels.normalize.chosen("cpu")
-    assert row["by_others"] == {"normalize": other}
-    assert f"part*: normalize by {other}" in printed
 
 
 @pytest.fixture
@@ -211,30 +173,15 @@ def test_a_stop_before_the_first_job_shows_and_writes_nothing(stopped, tmp_path,
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-def test_the_tables_are_shown_where_the_file_cannot_be_written(capsys):
-    assert main(["kernels", *QUICK, "--operations", "all_finite", "--json", "/dev/full"]) == 2
-    told = capsys.readouterr()
-    assert f"{SIZE:,} elements, fp32, 1 thread" in told.out
-    assert "cannot write --json /dev/full: No space left on device" in told.err
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--operations", "topk"], "unknown operation 'topk'; there are: cast_scaled:to=fp16, "),
-        (["--operations", "powersgd:rank=3"], "unknown operation 'powersgd:rank=3'"),
         (["--backends", "fortran"], "unknown kernel backend 'fortran'; there are: "),
         (["--backends", "elsewhere"], "'elsewhere' cannot be measured here: it is for cuda tensors"),
         (["--backends", "unbuilt"], "'unbuilt' cannot be measured here: no compiler"),
         (["--sizes", "many"], "sizes are numbers of elements such as 100, 10k or 1M, got 'many'"),
         (["--sizes", "1k"], "sizes are at least 32768 elements, got 1k"),
-        (["--threads", "0"], "threads are at least 1, got 0"),
-        (["--repeats", "1"], "repeats is at least 3, got 1"),
-        (["--seconds", "-1"], "seconds is at least 0, got -1"),
-        (["--dtypes", ""], "dtypes is empty"),
-        (["--json", "missing/figures.json"], "json: there is no folder missing"),
-        (["--json", "."], "json: . is a folder; name a file, such as figures.json"),
         (["--operations", "powersgd", "--dtypes", "bf16"], "nothing to measure: powersgd:rank=1 of bf16"),
     ],
 )

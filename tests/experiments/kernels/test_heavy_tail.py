@@ -14,17 +14,6 @@ def test_what_is_filled_has_a_heavy_tail_no_zeros_and_is_always_different(number
     assert first.double().pow(4).mean() / first.double().square().mean() ** 2 > 10
 
 
-def test_a_restart_repeats_what_was_filled(numbers):
-    filled = []
-    for seed in (3, 4, 3):
-        numbers.restart(seed)
-        tensor = torch.zeros(1000, dtype=torch.uint8)
-        numbers.fill(tensor)
-        filled.append(tensor)
-    assert torch.equal(filled[0], filled[2])
-    assert not torch.equal(filled[0], filled[1])
-
-
 @pytest.mark.parametrize(("count", "length"), [(1, 1), (7, 7), (10, 1000), (400, 40_000)])
 def test_positions_are_ascending_and_all_different(numbers, count, length):
     out = torch.zeros(3, 1, count, dtype=torch.int32)

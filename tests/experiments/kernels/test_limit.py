@@ -40,13 +40,6 @@ def test_what_would_end_after_the_limit_by_its_time_at_a_smaller_size_is_left_ou
     assert "--all" in line
 
 
-def test_nothing_is_left_out_where_all_of_it_fits():
-    clock = Clock()
-    limit = Limit(60.0, clock)
-    assert len(measured(limit, clock, groups(1_000, 5_000), 0.002)) == 4
-    assert limit.told() == []
-
-
 def test_a_job_that_was_never_measured_begins_before_the_limit_and_not_behind_it():
     clock = Clock()
     limit = Limit(5.0, clock)

@@ -155,23 +155,6 @@ def test_ctrl_c_keeps_what_had_finished_and_leaves_no_process(arguments, tmp_pat
     check_kept(tmp_path / "out")
 
 
-@pytest.mark.slow
-def test_a_request_to_terminate_keeps_what_had_finished_and_leaves_no_process(arguments, tmp_path, capsys):
-    def unhandled(number, frame):
-        raise AssertionError("compare had no handler")
-
-    before = signal.signal(signal.SIGTERM, unhandled)
-    try:
-        with acting_on_ranks(tmp_path / "out", lambda ranks: os.kill(os.getpid(), signal.SIGTERM)):
-            code = main(arguments)
-        assert signal.getsignal(signal.SIGTERM) is unhandled
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert code == 130
-    assert "stopped; finished results are kept" in capsys.readouterr().err
-    check_kept(tmp_path / "out")
-
-
 def test_an_interrupt_while_ranks_start_leaves_no_process(monkeypatch, quick_start):
     monkeypatch.setattr(ranks_module.multiprocessing, "start_processes", quick_start)
     started = []

@@ -1,10 +1,9 @@
-import json
 import os
 from pathlib import Path
 
 import pytest
 
-from gradwire.experiments.results.files import check_file, check_folder, environment, prepared_folder, write_json
+from gradwire.experiments.results.files import check_file, check_folder, prepared_folder, write_json
 
 FULL = Path("/dev/full")  # a disk without space left
 
@@ -57,10 +56,3 @@ def test_where_the_system_makes_no_folder_a_sentence_says_so(tmp_path):
 def test_where_there_is_no_space_left_a_sentence_says_so():
     with pytest.raises(ValueError, match="cannot write --json /dev/full: No space left on device; the table above"):
         write_json({}, str(FULL))
-
-
-def test_the_environment_is_this_machine_s():
-    found = environment()
-    assert found["cores"] >= 1
-    assert isinstance(found["processor"], str)
-    assert json.dumps(found)

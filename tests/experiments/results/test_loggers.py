@@ -6,7 +6,7 @@ import pytest
 
 from gradwire.experiments.cli import main
 from gradwire.experiments.ranks.launchers import LAB_VARIABLE
-from gradwire.experiments.results.loggers import LOGGERS, check_loggers, figures, log
+from gradwire.experiments.results.loggers import LOGGERS, check_loggers, log
 
 from ...forked import Script
 from ..given import run_of
@@ -39,6 +39,7 @@ def scalars(folder):
     return {tag: [(e.step, e.value) for e in accumulator.Scalars(tag)] for tag in accumulator.Tags()["scalars"]}
 
 
+@pytest.mark.thorough
 def test_without_a_key_wandb_keeps_a_run_of_each_compressor_in_the_folder(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     for name in ("WANDB_MODE", "WANDB_API_KEY", "NETRC"):
@@ -114,15 +115,6 @@ def test_where_wandb_cannot_be_reached_runs_are_kept_offline_after_one_warning(w
     )
 
 
-def test_the_wait_for_wandb_is_short_unless_the_user_sets_it(wandb, tmp_path, monkeypatch):
-    logged(["wandb"], "onebit", tmp_path)
-    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "90")
-    logged(["wandb"], "onebit", tmp_path)
-    (_, short), (_, own) = wandb.starts
-    assert short["settings"] == {"init_timeout": 15.0}
-    assert own["settings"] == {}
-
-
 def test_a_tracker_that_fails_is_told_of_in_one_warning_and_the_others_go_on(tmp_path, caplog, monkeypatch):
     def fail(*arguments):
         raise OSError(28, "No space left on device")
@@ -133,20 +125,6 @@ def test_a_tracker_that_fails_is_told_of_in_one_warning_and_the_others_go_on(tmp
     logged(["broken", "whole"], "none", tmp_path)
     assert seen == [("none", 2, {"steps": 2, "compressor": "none"})]
     assert caplog.messages == ["broken did not log all of none: OSError: [Errno 28] No space left on device"]
-
-
-def test_tensorboard_reads_the_losses_and_figures_of_each_compressor(tmp_path):
-    pytest.importorskip("tensorboard")
-    for spec in SPECS:
-        logged(["tensorboard"], spec, tmp_path)
-    folders = sorted((tmp_path / "tensorboard").iterdir())
-    assert [folder.name for folder in folders] == ["onebit", "topk_ratio=0.1"]
-    for spec, folder in zip(SPECS, folders, strict=True):
-        found = scalars(folder)
-        assert found["loss"] == [(1, 2.0), (2, 1.0)]
-        assert [value for _, value in found["seconds"]] == pytest.approx([0.1, 0.2])
-        for name, value in figures(run_of(spec, loss=(2.0, 1.0))).items():
-            assert found[name] == [(2, pytest.approx(value))]
 
 
 def test_the_trackers_of_compare_get_the_numbers_of_results_json(started, undrawn, tmp_path):
@@ -170,13 +148,6 @@ def test_the_trackers_of_compare_get_the_numbers_of_results_json(started, undraw
     assert {name: found[name] for name in expected} == {
         name: [(23, pytest.approx(expected[name]))] for name in expected
     }
-
-
-def test_figures_are_flat_numbers():
-    found = figures(run_of())
-    assert all(isinstance(value, int | float) for value in found.values())
-    assert found["eval/loss"] == run_of().eval.loss
-    assert found["step_seconds/p95"] == run_of().step_seconds["p95"]
 
 
 def test_an_unknown_logger_is_refused_with_those_there_are(tmp_path, capsys):

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 from html import unescape
-from html.parser import HTMLParser
 
 import pytest
 
@@ -12,34 +11,7 @@ from gradwire.experiments.results.report import write_report
 from ...browser import browse, needs_browser
 from ..given import results_of, run_of
 
-VOID = {"meta", "img", "link", "br", "input"}
 BYTES = (1234.5e6, 0.5e3, 12e6, 90.0)
-
-
-class Page(HTMLParser):
-    """Whether tags are closed, the cells of each row of each table, identities and links."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.tables, self.ids, self.links = [], [], [], []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag, attributes):
-        found = dict(attributes)
-        if tag not in VOID:
-            self.open.append(tag)
-        if tag == "table":
-            self.tables.append([])
-        if tag == "tr":
-            self.tables[-1].append(0)
-        if tag in ("td", "th"):
-            self.tables[-1][-1] += 1
-        self.ids += [found["id"]] if "id" in found else []
-        self.links += [found["href"]] if "href" in found else []
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
 
 
 @pytest.fixture
@@ -52,14 +24,6 @@ def page(tmp_path):
     ]
     (path,) = write_report(results_of(*runs), [], tmp_path / "page.html")
     return path
-
-
-def test_the_page_has_a_section_and_a_full_table_for_each_network(page):
-    found = Page(page.read_text())
-    assert not found.open
-    assert [len(table) for table in found.tables] == [1 + len(BYTES)] * 2
-    assert all(len(set(table)) == 1 for table in found.tables)
-    assert found.links == [f"#{name}" for name in found.ids] == ["#section-1", "#section-2"]
 
 
 SORTED = """

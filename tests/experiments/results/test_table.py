@@ -1,10 +1,9 @@
-import dataclasses
 import math
 
 import pytest
 
 from gradwire.experiments.results.rows import milliseconds
-from gradwire.experiments.results.table import DETAILS, HEADINGS, final_loss, rows, table
+from gradwire.experiments.results.table import HEADINGS, final_loss, rows
 
 from ..given import results_of, run_of
 
@@ -30,15 +29,3 @@ def test_long_times_are_shown_in_whole_milliseconds(seconds, text):
 def test_a_run_that_diverged_is_shown_as_nan():
     (row,) = rows(results_of(run_of(loss=(math.nan, math.nan), held_out=math.nan)))
     assert row.figures[HEADINGS.index("validation loss")] == "nan"
-
-
-def test_the_table_has_a_row_for_each_run():
-    shown = table(results_of(run_of(), run_of("onebit")))
-    assert shown.row_count == 2
-    assert [column.header.replace("\n", " ") for column in shown.columns] == ["compressor", *HEADINGS]
-
-
-def test_planned_memory_stands_among_the_details_with_its_bytes_per_parameter():
-    planned, unknown = dataclasses.replace(run_of(), planned_bytes=6560, planned_state_bytes=4000), run_of()
-    found = [row.details[DETAILS.index("planned memory")] for row in rows(results_of(planned, unknown))]
-    assert found == ["state 4.0 kB, peak 6.6 kB, 6.56 bytes per parameter", ""]

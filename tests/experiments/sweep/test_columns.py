@@ -45,15 +45,6 @@ def test_columns_are_checked_at_the_first_rows_and_a_study_that_was_mended_goes_
     assert ran == [10, 100, 10, 1000]
 
 
-def test_a_column_that_some_rows_lack_may_be_named():
-    figure = {"name": "use", "kind": "line", "x": "link.seconds", "y": "link.sent_mbit", "series": "bucket_mb"}
-    columns = ["compressors", "bucket_mb", "later", "later.spread", "runs"]
-    config = SweepConfig(command="bench", columns=columns, figures=[figure])
-    check_columns(config.named, "bench", [{"compressor": "none", "bucket_mb": None}, {"later": 1.0}])
-    with pytest.raises(ValueError, match=r"names: later, later.spread; there are: compressor, bucket_mb\."):
-        check_columns(config.named, "bench", [{"compressor": "none", "bucket_mb": None}])
-
-
 def test_rows_of_other_data_are_not_compared():
     rows = [{"compressor": "none", "loss": 2.0, "data.source": "monday"}, {"compressor": "int4", "loss": 3.0}]
     described = {"excess": {"kind": "ratio", "of": "loss", "against": {"compressor": "none"}}}
@@ -81,15 +72,6 @@ def test_time_to_loss_is_when_the_smoothed_loss_gets_to_the_reference_s_last():
     ]
     found = derived(rows, {"time": {"kind": "time_to_loss", "against": {"compressor": "bf16"}}}, ["compressor"])
     assert [row["time"] for row in found] == [1.0, 0.2, "never", "never", None]
-
-
-def test_one_per_cent_above_the_reference_s_last_loss_is_near_enough():
-    rows = [
-        {"compressor": name, "loss": [loss] * 2, "train_seconds": [1.0, 2.0]}
-        for name, loss in (("bf16", 2.0), ("near", 2.019), ("far", 2.021))
-    ]
-    found = derived(rows, {"time": {"kind": "time_to_loss", "against": {"compressor": "bf16"}}}, ["compressor"])
-    assert [row["time"] for row in found] == [1.0, 1.0, "never"]
 
 
 def test_a_speed_up_of_what_is_never_reached_is_none_and_a_mean_with_it_is_never():
@@ -137,12 +119,6 @@ def test_a_simulated_training_takes_the_steps_of_a_shorter_run_and_then_the_mean
     assert [row["seconds"] for row in found] == [20.0, 20.0, 15.0]
 
 
-def test_an_option_of_the_grid_that_the_first_points_lack_may_be_named():
-    grid = [{"seed": [0, 1]}, {"netlab.rate": ["1gbit"]}]
-    config = SweepConfig(command="compare", grid=grid, columns=["loss"], where={"netlab.rate": None})
-    check_columns(config.named, "compare", [{"loss": 1.0, "seed": 0}])
-
-
 def test_an_excess_in_per_cent_is_against_the_row_at_the_same_place():
     rows = [{"compressor": "none", "loss": 2.0}, {"compressor": "int4", "loss": 2.01}]
     excess = {"kind": "ratio", "of": "loss", "against": {"compressor": "none"}, "percent": True}
@@ -154,12 +130,6 @@ def test_seconds_over_a_link_are_those_of_computation_and_of_bytes_sent_so_far()
     (found,) = derived([row], {"seconds": {"kind": "seconds_over_link", "rate": "1mbit"}}, [])
     dense = 1_500_000 - 2 * 125_000  # what the warm-up sent, all of it by the first step
     assert found["seconds"] == pytest.approx([0.5 + 8e-6 * dense, 1 + 8e-6 * dense + 1, 1.5 + 8e-6 * dense + 2])
-
-
-def test_without_bytes_there_are_no_seconds_over_a_link():
-    row = {"steps": 3, "step_seconds.p50": 0.5, "sent_bytes_per_step": 1}
-    (found,) = derived([row], {"seconds": {"kind": "seconds_over_link", "rate": "1mbit"}}, [])
-    assert found["seconds"] is None
 
 
 def test_a_ratio_is_over_another_column_or_the_same_one_of_another_row():
@@ -193,15 +163,3 @@ def test_numbers_become_their_mean_and_standard_deviation():
 def test_curves_that_are_drawn_are_averaged_and_others_left_out():
     (found,) = means(rows(loss=[[1.0, 2.0], [3.0, None]], seconds=[[1.0], [2.0]]), ["seed"], ["spec"], ["loss"])
     assert found == {"spec": "int8", "loss": [2.0, None], "runs": 2}
-
-
-def test_places_of_the_grid_stay_apart_and_in_order():
-    given = [{"spec": spec, "seed": seed, "loss": 1.0} for seed in (0, 1) for spec in ("b", "a")]
-    assert [(row["spec"], row["runs"]) for row in means(given, ["seed"], ["spec", "seed"], [])] == [("b", 2), ("a", 2)]
-
-
-def test_what_one_row_lacks_the_mean_lacks():
-    (found,) = means(rows(loss=[1.0, None], time=[None, None]), ["seed"], ["spec"], [])
-    assert found["loss"] is None
-    assert "loss.spread" not in found
-    assert found["time"] is None

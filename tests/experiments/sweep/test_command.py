@@ -1,5 +1,3 @@
-import os
-import signal
 import sys
 
 import pytest
@@ -53,13 +51,6 @@ def test_a_finished_study_that_is_started_again_says_so_and_how_to_start_over(st
     assert ran == [1000, 1000]
 
 
-def test_other_options_are_other_points(study, ran, tmp_path):
-    out = tmp_path / "out"
-    sweep(study, out, "--short")
-    sweep(study, out, "--short", '--base={"nproc": 1, "total": 2000}')
-    assert ran == [1000, 1000]
-
-
 def test_a_failed_point_is_told_and_runs_again_next_time_while_the_others_are_kept(study, ran, tmp_path, capsys):
     out = tmp_path / "out"
     ran.fails = (100,)
@@ -84,26 +75,6 @@ def test_ctrl_c_keeps_what_is_done(study, ran, tmp_path, monkeypatch, capsys):
     assert sweep(study, out) == 130
     assert "finished points are kept" in capsys.readouterr().err
     assert len(read_points(out)) == 1
-    assert [row["elements"] for row in shown(out)] == ["10"]
-
-
-def test_a_terminal_that_goes_keeps_what_is_done(study, ran, tmp_path, monkeypatch):
-    out, stand_in = tmp_path / "out", command.run_point
-
-    def left_alone(point, limit):
-        if point.chosen["elements"] == 100:
-            os.kill(os.getpid(), signal.SIGHUP)
-        return stand_in(point, limit)
-
-    def unhandled(number, frame):
-        raise AssertionError("the sweep had no handler")
-
-    monkeypatch.setattr(command, "run_point", left_alone)
-    before = signal.signal(signal.SIGHUP, unhandled)
-    try:
-        assert sweep(study, out) == 130
-    finally:
-        signal.signal(signal.SIGHUP, before)
     assert [row["elements"] for row in shown(out)] == ["10"]
 
 
@@ -138,23 +109,13 @@ def test_a_run_that_diverged_is_drawn_and_written_as_far_as_its_losses_go(study,
     [
         ("grid: {elements: []}", "grid.elements has no value: name at least one"),
         ("grid: {element: [10]}", "the point element 10: unknown option --element (did you mean --elements?)"),
-        ("grid: {elements: [2000]}", "a piece of 2000 is larger than the total of 1000"),
         ("command: colective", "command is one of bench, collective, compare, ready, got 'colective'"),
         ("derive: {speed: {of: seconds.p50}}", "derive.speed has the unknown kind 'speed'; there are: speedup, ratio"),
-        ("derive: {speedup: {off: seconds.p50}}", "speedup takes of, against"),
         ("figures: [{name: a, kind: pie, x: b, y: c}]", "kind is one of line, bar, points, got 'pie'"),
-        ("figures: [{name: a, kind: bar, x: b}]", "missing 1 required"),
         ("figures: [{name: a, kind: bar, x: b, y: c, log: [z]}]", "log has x and y, got z"),
-        ("shortened: {steps: 3}", "shortened has base, grid, got steps"),
         ("base: {netlab.utilization: use.json}", "netlab.utilization is for points of bench"),
-        ("grid: {netlab.utilization: [null, use.json]}", "leave it out of collective"),
         ("figures: [{name: a, kind: line, x: b, y: [c, d]}]", "several y lie on top of each other in bars"),
-        (
-            "derive: {late: {kind: time_to_loss, against: {elements: 10}, at: 75}}",
-            "time_to_loss takes within, seconds, against",
-        ),
         ("derive: {late: {kind: seconds_over_link, rate: fast}}", "a rate is a number and a unit"),
-        ("titel: Pieces", "unknown option titel"),
     ],
     ids=lambda value: value.partition(":")[0],
 )

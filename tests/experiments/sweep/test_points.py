@@ -31,10 +31,6 @@ def test_several_grids_come_one_after_the_other_each_with_options_of_its_own():
     assert [(p.given["model"], p.given["lr"], p.given["steps"]) for p in points[1:]] == [("mlp", 1, 5), ("gpt", 2, 5)]
 
 
-def test_without_a_grid_there_is_one_point():
-    assert [point.chosen for point in points_of(SweepConfig(command="compare"))] == [{}]
-
-
 def chosen(**options):
     return [tuple(point.chosen.values()) for point in points_of(SweepConfig(command="compare", **options))]
 
@@ -45,18 +41,6 @@ GRID = {"seed": [0, 1], "nproc": [2, 4]}
 def test_what_is_asked_for_alone_is_run():
     assert chosen(grid=[GRID], only={"seed": 1}) == [(1, 2), (1, 4)]
     assert chosen(grid=[GRID], only={"seed": 1, "nproc": [4]}) == [(1, 4)]
-
-
-def test_a_list_on_the_grid_is_asked_for_by_any_of_its_values():
-    lists = {"compressors": [["none", "bf16"], ["int8"]]}
-    assert chosen(grid=[lists], only={"compressors": ["bf16"]}) == [(["none", "bf16"],)]
-
-
-def test_a_part_that_is_run_first_has_the_points_of_the_whole():
-    whole, part = (
-        points_of(SweepConfig(command="compare", grid=[GRID], **only)) for only in ({}, {"only": {"nproc": 4}})
-    )
-    assert {point.key for point in part} < {point.key for point in whole}
 
 
 def test_a_part_that_the_grid_does_not_have_is_refused():

@@ -23,7 +23,7 @@ from .given import descendants, state
 DOCUMENTATION = Path(__file__).parents[3] / "docs" / "sweep.md"
 RESULTS = DOCUMENTATION.parent / "results"
 STUDIES = sorted(file.stem for file in (CONFIGS / "studies").glob("*.yaml"))
-DIFFERENT = {"adaptive", "ddp-fig2-ready", "ddp-fig6-breakdown", "local-steps", "p3-priority-resnet50", "quality"}
+DIFFERENT = {"adaptive", "ddp-fig2-ready", "ddp-fig6-breakdown", "p3-priority-resnet50"}
 TRACES = {"/var/run/netns": "gradwire-*", "/sys/class/net": "gwl*", tempfile.gettempdir(): "gradwire-sweep-*"}
 PATIENCE = 60.0  # seconds, for what was killed to go
 PARSED = set()  # command lines of points, but for their seeds
@@ -113,7 +113,7 @@ def test_the_short_form_runs_and_leaves_a_page(name, tmp_path, points_in_this_pr
     assert_short_form_runs(name, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_the_short_form_runs_with_points_in_processes_of_their_own(tmp_path):
     assert_short_form_runs("ddp-fig2-allreduce", tmp_path)

@@ -29,10 +29,6 @@ def test_cosine_falls_from_the_rate_to_zero():
     assert after == pytest.approx(0)
 
 
-def test_without_a_schedule_the_rate_is_the_same_from_the_first_step():
-    assert set(rates("constant", 0, 3)[0]) == {2.0}
-
-
 @pytest.mark.parametrize(("spec", "kept"), [("topk", 0.9), ("topk:momentum=0.9", 0.0), ("dgc:momentum=0.9", 0.0)])
 def test_the_optimizer_has_no_momentum_where_the_workers_have(spec, kept):
     model = torch.nn.Linear(2, 2)

@@ -41,24 +41,9 @@ def test_it_is_from_one_to_the_number_of_batches(every, capsys):
     assert f"sync_every is from 1 to steps, 4, got {every}" in capsys.readouterr().err
 
 
-def test_the_order_of_sending_changes_nothing_that_is_learned(trained):
-    steps = ("--nproc=2", "--batch-size=8", "--steps=14", "--model.width=64")
-    slices, priority = (trained(order, *steps, f"--order={order}") for order in ("slices", "priority"))
-    assert priority["parameters_digest"] == slices["parameters_digest"]
-    assert priority["loss"] == slices["loss"]
-    assert priority["eval"] == slices["eval"]
-
-
 def test_torchs_ddp_knows_no_other_order(capsys):
     assert main(["compare", *SHARED, "--ddp=torch", "--order=priority"]) == 2
     assert "order priority needs gradwire's DistributedDataParallel" in capsys.readouterr().err
-
-
-def test_local_steps_train_and_tell_what_they_send(trained):
-    steps = ("--nproc=2", "--batch-size=8", "--steps=16", "--compressors=int4")
-    local, every_step = trained("local", *steps, "--local-every=8"), trained("every step", *steps)
-    assert local["eval"]["loss"] < local["loss"][0]
-    assert local["sent_bytes_per_step"] < every_step["sent_bytes_per_step"] / 3
 
 
 @pytest.mark.parametrize("other", ["--order=priority", "--ddp=torch"])

@@ -32,14 +32,6 @@ def test_settings_of_the_links_are_in_the_label(options, described):
 
 
 @pytest.mark.parametrize(
-    ("options", "slower"),
-    [({}, 0), ({"rate": "8mbit"}, 1e6), ({"down": "8mbit"}, 1e6), ({"rate": "8mbit", "down": "4mbit"}, 5e5)],
-)
-def test_the_slower_direction_is_one_with_a_limit(options, slower):
-    assert NetlabConfig(2, **options).slower == slower
-
-
-@pytest.mark.parametrize(
     ("options", "named"),
     [
         ({"rate": "1gbit"}, "netlab.rate without"),

@@ -61,17 +61,6 @@ def test_the_first_rank_that_fails_ends_the_others_and_shows_what_it_said(possib
     assert left_by(os.getpid()) == []
 
 
-def test_every_rank_that_fails_by_itself_is_shown_the_first_first(possible, capfd, monkeypatch, tmp_path):
-    monkeypatch.setattr(launcher, "VICTIM_SECONDS", PATIENCE)
-    note = tmp_path / "first"
-    first, there = f"[ $RANK = 1 ] && echo $$ > {note}", f"until [ -s {note} ]; do sleep 0.05; done"
-    second = f"[ $RANK = 2 ] && {{ {there}; {until_ended(f'$(cat {note})')}; }}"
-    command = f'{first}; {second}; [ $RANK = 0 ] || echo "words of $RANK"; exit $RANK'
-    assert run_on_hosts(NetlabConfig(3), shell(command)) == 1
-    told = [f"host {rank}: words of {rank}\nnetlab: host {rank} ended with exit code {rank}\n" for rank in (1, 2)]
-    assert capfd.readouterr().err == "".join(told)
-
-
 def test_the_exit_codes_of_ranks_that_fail_by_themselves_are_known_a_moment_after_the_first_failure(monkeypatch):
     first = subprocess.Popen(shell("exit 7"))
     commands = ["exec sleep 600", "exit 0", f"{until_ended(first.pid)}; kill -9 $$"]
@@ -106,13 +95,6 @@ def test_an_interrupt_amid_a_poll_leaves_no_wait_without_an_end(monkeypatch):
         assert process.wait(PATIENCE) == -signal.SIGTERM
 
 
-def test_again_runs_the_same_command_line_on_every_host(possible, capfd, monkeypatch):
-    monkeypatch.setattr(sys, "executable", "echo")
-    monkeypatch.setattr(sys, "argv", ["gradwire", "compare", "--netlab.hosts=2"])
-    assert rerun_on_hosts(NetlabConfig(2)) == 0
-    assert capfd.readouterr().out == " ".join(own_command("compare", "--netlab.hosts=2")[1:]) + "\n"
-
-
 def test_compare_runs_itself_on_every_host(possible, capfd, monkeypatch):
     arguments = ["compare", "--netlab.hosts=2", "--netlab.rate=1gbit", "--compressors=none"]
     monkeypatch.setattr(sys, "executable", "echo")
@@ -121,8 +103,17 @@ def test_compare_runs_itself_on_every_host(possible, capfd, monkeypatch):
     assert capfd.readouterr().out == " ".join(own_command(*arguments)[1:]) + "\n"
 
 
-@pytest.mark.slow
-def test_bench_dilates_the_links_of_its_lab(possible, tmp_path):
+def test_bench_dilates_the_links_of_its_lab(monkeypatch):
+    given, lab = [], ["--netlab.hosts=2", "--netlab.rate=1000mbit"]
+    monkeypatch.setattr(
+        "gradwire.experiments.bench.command.rerun_on_hosts", lambda lab: given.append(lab.described) or 0
+    )
+    assert main(["bench", *lab, "--compute=emulate:resnet18-cifar@0.02", "--dilate=2"]) == 0
+    assert given == ["2 hosts at 500 Mbit/s"]
+
+
+@pytest.mark.thorough
+def test_bench_measures_on_the_hosts_of_its_lab(possible, tmp_path):
     file, use = tmp_path / "bench.json", tmp_path / "use.json"
     lab = ["--netlab.hosts=2", "--netlab.rate=1000mbit", f"--netlab.utilization={use}"]
     slowed = ["--compute=emulate:resnet18-cifar@0.02", "--dilate=2"]

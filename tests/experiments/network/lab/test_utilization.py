@@ -8,9 +8,9 @@ from gradwire.experiments.network.lab import (
     NetlabConfig,
     run_on_hosts,
 )
-from gradwire.experiments.network.lab.utilization import Utilization, draw, recorded, write_and_draw
+from gradwire.experiments.network.lab.utilization import Utilization, write_and_draw
 
-from .given import SILENT, USE
+from .given import USE
 
 MEGABYTE = 10**6
 SENT = 4 * MEGABYTE
@@ -64,17 +64,6 @@ def test_a_link_carries_its_rate_and_its_use_is_written_down(possible, capfd, tm
     assert begin < end <= use.seconds[-1]
 
 
-def test_the_picture_is_put_beside_the_file(tmp_path, capsys):
-    write_and_draw(SILENT, tmp_path / "use.json")
-    assert capsys.readouterr().out == f"utilization  {tmp_path}/use.json\npicture      {tmp_path}/use.png\n"
-    assert {file.name for file in tmp_path.iterdir()} == {"use.json", "use.png"}
-
-
-def test_an_empty_name_is_no_file_for_the_use_of_links():
-    with recorded(NetlabConfig(2, utilization=""), None):
-        pass
-
-
 def test_without_matplotlib_the_use_of_links_is_written_and_not_drawn(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     write_and_draw(USE, tmp_path / "use.json")
@@ -87,11 +76,6 @@ def test_without_matplotlib_the_use_of_links_is_written_and_not_drawn(tmp_path, 
 def test_utilization_is_in_mbit_a_second_of_what_was_counted_between_two_looks(tmp_path):
     assert USE.rates(0, "sent_bytes") == pytest.approx([0, 8, 4, 0])
     assert USE.busy(0) == (0.01, 0.04)
-
-
-def test_a_link_without_traffic_is_drawn_too(tmp_path):
-    assert draw(SILENT, tmp_path / "use.png") == [tmp_path / "use.png"]
-    assert (tmp_path / "use.png").stat().st_size > 1000
 
 
 def test_what_is_written_is_read_again(tmp_path):

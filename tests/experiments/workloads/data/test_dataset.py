@@ -83,16 +83,6 @@ def test_hidden_files_and_caches_are_left_out(folder, name):
     assert 255 not in set(bytes_of(dataset.train)) | set(bytes_of(dataset.held_out))
 
 
-def test_the_default_text_is_the_standard_library_s_and_the_same_every_time():
-    first, second = loaded(), loaded()
-    assert first.classes == 256
-    assert first.input_shape == (CONTEXT,)
-    assert torch.equal(first.train.tokens, second.train.tokens)
-    assert torch.equal(first.held_out.tokens, second.held_out.tokens)
-    assert len(first.train) > 100_000
-    assert b"site-packages" not in first.source.encode()
-
-
 def test_text_of_packages_is_split_by_file_and_no_validation_text_is_trained_on(tmp_path):
     for index in range(200):
         folder = tmp_path / f"package{index % 7}"
@@ -135,13 +125,6 @@ def test_ranks_never_share_a_sample_within_an_epoch(numbered, world_size):
     assert len(set(together)) == len(together)
 
 
-def test_the_next_epoch_has_another_order(numbered):
-    each = len(numbered.train) // 4
-    batches = numbered.train_batches(4, seed=0, rank=0, world_size=1)
-    first, second = rows(batches, each), rows(batches, each)
-    assert first != second
-
-
 def test_held_out_batches_are_spread_evenly_and_the_same_at_every_call():
     digits = loaded("digits")
     first, second = (rows(digits.evaluation_batches(4, 5), 100) for _ in range(2))
@@ -149,12 +132,6 @@ def test_held_out_batches_are_spread_evenly_and_the_same_at_every_call():
     assert len(first) == 20
     labels = torch.cat([labels for _, labels in digits.evaluation_batches(4, 5)])
     assert torch.equal(labels, torch.stack([digits.held_out[index * 360 // 20][1] for index in range(20)]))
-
-
-def test_more_held_out_batches_than_there_are_samples_give_each_once():
-    digits = loaded("digits")
-    sizes = [len(labels) for _, labels in digits.evaluation_batches(100, 1000)]
-    assert sizes == [100, 100, 100, 60]
 
 
 @pytest.mark.parametrize("name", ["text", "digits"])
@@ -184,24 +161,3 @@ def test_too_little_text_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="0 bytes to train on"):
         loaded(path=tmp_path / "empty")
-
-
-def test_a_path_that_does_not_exist_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"--data\.path .*nowhere does not exist"):
-        loaded(path=tmp_path / "nowhere")
-
-
-def test_unknown_data_are_refused_with_those_there_are():
-    with pytest.raises(
-        ValueError, match=r"unknown data 'digit' \(did you mean 'digits'\?\); there are: text, packages"
-    ):
-        DataConfig("digit")
-
-
-def test_what_results_say_of_the_data(numbered):
-    assert numbered.summary() == {
-        "name": "text",
-        "source": numbered.source,
-        "train_samples": len(numbered.train),
-        "held_out_samples": len(numbered.held_out),
-    }

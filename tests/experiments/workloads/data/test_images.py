@@ -13,17 +13,6 @@ def loaded(name, path=None):
     return load_dataset(DataConfig(name, None if path is None else str(path)), ModelConfig("mlp"))
 
 
-def test_digits_are_small_pictures_of_ten_classes():
-    digits = loaded("digits")
-    assert (len(digits.train), len(digits.held_out)) == (1437, 360)
-    assert digits.input_shape == (1, 8, 8)
-    images, labels = digits.train.tensors
-    assert images.dtype == torch.float32
-    assert (images.min(), images.max()) == (-1, 1)
-    assert labels.dtype == torch.int64
-    assert labels.unique().tolist() == list(range(10))
-
-
 def test_no_digit_to_train_on_is_held_out():
     digits = loaded("digits")
     train, held_out = (

@@ -70,25 +70,6 @@ def test_what_sleeps_last_too_long_does_not_add_up(clock):
     assert model.late_seconds <= 2.01 * clock.oversleep
 
 
-def test_on_a_real_clock_it_takes_the_traces_time():
-    model = EmulatedModel(TRACE)
-    forward, backward, ready = timed(model, time)
-    assert forward >= 0.06
-    assert backward >= max(ready.values()) >= 0.14
-
-
-def processor_seconds(model):
-    start = time.process_time()
-    timed(model, time)
-    return time.process_time() - start
-
-
-def test_it_takes_hardly_any_of_the_processor():
-    model = EmulatedModel(TRACE, dilate=2)
-    timed(model, time)
-    assert any(processor_seconds(model) < 0.1 * TRACE.seconds * 2 for _ in range(20))  # others use caches too
-
-
 def test_gradients_have_a_heavy_tail_differ_by_step_and_scale_with_the_loss():
     model = EmulatedModel(Trace("wide", "", 1, (Layer("wide", {"weight": (300, 1000)}, 0.0, 0.0),)))
     gradients = []
@@ -111,13 +92,6 @@ def test_gradients_accumulate_and_frozen_parameters_have_none():
     model(INPUTS).backward()
     assert set(TRACE.parameters) - set(before) == {"blocks.0.bias"}
     assert all(not torch.equal(model.get_parameter(name).grad, gradient) for name, gradient in before.items())
-
-
-def test_without_gradients_there_is_only_a_forward(clock):
-    with torch.no_grad():
-        forward, backward, _ = timed(EmulatedModel(TRACE), clock, backward=False)
-    assert forward == pytest.approx(0.06, abs=1.01 * clock.oversleep)
-    assert backward == 0
 
 
 def test_the_users_random_state_is_left_alone_and_models_can_be_copied_and_saved():

@@ -7,7 +7,6 @@ from gradwire.ddp_core.overlap.link_schedule import arrivals, backward_order, pr
 from gradwire.ddp_core.overlap.pending_parameter import mark_pending, restore
 from gradwire.ddp_core.overlap.step_model import layered
 from gradwire.experiments.workloads.emulation import EmulatedModel
-from gradwire.experiments.workloads.emulation.model import Stream
 
 from .given import TRACE
 
@@ -55,15 +54,6 @@ def test_a_forward_takes_what_the_schedule_of_the_link_says(clock, planned):
     exposed, moments = planned
     found = forward_seconds(EmulatedModel(TRACE), clock, moments)
     assert found == pytest.approx(TRACE.forward_seconds + exposed, abs=2 * clock.oversleep)
-
-
-def test_if_its_layers_did_not_take_their_parameters_a_step_would_be_short_by_all_that_is_exposed(
-    clock, planned, monkeypatch
-):
-    exposed, moments = planned
-    monkeypatch.setattr(Stream, "take", lambda stream, parameters: None)
-    missing = TRACE.forward_seconds + exposed - forward_seconds(EmulatedModel(TRACE), clock, moments)
-    assert missing == pytest.approx(exposed, abs=2 * clock.oversleep)
 
 
 def test_what_a_sleep_lasts_too_long_is_not_taken_off_twice_where_a_layer_waits(clock):

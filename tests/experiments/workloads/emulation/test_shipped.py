@@ -1,6 +1,5 @@
 import pytest
 import torch
-from torch import nn
 
 from gradwire.experiments.workloads.emulation import from_flops, load_trace
 from gradwire.experiments.workloads.emulation.shipped import SHIPPED
@@ -53,25 +52,6 @@ def test_a_trace_that_is_recorded_has_its_modules_in_order_and_their_known_opera
     assert [layers[0].name, layers[-1].name] == [first, last]
     assert sum(layer.operations for layer in layers) == pytest.approx(gflops * 1e9, rel=1e-3)
     assert all(layer.parameters for layer in load_trace(name).layers)
-
-
-def test_sockeyes_trace_has_the_shapes_of_torchs_modules_and_its_first_layer_takes_no_time():
-    """Vocabularies of IWSLT 2015, Vietnamese; the widths that Sockeye's first version had by default."""
-    with torch.device("meta"):
-        encoder = {"embedding": nn.Embedding(17191, 512), "lstm": nn.LSTM(512, 512, bidirectional=True)}
-        attention = {"query": nn.Linear(1024, 256), "key": nn.Linear(1024, 256), "score": nn.Linear(256, 1, bias=False)}
-        decoder = {
-            "embedding": nn.Embedding(7709, 512),
-            "lstm": nn.LSTM(512 + 1024, 1024),
-            "attention": nn.ModuleDict(attention),
-            "hidden": nn.Linear(2048, 1024),
-            "output": nn.Linear(1024, 7709),
-        }
-        model = nn.ModuleDict({"encoder": nn.ModuleDict(encoder), "decoder": nn.ModuleDict(decoder)})
-    trace = load_trace("sockeye")
-    assert shapes(model) == trace.parameters
-    assert trace.layers[0].forward_seconds == 0 < trace.layers[1].forward_seconds
-    assert trace.seconds == pytest.approx(0.4)
 
 
 @pytest.mark.parametrize("name", SHIPPED)

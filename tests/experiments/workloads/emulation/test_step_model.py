@@ -48,18 +48,6 @@ def test_latency_counts_for_each_round_of_each_piece_and_dilation_for_computatio
     assert wire(slow) == layers
 
 
-def test_slices_are_those_of_buckets_in_the_order_of_backward():
-    model = step_by_slices(load_trace("vgg19"), "powersgd:rank=4", 2, LinkCost(0.0, 1.0))
-    last = model.pieces[-1]
-    assert last.ready == pytest.approx(model.backward)
-    assert last.needed == 0
-    assert [piece.ready for piece in model.pieces] == sorted(piece.ready for piece in model.pieces)
-
-
-def test_one_rank_sends_nothing():
-    assert wire(step_by_layers(load_trace("resnet50"), "none", 1, LinkCost(0.0, 1.0))) == 0
-
-
 def test_slices_are_equal_parts_of_large_buckets_unless_the_compressor_remembers_more_than_single_numbers():
     """Of vgg19's first classifier of 411 MB, whose gradients bf16 halves."""
     largest = 4 * 4096 * 25088
@@ -90,9 +78,3 @@ def test_a_model_that_sends_little_sends_it_in_several_slices(trace, spec, hosts
     models = [step_by_slices(loaded, spec, hosts, link, slice_mb=size) for size in (2.0, None)]
     found = [step_seconds(model, arrivals(model, priority_order(model))) / best for model in models]
     assert found == pytest.approx([before, now], abs=0.01)
-
-
-def test_latency_counts_for_each_slice():
-    trace, none = load_trace("vgg19"), LinkCost(0.0, 0.0)
-    few, many = (wire(step_by_slices(trace, "none", 2, LinkCost(1.0, 0.0), slice_mb=size)) for size in (16, 1))
-    assert few == len(step_by_slices(trace, "none", 2, none, slice_mb=16).pieces) < many / 10

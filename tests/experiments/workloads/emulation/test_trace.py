@@ -35,17 +35,12 @@ def test_a_trace_survives_its_file(tmp_path):
     ("change", "words"),
     [
         ({"batch_size": 0}, "batch_size .* at least 1, got 0"),
-        ({"batch_size": "4"}, "batch_size .* got '4'"),
         ({"layers": []}, "has no parameters"),
         ({"colour": 1}, "unexpected keyword argument 'colour'"),
-        ({"layers": [[]]}, "TypeError"),
         ({"layers.0.forward_seconds": -1}, "forward_seconds of layer 'embedding' .* got -1"),
         ({"layers.0.backward_seconds": float("nan")}, "backward_seconds .* got nan"),
-        ({"layers.0.backward_seconds": "1"}, "backward_seconds .* got '1'"),
-        ({"layers.0.parameters": []}, "(Attribute|Type)Error"),
         ({"layers.0.parameters": {"weight": 3}}, "(Attribute|Type)Error"),
         ({"layers.0.parameters": {"weight": [3, 0]}}, r"shape of 'embedding.weight' .* got \[3, 0\]"),
-        ({"layers.0.parameters": {"weight": [2.5]}}, r"shape of 'embedding.weight' .* got \[2.5\]"),
         ({"layers.0.name": "blocks.0"}, "several layers called 'blocks.0'"),
         (
             {"layers.0.name": "blocks", "layers.0.parameters": {"0.bias": [3]}},
@@ -79,7 +74,6 @@ def test_a_bad_trace_is_refused_with_what_is_wrong(change, words, tmp_path):
         ),
         ("resnet50@fast", "seconds of computation a step, as in resnet50@0.1; got 'resnet50@fast'"),
         ("resnet50@0", "above 0, got 0"),
-        ("resnet50@inf", "above 0, got inf"),
         (__file__, "cannot read the trace .*test_trace.py"),
     ],
 )
