@@ -32,7 +32,7 @@ OPTIMIZERS = {
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, foreach=False),
     "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01, foreach=True),
 }
-ORDERS = ("priority", "priority", "auto", "backward")
+ORDERS = ("priority", "priority", "backward")
 PLACES = ("cleared", "forward", "backward", "step")  # after which a rank may wait for all, or look at a parameter
 
 

@@ -41,7 +41,7 @@ def overlapped(world):
     """`overlap` in each order ends as it does where every step waits."""
     for spec in ("int4", "powersgd:rank=2", "none"):
         ends = []
-        for order in ("synchronous", "priority", "auto"):
+        for order in ("synchronous", "priority"):
             ddp, handle = wrapped(world, "own", spec)
             inner = torch.optim.SGD(ddp.parameters(), lr=0.05)
             optimizer = gradwire.overlap(ddp, inner, order=order, slice_mb=0.02)
