@@ -42,6 +42,7 @@ SPECS = {  # a name in tables: what `attach` makes of it beside AdamW
     "bf16": "bf16",
     "int8": "int8",
     "int4": "int4:error_feedback=false",
+    "hosts+bf16": "hosts+bf16",
     "hosts+int8": "hosts+int8",
     "hosts+int4": "hosts+int4:error_feedback=false",
 }
@@ -65,8 +66,12 @@ class Situation:
     micro_batches: int
     steps: dict[str, tuple[Prediction, Prediction]]
 
-    def speed_up(self, name: str, over: str = "bf16") -> tuple[float, float]:
-        """Return the speed-up of a compressor over another one, least and most."""
+    def speed_up(self, name: str, over: str | None = None) -> tuple[float, float]:
+        """Return the speed-up of a compressor over another one, least and most.
+
+        By default over bf16 that is sent in the same way: within hosts first if the compressor is between hosts alone.
+        """
+        over = over or ("hosts+bf16" if name.startswith("hosts+") and name != "hosts+bf16" else "bf16")
         found = [other.step / mine.step for mine, other in zip(self.steps[name], self.steps[over], strict=True)]
         return min(found), max(found)
 

@@ -38,9 +38,9 @@ RANKS_MEASURED = 20e6  # parameters: PowerSGD lost 1 % with AdamW there, and 27 
 CANDIDATES = (
     Candidate("none", {ADAMW: 0.0, SGD: 0.0, MUON: 0.0}),
     Candidate("bf16", {ADAMW: -0.002, SGD: 0.0, MUON: 0.0}),
-    Candidate("int8", {ADAMW: -0.001, SGD: 0.001, MUON: 0.0}),
+    Candidate("int8", {ADAMW: -0.001, SGD: 0.0, MUON: 0.0}),
     Candidate("int4", {ADAMW: 0.012, SGD: 0.005, MUON: 0.019}, warm_up=True),
-    Candidate("int2", {ADAMW: 0.006, SGD: 0.012, MUON: 0.022}, warm_up=True),
+    Candidate("int2", {ADAMW: 0.005, SGD: 0.012, MUON: 0.022}, warm_up=True),
     Candidate("powersgd:rank=4", {ADAMW: 0.050, SGD: 0.020, MUON: 0.039}, RANKS_MEASURED, warm_up=True),
     Candidate("powersgd:rank=8,payload=int8", {ADAMW: 0.009, SGD: 0.007, MUON: 0.053}, RANKS_MEASURED, warm_up=True),
     Candidate("topk:ratio=0.01,error_feedback=0.9", {ADAMW: 0.034, SGD: 0.060, MUON: 0.075}),

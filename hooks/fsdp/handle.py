@@ -80,7 +80,7 @@ class ShardHandle(Observed):
         self.suit(reduce or "none", optimizer, {})
 
     def suit(self, spec: Spec, optimizer: Optimizers | None, names: Mapping[Tensor, str]) -> None:
-        """As of any handle, for what `reduce` sends between hosts."""
+        """Do as any handle, for what `reduce` sends between hosts."""
         super().suit(split_hosts(split_option(spec, "inside")[1])[1], optimizer, names)
 
     def _replace(self, reduction: ShardSum | None, weights: WeightGather | None) -> None:

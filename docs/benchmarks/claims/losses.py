@@ -113,7 +113,7 @@ def of_examples(optimizer: str) -> Trainings:
 @cache
 def all_trainings() -> list[Trainings]:
     """Return all trainings that compare compressors as `attach` sets them, the largest models first."""
-    of_loss = [(file, task) for file in (TABLE, FEEDBACK) for task in TASKS if task != "gpt-muon-400"]
+    of_loss = [(file, task) for file in (FEEDBACK, TABLE) for task in TASKS if task != "gpt-muon-400"]
     return [
         on_a_gpu(GPT2, "adamw", 700),
         on_a_gpu(GPT2, "adamw", 400),
@@ -141,6 +141,8 @@ def largest(spec: str, optimizer: str, network: str = "", seeds: int = 1) -> tup
     ]
     if not found:
         return None
+    newest = {(each[0].network, each[0].source.steps, each[0].size): each for each in reversed(found)}
+    found = sorted(newest.values(), key=lambda each: -each[0].size)
     first = found[0][0]
     equal = [each for each in found if (each[0].size, each[0].source.steps) == (first.size, first.source.steps)]
     equal = equal if first.size > 1 else [each for each in found if each[0].size == first.size]

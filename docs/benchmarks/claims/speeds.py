@@ -1,13 +1,15 @@
 """Claims of time and bytes: measured on emulated hosts and on GPUs, published, and predicted."""
 
-from collections.abc import Iterator, Sequence
+import csv
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 
 import torch
 
-from claims.claim import MEASURED, SETTING, Claim, Source, finely, loss, number, per_cent, raw, study_rows, times
+from claims.claim import MEASURED, ROOT, SETTING, Claim, Source, finely, loss, number, per_cent, raw, times
 from claims.losses import STUDY
-from gradwire.experiments.sweep.columns import time_to_loss
+from gradwire.experiments.results.rows import Row
+from gradwire.experiments.sweep.columns import seconds_of_steps, time_to_loss
 
 WITHIN = 0.01  # the target: the training loss that bf16 ends with, and one per cent more
 FSDP, REPLICATE = "docs/benchmarks/fsdp-1gbit.json", "docs/benchmarks/replicate-1gbit.json"
@@ -18,25 +20,43 @@ CORES = "four emulated hosts on two CPU cores"
 
 
 def reached(values: Sequence[float]) -> str:
-    """Return a speed-up, if every seed reached the loss."""
-    return times([sum(values) / len(values)]) if values else "not on all seeds"
+    """Return the speed-ups of all runs of the lab, if every seed reached the loss."""
+    return times(values) if values else "not on all seeds"
 
 
 def to_target(spec: str, rate: str) -> tuple[list[float], int]:
-    """Return the speed-up over bf16 of the time to bf16's last training loss and one per cent, and how many seeds ran.
+    """Return speed-ups over bf16 of the time to bf16's last training loss and one per cent, and how many seeds ran.
 
-    It is a mean over seeds, or that of an earlier run of one seed. It is empty if a seed never gets there.
+    One for each run of the lab that timed both, as means over seeds; or that of an earlier training of one seed in the lab.
+    None at all if a seed never gets there.
     """
-    for row in study_rows("time-to-accuracy-gpt"):
-        if row["compressor"] == spec and row["netlab.rate"] is None:
-            found = row[f"speedup_{rate}"]
-            return [found] if isinstance(found, float) else [], int(row["runs"])
-    rows = [
-        row for point in raw(STUDY) for row in point["rows"] if row.get("netlab.rate") == rate and row["steps"] == 120
+    points = raw(STUDY)
+    trained = [row for point in points for row in point["rows"] if row["steps"] == 120]
+    simulated = pairs([row for row in trained if row.get("netlab.rate") is None], spec)
+    if not simulated:
+        found = [speed_up(*each) for each in pairs([row for row in trained if row.get("netlab.rate") == rate], spec)]
+        return [each for each in found if each is not None], len(found)
+    if not all(isinstance(time_to_loss(mine, other, within=WITHIN), float | int) for mine, other in simulated):
+        return [], len(simulated)
+    runs = [[row for row in point["rows"] if row.get("netlab.rate") == rate] for point in points]
+    labs = [{row["compressor"]: row for row in rows if row["steps"] < 120} for rows in runs]
+    timed = [[speed_up(*each, lab) for each in simulated] for lab in labs if {spec, "bf16"} <= lab.keys()]
+    return [sum(filter(None, each)) / len(each) for each in timed], len(simulated)
+
+
+def pairs(rows: Sequence[Row], spec: str) -> list[tuple[Row, Row]]:
+    """Return the rows of a compressor, each with that of bf16 with the same seed."""
+    base = {row.get("seed"): row for row in rows if row["compressor"] == "bf16"}
+    return [(row, base[row.get("seed")]) for row in rows if row["compressor"] == spec and row.get("seed") in base]
+
+
+def speed_up(mine: Row, other: Row, lab: Mapping[str, Row] | None = None) -> float | None:
+    """Return the speed-up of a training over that of bf16 to the target, with the times of a lab; None if it is not reached."""
+    timed = [
+        {**row, "train_seconds": seconds_of_steps(row, lab[row["compressor"]])} if lab else row for row in (mine, other)
     ]
-    found = {row["compressor"]: row for row in rows}
-    mine, other = (time_to_loss(found[each], found["bf16"], within=WITHIN) for each in (spec, "bf16"))
-    return [other / mine] if isinstance(mine, float | int) and isinstance(other, float | int) else [], 1
+    first, second = (time_to_loss(row, timed[1], within=WITHIN) for row in timed)
+    return second / first if isinstance(first, float | int) and isinstance(second, float | int) else None
 
 
 def to_accuracy() -> Iterator[Claim]:
@@ -53,7 +73,22 @@ def to_accuracy() -> Iterator[Claim]:
                 yield Claim(
                     f"time {spec} {rate}", MEASURED, source, lambda values=values: values, lambda _, told=told: told
                 )
+    for rate in ("100mbit", "1gbit"):
+        of_lab = pairs([row for row in rows if row.get("netlab.rate") == rate], "int4")
+        earlier = [speed_up(*each) for each in of_lab]
+        about = Source(STUDY, source.command, "four emulated hosts on an Intel Xeon", "19 M", "120", seeds=1)
+        yield Claim(f"time int4 {rate} earlier", MEASURED, about, lambda it=earlier: it, times)
     yield Claim("within", SETTING, source, lambda: [100 * WITHIN], number("%"))
+
+
+def of_lab() -> Iterator[Claim]:
+    """Yield the speed-ups over bf16 of an earlier run at a rate that two cores hardly carry."""
+    file = "docs/results/gpt-bandwidth/earlier.csv"
+    source = Source(file, "gradwire sweep --config gpt-bandwidth", CORES, "19 M", "2")
+    for row in csv.DictReader((ROOT / file).read_text("utf-8").splitlines()):
+        if row["rate"] == "25gbit":
+            compute = lambda row=row: [float(row["over_bf16"])]  # noqa: E731
+            yield Claim(f"lab {row['compressor']} 25gbit", MEASURED, source, compute, lambda each: f"{each[0]:.2f}x")
 
 
 def of_sites() -> Iterator[Claim]:
@@ -138,6 +173,7 @@ def on_one_gpu() -> Iterator[Claim]:
 def claims() -> Iterator[Claim]:
     """Yield all claims of time and bytes."""
     yield from to_accuracy()
+    yield from of_lab()
     yield from of_sites()
     yield from of_fsdp()
     yield from of_replicate()

@@ -37,7 +37,7 @@ class Row:
 
 def of_training(network: str, rate: str) -> Row:
     """Return the row of a rate at which trainings were measured: bf16 where int8 gains too little."""
-    gains = {spec: sum(to_target(spec, rate)[0]) or 1.0 for spec in ("bf16", "int8", "int4")}
+    gains = {spec: min(to_target(spec, rate)[0]) for spec in ("bf16", "int8", "int4")}
     first = "int8" if worthwhile(gains["int8"]) else "bf16"
     following = "int4" if worthwhile(gains["int4"] / gains[first]) else "-"
     claims = [f"time {spec} {rate}" for spec in (first, following)]
@@ -53,7 +53,7 @@ def of_prediction(each: Situation) -> Row:
     """Return the row of a prediction: bf16 where int8 gains too little."""
     prefix = "hosts+" if each.gpus_per_host > 1 and each.hosts > 1 else ""
     specs = [f"{prefix}int8", f"{prefix}int4"]
-    first = specs[0] if worthwhile(each.speed_up(specs[0])[0]) else "bf16"
+    first = specs[0] if worthwhile(each.speed_up(specs[0])[0]) else f"{prefix}bf16"
     gain = each.speed_up(specs[1])[0] / each.speed_up(first)[0]
     following = specs[1] if worthwhile(gain) else "-"
     network = "GPUs in one box without NVLink" if each.network is None else f"{each.network:g} Gbit/s Ethernet"
@@ -83,8 +83,10 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def cells(row: Row, claims: Mapping[str, Claim]) -> tuple[str, ...]:
     """Return what to try first and next, each with its speed-up, and the kind of the figures."""
     found = [claims.get(name) for name in (row.first_claim, row.following_claim)]
-    gain, more = (each.text if each else "not measured" for each in found)
-    first = "`bf16`" if row.first == "bf16" else f"`bf16`, then `{row.first}`"
+    base = "hosts+bf16" if row.first.startswith("hosts+") else "bf16"
+    over = f" over `{base}`" if base != "bf16" else ""
+    gain, more = (each.text + over if each else "not measured" for each in found)
+    first = f"`{base}`" if row.first == base else f"`{base}`, then `{row.first}`"
     return (first, gain, *(("-", "-") if row.following == "-" else (f"`{row.following}`", more)), row.kind)
 
 
