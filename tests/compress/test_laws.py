@@ -10,24 +10,16 @@ from gradwire.compress import (
     Compressor,
     ErrorFeedback,
     Float32Arithmetic,
-    Layout,
     Partition,
-    Ranks,
     Simulation,
     Switch,
     compressor,
     compressors,
 )
 from gradwire.compress.protocol.registry import BASELINES, find
-from gradwire.compress.state import tree as states
 from gradwire.compress.state.tree import Leaves
+from gradwire.testing import SHAPES, bucket, held_back, random_gradients
 
-SHAPES = {
-    "one element": ((1,),),
-    "prime": ((1009,),),
-    "one huge, many tiny": (*(((3,),) * 20), (101, 103)),
-    "layers": ((64, 32), (7,), (13, 3, 3, 3), (1,), (5, 1)),
-}
 OWN_LAW = ("dgc",)  # momentum inside: see test_dgc
 DAMPED = ("onebit", "randomk", "chunktopk")  # by default, and then forget: see test_feedback
 
@@ -149,8 +141,7 @@ NARROW_RESIDUAL = {"residual_bits=8": 2 / 254, "residual_bits=16": 2 / 512}
 
 
 def layout(shapes, dtype, world_size):
-    names = tuple(f"p{index}" for index in range(len(shapes)))
-    return Layout(names, shapes, dtype, torch.device("cpu"), Ranks(world_size))
+    return bucket(shapes, ranks=world_size, dtype=dtype)
 
 
 def rounding(spec, dtype):
@@ -180,14 +171,6 @@ def narrow(spec):
     return max((loss for option, loss in NARROW_RESIDUAL.items() if option in str(spec)), default=0.0)
 
 
-def mean_held_back(simulation, within):
-    total = torch.zeros(within.numel, dtype=torch.float64)
-    for state in simulation.states:
-        for name, numbers in states.held_back(state).items():
-            within.views(total)[name].view(-1).add_(numbers.double() / within.ranks.world_size)
-    return total
-
-
 def build(spec):
     return OBJECTS.get(spec) or compressor(spec)
 
@@ -210,16 +193,14 @@ def assert_conserves(spec, within, steps):
     simulation = Simulation(build(spec), within)
     generator = torch.Generator().manual_seed(within.ranks.world_size)
     for _ in range(steps):
-        gradients = [
-            torch.randn(within.numel, generator=generator).to(within.dtype) for _ in range(within.ranks.world_size)
-        ]
-        before = mean_held_back(simulation, within)
+        gradients = random_gradients(within, generator)
+        before = held_back(simulation, within)
         outputs = simulation.step(gradients)
         assert all(torch.equal(output, outputs[0]) for output in outputs)
         if forgets(spec):
             continue
         given = sum(gradient.double() for gradient in gradients) / within.ranks.world_size + before
-        kept = outputs[0].double() + mean_held_back(simulation, within)
+        kept = outputs[0].double() + held_back(simulation, within)
         bound = tolerance(spec, within.dtype, within.ranks.world_size)
         assert (given - kept).abs().max() <= bound * max(1.0, given.abs().max())
         assert_nothing_vanishes(given - kept, given, spec, within.dtype)
@@ -254,9 +235,7 @@ def assert_telescopes(spec, within, steps):
     """
     simulation = Simulation(build(spec), within)
     generator = torch.Generator().manual_seed(0)
-    gradients = [
-        torch.randn(within.numel, generator=generator).to(within.dtype) for _ in range(within.ranks.world_size)
-    ]
+    gradients = random_gradients(within, generator)
     target = sum(gradient.double() for gradient in gradients) / within.ranks.world_size
     total, owed = torch.zeros_like(target), []
     for step in range(1, steps + 1):
@@ -265,7 +244,7 @@ def assert_telescopes(spec, within, steps):
     cut = steps * 2 // 3
     assert max(owed[cut:]) <= 1.2 * max(owed[:cut]) + steps * tolerance(spec, within.dtype, within.ranks.world_size)
     assert owed[-1] <= steps / 4
-    missing = target - (total + mean_held_back(simulation, within)) / steps
+    missing = target - (total + held_back(simulation, within)) / steps
     assert_nothing_vanishes(missing, target, spec, within.dtype)
 
 

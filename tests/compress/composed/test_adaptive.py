@@ -7,9 +7,9 @@ from gradwire.compress import Dense, Hierarchical, Simulation, compressor, dry_r
 from gradwire.compress.simulate import scopes_by_round
 from gradwire.compress.state import tree as states
 from gradwire.compress.state.agreed import agree_in, choices
+from gradwire.testing import held_back
 
 from ..given import gradients, layout, mean, placed
-from ..test_laws import mean_held_back
 from ..test_undo import Versioned, same
 
 SHAPES = ((64, 32), (7,), (13, 3, 3, 3), (1,), (5, 1))
@@ -92,11 +92,11 @@ def test_what_goes_in_comes_out_or_is_held_back_while_methods_change(ladder, dty
     simulation = Simulation(adaptive(ladder), within)
     for step, method in enumerate(CHANGES):
         forced(simulation, method)
-        given, before = gradients(within, step), mean_held_back(simulation, within)
+        given, before = gradients(within, step), held_back(simulation, within)
         outs = simulation.step(given)
         assert all(torch.equal(out, outs[0]) for out in outs)
         entered = sum(gradient.double() for gradient in given) / 3 + before
-        lacking = entered - outs[0].double() - mean_held_back(simulation, within)
+        lacking = entered - outs[0].double() - held_back(simulation, within)
         assert lacking.abs().max() <= 2e-6 * max(1, entered.abs().max())
 
 
@@ -186,13 +186,13 @@ def test_every_share_of_a_host_chooses_for_itself_in_as_many_rounds():
     within = layout(*SHAPES, world_size=4, per_host=2)
     simulation = Simulation(Hierarchical(adaptive("none/topk:ratio=0.5/topk:ratio=0.2", target=0.9)), within)
     for step in range(12):
-        given, before = gradients(within, step), mean_held_back(simulation, within)
+        given, before = gradients(within, step), held_back(simulation, within)
         for flat, other in zip(given, few(within), strict=True):
             flat[: within.numel // 2] = other[: within.numel // 2]
         outs = simulation.step(given)
         assert all(torch.equal(out, outs[0]) for out in outs)
         entered = sum(gradient.double() for gradient in given) / 4 + before
-        assert (entered - outs[0] - mean_held_back(simulation, within)).abs().max() < 4e-6 * entered.abs().max()
+        assert (entered - outs[0] - held_back(simulation, within)).abs().max() < 4e-6 * entered.abs().max()
     assert chosen(simulation) == [2, 1, 2, 1]
 
 

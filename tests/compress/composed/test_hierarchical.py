@@ -6,9 +6,10 @@ import torch
 from gradwire.compress import Dense, Float16, Hierarchical, Layout, Ranks, Simulation, compressor, dry_run, most_rounds
 from gradwire.compress.state import tree as states
 from gradwire.compress.state.shares import share_of
+from gradwire.testing import SHAPES, held_back
 
 from ..given import gradients, layout, mean, placed
-from ..test_laws import KINDS, SHAPES, assert_nothing_vanishes, forgets, mean_held_back, tolerance
+from ..test_laws import KINDS, assert_nothing_vanishes, forgets, tolerance
 
 HOSTS = [(2, 1), (4, 2), (6, 3), (3, 3), (8, 4)]  # (ranks, ranks a host)
 LAYERS = SHAPES["layers"]
@@ -37,12 +38,12 @@ def test_what_goes_in_comes_out_or_is_held_back(spec):
         within = on_hosts(shapes, world_size, ranks_per_host, dtype)
         simulation = Simulation(compressor(f"hosts+{spec}"), within)
         for step in range(2):
-            given, before = gradients(within, step), mean_held_back(simulation, within)
+            given, before = gradients(within, step), held_back(simulation, within)
             outputs = simulation.step(given)
             assert all(torch.equal(output, outputs[0]) for output in outputs)
             whole = sum(gradient.double() for gradient in given) / world_size + before
             if not forgets(spec):
-                lacking = whole - outputs[0].double() - mean_held_back(simulation, within)
+                lacking = whole - outputs[0].double() - held_back(simulation, within)
                 assert lacking.abs().max() <= 2 * tolerance(spec, dtype, world_size) * max(1.0, whole.abs().max())
                 assert_nothing_vanishes(lacking, whole, spec, dtype)
 
@@ -56,7 +57,7 @@ def test_what_rounding_to_16_bits_takes_is_held_back(spec):
     found, expected = rounded.step(given)[0], exact.step([each.float() for each in given])[0]
     taken = expected - found.float()
     assert taken.abs().max() > 1e-4
-    held = mean_held_back(rounded, narrow) - mean_held_back(exact, wide)
+    held = held_back(rounded, narrow) - held_back(exact, wide)
     torch.testing.assert_close(held.float(), taken, rtol=0, atol=4e-6)
 
 
@@ -68,7 +69,7 @@ def test_what_rounding_to_16_bits_takes_gets_no_momentum():
         given = gradients(within, step)
         velocity = 0.9 * velocity + sum(each.double() for each in given) / 4
         due += velocity - simulation.step(given)[0].double()
-    torch.testing.assert_close(mean_held_back(simulation, within), due, rtol=0, atol=1e-5)
+    torch.testing.assert_close(held_back(simulation, within), due, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("spec", ["none", "topk:error_feedback=false", "int8:error_feedback=false"])
@@ -76,7 +77,7 @@ def test_without_error_feedback_rounding_is_not_held_back_either(spec):
     within = on_hosts(LAYERS, 4, 2, torch.bfloat16)
     simulation = Simulation(compressor(f"hosts+{spec}"), within)
     simulation.step(gradients(within))
-    assert not mean_held_back(simulation, within).any()
+    assert not held_back(simulation, within).any()
 
 
 @pytest.mark.parametrize(("world_size", "ranks_per_host"), HOSTS)
@@ -194,7 +195,7 @@ class TestStates:
             for fields in saved.values():
                 fields |= {field.replace("inner.residual", "rounding"): numbers for field, numbers in fields.items()}
             assert states.load(after, saved) == {}
-        torch.testing.assert_close(mean_held_back(new, within), mean_held_back(old, within))
+        torch.testing.assert_close(held_back(new, within), held_back(old, within))
 
     def test_what_does_not_fit_the_parameter_is_refused(self):
         within, built = on_hosts(((8, 8),), 4, 2), compressor("hosts+powersgd")

@@ -5,9 +5,10 @@ import torch
 
 from gradwire.compress import ErrorFeedback, Float32Arithmetic, Hierarchical, Partition, Simulation, TwoShot, compressor
 from gradwire.compress.state import tree as states
+from gradwire.testing import held_back
 
 from ..given import gradients, layout
-from ..test_laws import KINDS, NARROW_RESIDUAL, OWN_LAW, forgets, mean_held_back
+from ..test_laws import KINDS, NARROW_RESIDUAL, OWN_LAW, forgets
 
 SHAPES = ((24, 32), (7,), (13, 3, 3), (40, 16), (5, 1), (9, 11))
 ORDERS = (((0, 1, 2, 3, 4, 5),), ((0,), (1, 2), (3,), (4, 5)), ((5, 3), (4, 2, 1, 0)))  # the buckets' parameters
@@ -26,7 +27,7 @@ def held_by_name(simulations, owed):
     """{name: mean over ranks of what is held back and owed}."""
     total = {}
     for within, simulation in simulations:
-        for name, view in within.views(mean_held_back(simulation, within)).items():
+        for name, view in within.views(held_back(simulation, within)).items():
             total[name] = view.reshape(-1)
     for name, numbers in owed:
         total[name] = total[name] + numbers

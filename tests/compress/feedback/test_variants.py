@@ -16,9 +16,10 @@ from gradwire.compress import (
 from gradwire.compress.protocol.registry import registered
 from gradwire.compress.state import tree as states
 from gradwire.compress.state.tree import Leaves
+from gradwire.testing import held_back
 
 from ..given import RANKS, Scaled, gradients, layout, mean
-from ..test_laws import BITS, ROUNDING, mean_held_back
+from ..test_laws import BITS, ROUNDING
 
 LOSSY = [name for name in compressors() if registered[name].lossy and not name.startswith("shouting")]
 SHAPES = ((64, 32), (7,), (13, 3, 3, 3), (1,), (5, 1))
@@ -64,10 +65,10 @@ def test_conservation_what_goes_in_comes_out_is_held_back_or_is_forgotten_by_the
         simulation, oracle = Simulation(compressor(spec), within), Oracle(options, within, kept)
         for step in range(4):
             given = gradients(within, step)
-            before = mean_held_back(simulation, within)
+            before = held_back(simulation, within)
             outputs = simulation.step(given)
             assert all(torch.equal(output, outputs[0]) for output in outputs)
-            entered, held = oracle.mean_input(given) + before, mean_held_back(simulation, within)
+            entered, held = oracle.mean_input(given) + before, held_back(simulation, within)
             left = outputs[0].double() + held + oracle.forgotten(held)
             assert (entered - left).abs().max() <= bound * max(1.0, entered.abs().max())
 
@@ -83,7 +84,7 @@ class TestDamped:
         simulation = Simulation(compressor("topk:k=1,error_feedback=0.5"), within)
         for _ in range(50):
             simulation.step(gradients(within))
-        assert mean_held_back(simulation, within).norm() <= gradients(within)[0].norm()
+        assert held_back(simulation, within).norm() <= gradients(within)[0].norm()
 
     def test_a_server_s_residual_fades_too(self):
         within = layout((64,))

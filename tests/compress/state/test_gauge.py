@@ -19,9 +19,9 @@ from gradwire.compress.state.gauge import (
     steady,
 )
 from gradwire.kernels import Residual
+from gradwire.testing import SHAPES
 
 from ..given import gradients, layout
-from ..test_laws import SHAPES
 
 LATE = WARM_UP * EVERY
 
