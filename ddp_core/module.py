@@ -287,7 +287,7 @@ class DistributedDataParallel(TorchAttributes):
     def copy_states(self, source: int, *, buffers: bool | None = None) -> None:
         """Make parameters, and buffers if they are synchronized, those of rank `source`."""
         wanted = self.forward_sync_buffers if buffers is None else buffers
-        self._buffers_sync.copy(states(self.module, buffers=wanted), source)
+        self._buffers_sync.copy(list(states(self.module, buffers=wanted).values()), source)
 
     def backward_is_synced(self, *, joined: bool) -> bool:
         """Return True if the other ranks' next backward averages gradients. All ranks ask, inside `join`."""

@@ -18,13 +18,18 @@ from .unused_parameters import Rules
 
 def described(parameters: Mapping[str, Tensor], spec: Spec, rules: Rules) -> list[str]:
     """Return what ranks must agree on, a line each: the compressor and other arguments, then the parameters."""
-    lines = [
+    built = compressor(spec)
+    of_compressor = alike(fingerprint(built), f"the compressor {specification(built)}")
+    return [of_compressor, *rules.shared(), *described_parameters(parameters)]
+
+
+def described_parameters(parameters: Mapping[str, Tensor]) -> list[str]:
+    """Return what ranks must agree on of parameters, a line each."""
+    return [
         f"parameter {name} with shape {tuple(p.shape)}, strides {p.stride()}, {p.dtype} on {p.device.type}, "
         f"requires_grad={p.requires_grad}"
         for name, p in parameters.items()
     ]
-    built = compressor(spec)
-    return [alike(fingerprint(built), f"the compressor {specification(built)}"), *rules.shared(), *lines]
 
 
 def verify(lines: Sequence[str], transport: Transport) -> None:
