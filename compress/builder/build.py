@@ -299,14 +299,15 @@ def parsed(text: str) -> Mapping[str, Any]:
         )
     plus = OUTER_END.search(text)
     outer, inner = (text[: plus.start()], text[plus.end() :]) if plus else (text, "")
-    name, colon, options = outer.strip().partition(":")
+    name, colon, options = map(str.strip, outer.partition(":"))
     if not name or (colon and not options) or (plus and not inner.strip()):
         raise ValueError(
             f"cannot read the compressor {text!r}: write name, name:key=value,key=value or outer+inner:..."
         )
-    meant = NO_COLON.fullmatch(outer.strip())
+    meant = None if colon else NO_COLON.fullmatch(name)
     if meant and find(meant["name"]) and not find(meant["options"]):
-        raise ValueError(_with_a_colon(text, f"{meant['name']}:{meant['options']}"))
+        rest = f"+{inner.strip()}" if plus else ""
+        raise ValueError(_with_a_colon(text, f"{meant['name']}:{meant['options']}{rest}"))
     mapping: dict[str, Any] = {"name": name, **({"inner": parsed(inner)} if plus else {})}
     for option in options.split(",") if options else ():
         key, equals, value = option.partition("=")
