@@ -14,7 +14,7 @@ from .observed import Observed
 from .reducer.autograd import gradient_node, keep_from_compiler, watched
 from .reducer.error_messages import removed
 from .reducer.stray_gradients import Strays
-from .torch_compat.arguments import refuse_inside, refuse_parts, trained_now
+from .torch_compat.arguments import refuse_inside, refuse_parts, share_model, trained_now
 from .transport.host_memory import obstacle
 from .transport.launchers import adopt_launcher, init_process_group
 from .transport.paced import Link, Paced
@@ -55,6 +55,7 @@ __all__ = [
     "refuse_inside",
     "refuse_parts",
     "removed",
+    "share_model",
     "start_all_gather",
     "start_all_to_all",
     "start_scatter",

@@ -284,7 +284,7 @@ class DistributedDataParallel(TorchAttributes):
     def copy_states(self, source: int, *, buffers: bool | None = None) -> None:
         """Make parameters, and buffers if they are synchronized, those of rank `source`."""
         wanted = self.forward_sync_buffers if buffers is None else buffers
-        copy_from(source, states(self.module, buffers=wanted), self._copies)
+        copy_from(source, list(states(self.module, buffers=wanted).values()), self._copies)
 
     def backward_is_synced(self, *, joined: bool) -> bool:
         """Return True if the other ranks' next backward averages gradients. All ranks ask, inside `join`."""

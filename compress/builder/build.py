@@ -27,7 +27,7 @@ from .options import compressor_meant, option_value
 WRITTEN = "_gradwire_text"  # the attribute of a compressor that was built from a text: that text
 logger = logging.getLogger(__name__)
 ENTRY_POINT_GROUP = "gradwire.compressors"
-NO_COLON = re.compile(r"(?P<name>[\w-]+)\s*[\s,;(]\s*(?P<options>.+?)\)?")  # a text such as "int4,error_feedback=0.9"
+NO_SIGN = re.compile(r"([\w-]+)\s*[\s,;(]\s*(.+?)\)?")  # such as "int4,error_feedback=0.9" or "hosts int8"
 OUTER_END = re.compile(r"(?<![0-9][eE])\+")  # a '+' that is not part of a number such as 1e+3
 NESTED = ("inner", "warmup")  # options that are specifications
 DEEPEST = 16  # compressors inside each other
@@ -299,14 +299,17 @@ def parsed(text: str) -> Mapping[str, Any]:
         )
     plus = OUTER_END.search(text)
     outer, inner = (text[: plus.start()], text[plus.end() :]) if plus else (text, "")
-    name, colon, options = outer.strip().partition(":")
+    name, colon, options = map(str.strip, outer.partition(":"))
     if not name or (colon and not options) or (plus and not inner.strip()):
         raise ValueError(
             f"cannot read the compressor {text!r}: write name, name:key=value,key=value or outer+inner:..."
         )
-    meant = NO_COLON.fullmatch(outer.strip())
-    if meant and find(meant["name"]) and not find(meant["options"]):
-        raise ValueError(_with_a_colon(text, f"{meant['name']}:{meant['options']}"))
+    words = NO_SIGN.fullmatch(name)
+    method, other = map(find, words.groups()) if words else (None, None)
+    if words and method and (method.wraps if other else not colon):
+        sign, missing = ("+", "a '+' between compressors") if other else (":", "a colon before the options")
+        rest = f"+{inner.strip()}" if plus else ""
+        raise ValueError(_with_sign(text, missing, f"{words[1]}{sign}{words[2]}{colon}{options}{rest}"))
     mapping: dict[str, Any] = {"name": name, **({"inner": parsed(inner)} if plus else {})}
     for option in options.split(",") if options else ():
         key, equals, value = option.partition("=")
@@ -320,9 +323,9 @@ def parsed(text: str) -> Mapping[str, Any]:
     return mapping
 
 
-def _with_a_colon(text: str, meant: str) -> str:
-    """The message for a text whose options do not follow a colon. `meant`: the text with one, which may be wrong, too."""
-    message = f"cannot read the compressor {text!r}: write a colon before the options, as in {meant!r}"
+def _with_sign(text: str, missing: str, meant: str) -> str:
+    """The message for a text that lacks a sign. `meant`: the text with it, which may be wrong, too."""
+    message = f"cannot read the compressor {text!r}: write {missing}, as in {meant!r}"
     try:
         compressor(meant)
     except ValueError as error:

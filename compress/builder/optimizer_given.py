@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
@@ -25,7 +26,7 @@ OTHERS = (
 def report_optimizer(spec: Spec, optimizer: Optimizers | None, names: Mapping[Tensor, str], rank: int) -> None:
     """Log a warning on rank 0 if a compressor depends on the optimizer, and the one given is none or another model's.
 
-    `names`: of the parameters that train.
+    `names`: of the parameters that train. An optimizer may update copies of some in float32.
     """
     if rank != 0 or (suiting := for_adam(spec)) is None:
         return
@@ -35,5 +36,11 @@ def report_optimizer(spec: Spec, optimizer: Optimizers | None, names: Mapping[Te
     groups = (group for each in optimizers_of(optimizer) for group in each.param_groups)
     updated = {parameter for group in groups for parameter in group["params"]}
     missing = [name for parameter, name in names.items() if parameter not in updated]
-    if missing:
+    if missing and shapes(updated) != shapes(names):
         logger.warning(OTHERS, len(names) - len(missing), len(names), ", ".join(missing[:3]))
+
+
+def shapes(parameters: Iterable[Tensor]) -> Counter[tuple[int, ...]]:
+    """Return how many parameters have each shape; of shards, the shapes of this rank's parts."""
+    parts: Iterable[Tensor] = (getattr(each.detach(), "to_local", each.detach)() for each in parameters)
+    return Counter(tuple(part.shape) for part in parts)

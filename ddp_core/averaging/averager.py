@@ -41,7 +41,6 @@ from .shown_averages import Parts, parts_of_bucket, parts_of_slice
 from .starting_values import StartingValues
 from .step_checks import DiscardedGradientCheck, DivergenceCheck, RepeatedAverageCheck, ReplicaCheck
 from .steps import SteppedAverager, Steps
-from .two_levels import without_levels
 
 logger = logging.getLogger(__name__)
 
@@ -257,19 +256,16 @@ class CompressedAverager(SteppedAverager):
             varies = traits_of(self.memory.compressor).varies_with_threads
             differ = agree_on_kernels(operations, engine.transport, flat.device, varies_with_threads=varies)
             self._replicas.transport = engine.transport if differ else None
-            self._log_advice(layout)
+            self._log_warm_up()
             self._agreed = True
         return layout
 
-    def _log_advice(self, layout: Layout) -> None:
-        """Say once on the first rank that a compressor does not compress yet, or that two levels would save bytes."""
-        memory = self.memory
-        if memory.compressor == self._warned or self.engines.group.rank() != 0:
-            return
-        self._warned = memory.compressor
-        for found in (warm_up(memory.compressor, memory.step - 1), without_levels(memory.compressor, layout)):
-            if found is not None:
-                logger.warning("gradwire: %s", found)
+    def _log_warm_up(self) -> None:
+        """Say once for each compressor, on the first rank, that it does not compress yet."""
+        compressor, found = self.memory.compressor, warm_up(self.memory.compressor, self.memory.step - 1)
+        if found is not None and compressor is not self._warned and self.engines.group.rank() == 0:
+            self._warned = compressor
+            logger.warning("gradwire: %s", found)
 
     def _name(self, parameter: Tensor) -> str:
         return self.names.setdefault(parameter, str(len(self.names)))

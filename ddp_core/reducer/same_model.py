@@ -11,32 +11,38 @@ from torch import Tensor
 from ...compress import Spec, compressor, specification
 from ...compress.builder.build import fingerprint
 from ..transport.protocol import Transport
-from ..transport.rank_messages import alike, broadcast, compared, exchange, largest, shown
+from ..transport.rank_messages import alike, broadcast, exchange, largest, same, shown
 from .unused_parameters import Rules
 
 
 def described(parameters: Mapping[str, Tensor], spec: Spec, rules: Rules) -> list[str]:
     """Return what ranks must agree on, a line each: the compressor and other arguments, then the parameters."""
-    lines = [
+    built = compressor(spec)
+    of_compressor = alike(fingerprint(built), f"the compressor {specification(built)}")
+    return [of_compressor, *rules.shared(), *described_parameters(parameters)]
+
+
+def described_parameters(parameters: Mapping[str, Tensor]) -> list[str]:
+    """Return what ranks must agree on of parameters, a line each."""
+    return [
         f"parameter {name} with shape {tuple(p.shape)}, strides {p.stride()}, {p.dtype} on {p.device.type}, "
         f"requires_grad={p.requires_grad}"
         for name, p in parameters.items()
     ]
-    built = compressor(spec)
-    return [alike(fingerprint(built), f"the compressor {specification(built)}"), *rules.shared(), *lines]
 
 
 def verify(lines: Sequence[str], transport: Transport) -> None:
     """Raise RuntimeError on every rank, naming the first difference and the ranks, unless all have the same lines."""
-    digest = hashlib.sha256("\n".join(map(compared, lines)).encode()).hexdigest()
+    forms = ("\n".join(line.split("\0")[form] for line in lines) for form in (0, -1))
+    digest = alike(*(hashlib.sha256(form.encode()).hexdigest() for form in forms))
     digests = exchange(digest, transport, what="the models that they train")
-    differing = [rank for rank, other in enumerate(digests) if other != digests[0]]
+    differing = [rank for rank, other in enumerate(digests) if not same(other, digests[0])]
     if not differing:
         return
     texts = exchange("\n".join(lines), transport, what="the models that they train")
     mine, other = texts[0].split("\n"), texts[differing[0]].split("\n")
     here, there = next(
-        (tuple(map(shown, pair)) for pair in zip(mine, other, strict=False) if len(set(map(compared, pair))) > 1),
+        (tuple(map(shown, pair)) for pair in zip(mine, other, strict=False) if not same(*pair)),
         tuple(f"{sum(line.startswith('parameter ') for line in lines)} parameters" for lines in (mine, other)),
     )
     raise RuntimeError(

@@ -15,7 +15,9 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from ...compress.builder.options import did_you_mean
 from ..buckets.assignment import caps_in_bytes
 from ..buckets.grad_bucket import plain_names
+from ..reducer.same_model import copy_from, described_parameters, verify
 from ..reducer.unused_parameters import Rules
+from ..transport.protocol import Transport
 from ..transport.torch_groups import as_groups
 
 REFUSED = {  # argument: the way out
@@ -199,13 +201,22 @@ def trained_now(module: nn.Module) -> tuple[dict[str, Tensor], list[bool]]:
     return named, sparse
 
 
-def states(module: nn.Module, *, buffers: bool) -> list[Tensor]:
-    """Return all parameters, and buffers if wanted, that ranks have in common."""
+def states(module: nn.Module, *, buffers: bool) -> dict[str, Tensor]:
+    """Return all parameters, and buffers if wanted, that ranks have in common, by name."""
     ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
     found: list[tuple[str, Tensor]] = list(module.named_parameters())
     if buffers:
         found += module.named_buffers()
-    return [tensor for name, tensor in found if name not in ignored]
+    return {name: tensor for name, tensor in found if name not in ignored}
+
+
+def share_model(module: nn.Module, transport: Transport) -> None:
+    """Give all ranks the parameters and buffers of rank 0, before DDP does: an optimizer may copy them when it is made.
+
+    A collective call. Raises RuntimeError on every rank if models differ.
+    """
+    verify(described_parameters(states(module, buffers=False)), transport)
+    copy_from(0, list(states(module, buffers=True).values()), transport)
 
 
 def refuse_inside(module: nn.Module, trained: Iterable[Tensor]) -> None:

@@ -89,7 +89,7 @@ class TorchAttributes(TorchDDP):
         self.reducer.rules = self.arguments.rules()
 
     def _take_devices(self) -> None:
-        self._module_parameters = states(self.module, buffers=False)
+        self._module_parameters = list(states(self.module, buffers=False).values())
         types = {parameter.device.type for parameter in self._module_parameters}
         if len(types) != 1:
             raise ValueError(

@@ -14,7 +14,7 @@ from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch.distributed as dist
 
@@ -24,6 +24,7 @@ BOOT, SPACES = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns")
 CHECK_SECONDS = 0.2  # between two checks that the other ranks still live
 SOON = 0.5  # seconds within which a process has ended whose connections were lost, on a busy machine too
 _known: WeakKeyDictionary[dist.ProcessGroup, Mapping[int, int]] = WeakKeyDictionary()  # {rank: process} on this machine
+_met: WeakSet[dist.ProcessGroup] = WeakSet()  # groups all of whose ranks are known
 logger = logging.getLogger(__name__)
 PATIENCE = 5.0  # seconds until the missing ranks are named
 SHORTEST, LONGEST = 0.001, 0.05  # seconds between two looks
@@ -71,8 +72,13 @@ def place() -> str:
         return ""
 
 
-def know(group: dist.ProcessGroup, places: Sequence[str]) -> None:
-    """Remember the ranks of a group that share this one's machine. `places`: of each rank."""
+def meet(group: dist.ProcessGroup, places: Sequence[str]) -> None:
+    """Remember the ranks of a group that share this one's machine, for good. `places`: of each rank."""
+    _know(group, places)
+    _met.add(group)
+
+
+def _know(group: dist.ProcessGroup, places: Sequence[str]) -> None:
     known = {rank: each.split() for rank, each in enumerate(places) if each}
     here, process = known.get(group.rank(), ("", ""))
     _known[group] = {rank: int(its) for rank, (there, its) in known.items() if there == here and its != process}
@@ -141,7 +147,7 @@ def await_all(group: dist.ProcessGroup, did: str, remedy: str, timeout: timedelt
         for key in (f"met/{number - 1}", f"all/{number - 1}"):  # which nobody waits for any more
             store.delete_key(key)
         return
-    began, pause, look, met = time.monotonic(), SHORTEST, PATIENCE, group in _known
+    began, pause, look = time.monotonic(), SHORTEST, PATIENCE
     while not store.check([f"all/{number}"]):
         waited = time.monotonic() - began
         ended = ended_ranks(group) if pause == LONGEST else []
@@ -154,8 +160,8 @@ def await_all(group: dist.ProcessGroup, did: str, remedy: str, timeout: timedelt
             _calls[group] = number - 1
             raise RuntimeError(f"gave up: {message}")
         if waited > look:
-            if not met:  # ranks may announce themselves at any time
-                know(group, _announced(store, ranks))
+            if group not in _met:  # ranks may announce themselves at any time
+                _know(group, _announced(store, ranks))
             if look == PATIENCE and rank == min(_present(store, number, ranks)):
                 logger.warning("%s", _missing(store, number, ranks, did, remedy, waited))
             look *= 2

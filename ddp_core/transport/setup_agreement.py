@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import torch.distributed as dist
 
-from .lost_ranks import await_all, know, place
+from .lost_ranks import await_all, meet, place
 from .protocol import Transport
 from .rank_messages import exchange
 from .torch_groups import store_of
@@ -65,7 +65,7 @@ class Agreement:
         await_all(transport.group, HERE, REMEDY, self._limit)
         texts = exchange(f"{uuid.uuid4().hex} {place()}", transport, what="the setup of their first bucket")
         keys, _, places = zip(*(text.partition(" ") for text in texts), strict=True)
-        know(transport.group, places)
+        meet(transport.group, places)
         self._world_size = transport.ranks.world_size
         if type(store := store_of(transport.group)) is not dist.Store:  # which is MPI's placeholder
             self._store = dist.PrefixStore(f"gradwire/agreement/{keys[0]}/", store)

@@ -8,11 +8,12 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...compress import Spec
-from ...ddp_core import DistributedDataParallel, Handle, Scaler, watched
+from ...ddp_core import DistributedDataParallel, Handle, Scaler, over, share_model, watched
 from ..local_sgd.local_steps import LocalSteps
 from .gathered_state import scalars
 from .lightning_package import NAMED, DDPStrategy, FabricDDPStrategy
@@ -52,6 +53,12 @@ class _Kept(DDPStrategy):
         if self._saved is not None and self._source is not None:
             self._source.scatter_state_dict(self._saved)
             self._saved = None
+
+    def setup_optimizers(self, trainer: Any) -> None:
+        """Make the optimizers as Lightning does, of the same model on all ranks: some copy its weights."""
+        assert dist.group.WORLD is not None
+        share_model(self.lightning_module, over(dist.group.WORLD, self.root_device))
+        super().setup_optimizers(trainer)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         """Save a checkpoint. Lightning calls this on all ranks; weights alone are saved without the state of all ranks."""

@@ -54,6 +54,14 @@ def foreign(model):
     return torch.optim.AdamW(nn.Linear(4, 4).parameters())
 
 
+def of_copies(model):
+    return torch.optim.AdamW([each.detach().double() for each in model.parameters()])
+
+
+def of_some_copies(model):
+    return torch.optim.AdamW([model[0].weight, *(each.detach().double() for each in list(model.parameters())[1:])])
+
+
 def one_of_two(model):
     return two(model)[1]
 
@@ -76,6 +84,8 @@ def test_an_optimizer_that_matters_and_is_unknown_foreign_or_incomplete_is_said_
     [
         ("int4", all_of),
         ("int4", two),
+        ("int4", of_copies),
+        ("int4", of_some_copies),
         ("int4:error_feedback=true", none),
         ("int4:error_feedback=false", foreign),
         ("int8", none),

@@ -334,7 +334,7 @@ MUTANTS = [
     Mutant(
         "a rank that ends before its first bucket is waited for",
         "ddp_core/transport/lost_ranks.py",
-        "know(group, _announced(store, ranks))",
+        "_know(group, _announced(store, ranks))",
         "pass",
         "tests/ddp_core/transport/test_rank_messages.py -k 'before_its_first'",
     ),
@@ -383,8 +383,8 @@ MUTANTS = [
     Mutant(
         "ranks that announce themselves late are not watched",
         "ddp_core/transport/lost_ranks.py",
-        "if not met:  # ranks may announce themselves at any time",
-        "if not met and look == PATIENCE:",
+        "if group not in _met:  # ranks may announce themselves at any time",
+        "if group not in _met and look == PATIENCE:",
         "tests/ddp_core/transport/test_lost_ranks.py -k late",
     ),
 ]

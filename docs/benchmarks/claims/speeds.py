@@ -51,7 +51,7 @@ def pairs(rows: Sequence[Row], spec: str) -> list[tuple[Row, Row]]:
 
 
 def speed_up(mine: Row, other: Row, lab: Mapping[str, Row] | None = None) -> float | None:
-    """Return the speed-up of a training over that of bf16 to the target, with the times of a lab; None if it is not reached."""
+    """Return the speed-up of a training over that of bf16 to the target, with the times of a lab; None without it."""
     timed = [
         {**row, "train_seconds": seconds_of_steps(row, lab[row["compressor"]])} if lab else row for row in (mine, other)
     ]

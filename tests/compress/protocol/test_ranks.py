@@ -1,14 +1,12 @@
 """Requests among the ranks of a host, and among the hosts."""
 
 import dataclasses
+from typing import get_args
 
 import pytest
 import torch
 
 from gradwire.compress import (
-    AllGather,
-    AllReduce,
-    AllToAll,
     BFloat16,
     Float16,
     Ranks,
@@ -23,6 +21,7 @@ from gradwire.compress import (
     simulate,
     together,
 )
+from gradwire.compress.protocol.requests import Request
 from gradwire.compress.simulate import traffic
 
 from ..given import gradients, layout, mean, placed
@@ -158,19 +157,17 @@ def test_an_empty_reduce_scatter_is_no_round():
     assert simulate([reduce_scatter(torch.empty(1, 0, 4))])[0].shape == (0, 4)
 
 
-def asking(request):
-    yield request
-
-
 class TestErrors:
-    @pytest.mark.parametrize("request_of", [AllReduce, ReduceScatter, AllGather, AllToAll])
-    def test_an_unknown_scope_is_refused(self, request_of):
+    @pytest.mark.parametrize("kind", get_args(Request))
+    def test_a_request_of_an_unknown_scope_is_refused_wherever_it_is_made(self, kind):
         with pytest.raises(ValueError, match=r"the scope of .* is 'all' or 'host' or 'across' or 'self', got 'rack'"):
-            simulate([asking(request_of(torch.ones(1, 1), scope="rack"))])
+            kind(torch.ones(1, 1), scope="rack")
 
-    def test_an_unknown_op_is_refused(self):
+    def test_a_request_of_an_unknown_op_is_refused_wherever_it_is_made(self):
         with pytest.raises(ValueError, match="the op of ReduceScatter is 'mean' or 'sum', got 'max'"):
-            simulate([asking(ReduceScatter(torch.ones(1, 1), "max"))])
+            ReduceScatter(torch.ones(1, 1), "max")
+        with pytest.raises(ValueError, match="the op of AllReduce is 'mean' or 'sum' or 'max', got 'avg'"):
+            next(all_reduce(torch.ones(1), "avg"))
 
     @pytest.mark.parametrize("ranks_per_host", [0, -1, 4, 12])
     def test_ranks_that_do_not_fill_hosts_are_refused(self, ranks_per_host):

@@ -1,11 +1,14 @@
 """Steps of torch's hook as their buckets tell them, and changes that other threads want in the middle of one."""
 
+from dataclasses import dataclass, field
 from datetime import timedelta
+from unittest import mock
 
 import pytest
 import torch
 
-from gradwire.compress import Layout, Ranks, compressor
+import gradwire
+from gradwire.compress import Layout, Ranks, all_to_all, compressor
 from gradwire.ddp_core import Handle
 from gradwire.ddp_core.averaging.averager import setup
 from gradwire.ddp_core.memory.model_memory import ModelMemory
@@ -118,3 +121,41 @@ def test_ranks_compare_compressor_step_shapes_and_where_asked_values(partial):
     text = f"none at step 3{unused} with a first bucket of 2 parameters, 9 x torch.float32"
     assert shown(setup(memory, layout, None)) == text
     assert shown(setup(memory, layout, "their values x")) == f"{text}, their values x"
+
+
+@dataclass(frozen=True)
+class Counting:
+    """A plug-in with a tensor as an option, which cannot say whether it equals another one, and with a memory of its own."""
+
+    weights: torch.Tensor
+    calls: list[int] = field(default_factory=list)
+    __hash__ = object.__hash__
+
+    def init(self, layout):
+        self.calls.append(layout.ranks.world_size)
+
+    def reduce(self, grad, state, residual=None):
+        self.calls.append(grad.numel())
+        if residual is not None:
+            grad.add_(residual.before)
+            residual.after.zero_()
+        rows = yield from all_to_all(grad.expand(self.calls[0], -1).contiguous())
+        return rows.mean(0)
+
+
+def counted(rank, world_size):
+    """The calls of two plug-ins, one swapped for the other, where a launcher says that two ranks share a host."""
+    used = Counting(torch.ones(3)), Counting(torch.zeros(3))
+    model = gradwire.DistributedDataParallel(torch.nn.Linear(4, 4), compressor=used[0])
+    with mock.patch.dict("os.environ", LOCAL_WORLD_SIZE="2"):
+        for following in used[::-1]:
+            model(torch.ones(1, 4)).sum().backward()
+            model.compression.swap(following)
+    return [each.calls for each in used]
+
+
+def test_every_rank_calls_a_plug_in_as_often_as_the_others(ranks):
+    """Or what it draws at random would differ from there on."""
+    first, *others = ranks.run(counted, 4)
+    assert first[0]
+    assert others == [first] * 3

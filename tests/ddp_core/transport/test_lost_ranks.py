@@ -36,7 +36,7 @@ def other():
 def group(other):
     """Rank 0's, with rank 1 on this machine, and rank 2 on another one."""
     group = Group()
-    lost_ranks.know(group, [lost_ranks.place(), f"{lost_ranks.machine()} {other.pid}", "elsewhere 1"])
+    lost_ranks.meet(group, [lost_ranks.place(), f"{lost_ranks.machine()} {other.pid}", "elsewhere 1"])
     return group
 
 
@@ -69,6 +69,8 @@ def test_a_rank_that_announces_itself_late_and_ends_is_named_long_before_the_lim
     store, group = dist.HashStore(), Group(size=lambda: 2)
     monkeypatch.setattr(lost_ranks, "_presence", lambda group: store)
     store.set("process/0", lost_ranks.place())
+    with pytest.raises(RuntimeError, match=r"gave up: ranks \[0\] called"):  # what this call sees is not all
+        lost_ranks.await_all(group, "called", "call it there, too", timedelta(seconds=0.3))
     threading.Timer(0.5, store.set, ["process/1", f"{lost_ranks.machine()} {other.pid}"]).start()
     threading.Timer(1.0, other.kill).start()
     with pytest.raises(RuntimeError, match=r"ranks \[1\] have ended"):

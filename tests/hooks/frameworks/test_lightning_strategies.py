@@ -200,3 +200,44 @@ def test_a_handle_that_was_in_spawned_processes_is_not_silently_none():
     strategy._lightning_module = network()  # as Lightning does before it starts them
     with pytest.raises(RuntimeError, match=r"start_method='spawn'.*look at trainer\.logged_metrics"):
         _ = strategy.compression
+
+
+def copying(rank, world_size, folder, local):
+    """The weights that an optimizer finds when it is made, of ranks that begin with other ones; those after the fit."""
+    with launched(rank, world_size):
+        import pytorch_lightning as pl
+
+        from gradwire.lightning import GradwireStrategy, LocalStepsStrategy
+
+        class Regression(pl.LightningModule):
+            def __init__(self):
+                super().__init__()
+                self.layer = torch.nn.Linear(4, 1)
+                self.register_buffer("scale", torch.rand(1))
+
+            def training_step(self, batch, _):
+                return self.layer(batch).mean() * self.scale
+
+            def configure_optimizers(self):
+                self.found = [each.clone() for each in self.state_dict().values()]
+                return torch.optim.SGD(self.parameters(), 0.1)
+
+        strategy = LocalStepsStrategy(every=2, fragments=1) if local else GradwireStrategy("int8")
+        quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+        quiet["default_root_dir"] = folder
+        torch.manual_seed(rank)
+        model = Regression()
+        began = [each.clone() for each in model.state_dict().values()]
+        pl.Trainer(strategy=strategy, accelerator="cpu", devices=world_size, max_steps=2, **quiet).fit(
+            model, DataLoader(torch.ones(4 * world_size, 4), 2)
+        )
+    return began, model.found, numbers(model)
+
+
+@needing("pytorch_lightning")
+@pytest.mark.parametrize("local", [False, True], ids=["compressed", "local"])
+def test_optimizers_are_made_of_the_same_model_on_all_ranks(ranks, tmp_path, local):
+    (began, *first), (began_elsewhere, *second) = ranks.run(copying, 2, str(tmp_path), local, timeout=TIMEOUT)
+    assert not same(began, began_elsewhere)
+    assert same(first, second)
+    assert same(first[0], began)

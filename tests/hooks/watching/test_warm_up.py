@@ -62,6 +62,27 @@ def test_a_warm_up_is_shown_while_it_lasts_and_logged_once(own, ranks):
             assert "1.0x fewer bytes" not in watched[-1]
 
 
+def resumed(rank, world_size):
+    """The lines about warm-ups after loads of a state past the warm-up, and of one inside it."""
+    logged = Kept()
+    handle = gradwire.attach(ddp := nn.parallel.DistributedDataParallel(nn.Linear(4, 4)), "powersgd:start_iter=3")
+    states = []
+    for _ in range(5):
+        ddp(ones(2, 4)).sum().backward()
+        states.append(handle.state_dict())
+    logging.getLogger("gradwire").addHandler(logged)
+    again = gradwire.attach(ddp := nn.parallel.DistributedDataParallel(nn.Linear(4, 4)), "powersgd:start_iter=3")
+    for state in (states[4], states[0], states[1]):
+        again.load_state_dict(state)
+        ddp(ones(2, 4)).sum().backward()
+    logging.getLogger("gradwire").removeHandler(logged)
+    return [line for line in logged.lines if "warm-up" in line]
+
+
+def test_a_warm_up_is_logged_once_after_a_state_past_it_too(ranks):
+    assert ranks.run(resumed, 1) == [["gradwire: " + TEXT.format(1)]]
+
+
 def test_a_warm_up_names_the_compressor_in_use():
     assert str(warm_up(compressor("topk:start_iter=9,warmup=bf16"), 4)) == "warm-up: bf16 until step 9 (now 4)"
     assert str(warm_up(compressor("int4:start_iter=9,warmup=int8"), 4)) == "warm-up: int8 until step 9 (now 4)"
