@@ -101,7 +101,7 @@ def loss(values: Sequence[float]) -> str:
         return " and ".join(map(_signed, values)) + " %"
     width = interval(values)
     text = f"{_signed(mean(values))} ± {width:.1f} %"
-    return f"no difference seen ({text})" if abs(mean(values)) < width else text
+    return f"no difference seen ({text})" if abs(mean(values)) <= width else text
 
 
 def per_cent(values: Sequence[float]) -> str:
