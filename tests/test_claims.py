@@ -93,6 +93,17 @@ def test_every_measured_claim_says_what_a_referee_asks(claims):
         assert claim.kind == "published" or (ROOT / source.file).exists(), claim.name
 
 
+def test_the_command_of_a_measured_claim_names_its_baseline_and_all_its_seeds(claims):
+    for claim in claims.values():
+        command, values = claim.source.command, claim.source.seeds or len(claim.values)
+        assert not re.search(r"\.\.\.|[{}]", command), claim.name
+        if claim.kind == "measured" and re.search(r"_losses?\.py|gpu_quality\.py|train_gpt\.py", command):
+            seeds = re.search(r"seeds? (?:in )?((?:\d+ ?)+)", command)
+            assert seeds, claim.name
+            assert len(seeds[1].split()) >= values, claim.name
+            assert re.search(r" none(/none)?[ ;]", command), claim.name
+
+
 def test_the_table_of_claims_is_that_of_today(claims):
     script = importlib.import_module("write_claims")
     written = list(csv.reader(script.TABLE.read_text("utf-8").splitlines()))

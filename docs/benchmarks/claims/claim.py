@@ -102,7 +102,7 @@ def loss(values: Sequence[float]) -> str:
     width = interval(values)
     text, each = f"{_signed(mean(values))} ± {width:.1f} %", ", but higher on each seed"
     worse = each if min(values) > 0 and float(f"{mean(values):.1f}") > 0 else ""
-    return f"no difference seen ({text}{worse})" if abs(mean(values)) < width else text
+    return f"no difference seen ({text}{worse})" if abs(mean(values)) <= width else text
 
 
 def per_cent(values: Sequence[float]) -> str:

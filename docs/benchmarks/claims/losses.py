@@ -37,7 +37,8 @@ WARM = ",start_iter=100"  # uncompressed steps of the trainings on a GPU
 class Trainings:
     """Finished trainings of one kind, which differ in their compressor and seed alone.
 
-    `losses`: {compressor: {seed: validation loss}}. `size` in millions of parameters.
+    `losses`: {compressor: {seed: validation loss}}. `size` in millions of parameters. The command of `source` has places
+    for {compressors} and {seeds}.
     """
 
     optimizer: str
@@ -51,6 +52,12 @@ class Trainings:
         """Return per cent above the baseline, for each seed that both have."""
         found, base = self.losses[spec], self.losses[self.baseline]
         return [100 * (found[seed] / base[seed] - 1) for seed in sorted(found) if seed in base]
+
+    def ran(self, *specs: str) -> Source:
+        """Return the source with the command that trains these compressors and the baseline, with their seeds."""
+        names = " ".join(dict.fromkeys((self.baseline, *specs)))
+        seeds = " ".join(map(str, sorted({seed for spec in specs for seed in self.losses[spec]})))
+        return replace(self.source, command=self.source.command.format(compressors=names, seeds=seeds))
 
     def name_of(self, spec: str) -> str | None:
         """Return the name under which a compressor ran as `attach` sets it for this optimizer; None if it did not."""
@@ -80,7 +87,11 @@ def on_a_gpu(file: str, optimizer: str, steps: int) -> Trainings:
     ]
     if file == GPT2 and steps == 400:  # two calls with one seed: each has its own baseline
         rows = [{**row, "seed": row["call"]} for row in rows]
-    source = Source(file, QUALITY, H200, f"{rows[0]['parameters'] / 1e6:.0f} M", f"{steps:,}")
+    about = {key: rows[0][key] for key in ("size", "steps", "lr", "batch", "bucket_mb", "optimizer")}
+    options = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in about.items() if value is not None)
+    seeds = "--seed 0" if file == GPT2 else "--seed {seeds}"
+    command = f"{QUALITY} {{compressors}} {seeds} {options} --no-checkpoints --folder quality"
+    source = Source(file, command, H200, f"{rows[0]['parameters'] / 1e6:.0f} M", f"{steps:,}")
     return Trainings({"adamw": ADAMW, "muon": MUON}[optimizer], rows[0]["parameters"] / 1e6, source, gathered(rows))
 
 
@@ -97,7 +108,9 @@ def of_study(simulated: bool) -> Trainings:
 
 def of_table(file: str, task: str) -> Trainings:
     """Return the trainings of a task of one of the files of docs/results/loss."""
-    source = Source(file, f"python docs/benchmarks/compressor_loss.py {file}", RANKS, "0.1 M", str(STEPS[task]))
+    script = f"python docs/benchmarks/compressor_loss.py {file}"
+    command = f"{script} --tasks {task} --seeds {{seeds}} --compressors {{compressors}}"
+    source = Source(file, command, RANKS, "0.1 M", str(STEPS[task]))
     losses = gathered([row for row in raw(file)["runs"] if row["task"] == task])
     return Trainings(TASKS[task], 0.1, source, losses, network=NETWORKS.get(task, "GPT"))
 
@@ -105,7 +118,9 @@ def of_table(file: str, task: str) -> Trainings:
 def of_examples(optimizer: str) -> Trainings:
     """Return the trainings of docs/examples/train_gpt.py."""
     rows = [row for row in raw(EXAMPLES) if row["optimizer"] == optimizer]
-    command = f"torchrun --nproc-per-node 2 docs/examples/train_gpt.py --optimizer {optimizer}"
+    script = f"torchrun --nproc-per-node 2 docs/examples/train_gpt.py --optimizer {optimizer}"
+    run = f"{script} --compressor $compressor --seed $seed"
+    command = f"for compressor in {{compressors}}; do for seed in {{seeds}}; do {run}; done; done"
     source = Source(EXAMPLES, command, "two ranks on two CPU cores", "0.9 M", "150")
     return Trainings({"adamw": ADAMW, "muon": MUON}[optimizer], 0.9, source, gathered(rows, "validation_loss"))
 
@@ -153,7 +168,7 @@ def of_low_rank_bytes() -> Iterator[Claim]:
     """Yield how many times fewer bytes PowerSGD sent in the trainings whose losses the tables show."""
     study = Source(STUDY, "gradwire sweep --config time-to-accuracy-gpt", "four simulated ranks", "19 M", "120")
     rows = [row for point in raw(STUDY) for row in point["rows"] if row.get("netlab.rate") is None]
-    gpt2 = Source(GPT2, QUALITY, H200, "128 M", "400")
+    gpt2 = on_a_gpu(GPT2, "adamw", 400).ran("powersgd:rank=32,payload=int4")
     for spec, source, found in (
         ("powersgd:rank=8,payload=int8", study, {row["compressor"]: row["compression_ratio"] for row in rows}),
         ("powersgd:rank=32,payload=int4", gpt2, {row["compressor"]: row["ratio"] for row in raw(GPT2)}),
@@ -188,9 +203,8 @@ def shown_losses(spec: str, optimizer: str) -> dict[str, tuple[Trainings, str]]:
 def _claim(name: str, trainings: Trainings, spec: str, form: Callable[..., str] = loss) -> Claim:
     uncompressed = re.search(r"start_iter=(\d+)$", spec)
     warm_up = f" (the first {uncompressed[1]} uncompressed)" if uncompressed else ""
-    return Claim(
-        f"loss {name}", MEASURED, replace(trainings.source, warm_up=warm_up), lambda: trainings.excess(spec), form
-    )
+    source = replace(trainings.ran(spec), warm_up=warm_up)
+    return Claim(f"loss {name}", MEASURED, source, lambda: trainings.excess(spec), form)
 
 
 def after(run: dict[str, Any], base: dict[str, Any], step: str) -> float:
@@ -211,7 +225,7 @@ def low_rank() -> Iterator[Claim]:
     """Yield what PowerSGD did at 128 M parameters."""
     runs = {(run["compressor"], run["call"]): run for run in raw(GPT2) if "call" in run}
     run, base = runs["powersgd:rank=32,payload=int4", 2], runs["none", 2]
-    source = Source(GPT2, QUALITY, H200, "128 M", "400")
+    source = on_a_gpu(GPT2, "adamw", 400).ran(run["compressor"])
     ended = lambda: [after(run, base, "400")]  # noqa: E731
     yield Claim(f"loss {run['compressor']} {ADAMW}", MEASURED, source, ended, loss)
     for step in ("100", "200", "300", "400"):
@@ -238,16 +252,19 @@ def on_gpus() -> Iterator[Claim]:
     for spec in ("int4:start_iter=500,warmup=int8", "powersgd:rank=64,payload=int4,start_iter=500,warmup=int8"):
         yield _claim(f"{spec} Muon 11 M", later, spec)
         bytes_of = lambda spec=spec: only({row["ratio"] for row in raw(FEWER) if row["compressor"] == spec})  # noqa: E731
-        yield Claim(f"bytes {spec}", MEASURED, later.source, bytes_of, times)
+        yield Claim(f"bytes {spec}", MEASURED, later.ran(spec), bytes_of, times)
     for optimizer in ("adamw", "muon"):
+        uncompressed = on_a_gpu(FEWER, optimizer, 2000).ran("none")
+        command = uncompressed.command.replace("none", "int4") + " --local-every 16 --outer muloco"
+        source = replace(uncompressed, command=f"{uncompressed.command} && {command}")
         runs = [row for row in raw(FEWER) if row["optimizer"] == optimizer and row["steps"] == 2000]
         base = {row["seed"]: row["loss"] for row in runs if row["compressor"] == "none" and not row.get("local_every")}
         rounds = [row for row in runs if row.get("local_every") == 16 and row.get("outer") == "muloco"]
         above = lambda it=rounds, base=base: [100 * (row["loss"] / base[row["seed"]] - 1) for row in it]  # noqa: E731
-        yield Claim(f"sites {optimizer} 11 M", MEASURED, later.source, above, loss)
+        yield Claim(f"sites {optimizer} 11 M", MEASURED, source, above, loss)
     noise = [run["losses"]["100"] for run in raw(GPT2) if run["steps"] == 700]  # all of them uncompressed until then
     spread = lambda: [100 * (max(noise) / min(noise) - 1)]  # noqa: E731
-    yield Claim("noise 128 M", MEASURED, replace(full.source, steps="100"), spread, per_cent)
+    yield Claim("noise 128 M", MEASURED, replace(full.ran(*full.losses), steps="100"), spread, per_cent)
 
 
 def of_warmed() -> tuple[Trainings, str]:

@@ -1,7 +1,7 @@
 """Claims of time and bytes: measured on emulated hosts and on GPUs, published, and predicted."""
 
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 
 import torch
@@ -14,8 +14,10 @@ from gradwire.experiments.sweep.columns import seconds_of_steps, time_to_loss
 WITHIN = 0.01  # the target: the training loss that bf16 ends with, and one per cent more
 FSDP, REPLICATE = "docs/benchmarks/fsdp-1gbit.json", "docs/benchmarks/replicate-1gbit.json"
 H100, H200 = (f"docs/benchmarks/{name}/step-gpu.json" for name in ("h100", "h200"))
+HOST_BOUND = "docs/benchmarks/h200/step-host.json"
 HOOKS = "docs/benchmarks/native-100mbit.json"
 FSDP_LOSS = "docs/benchmarks/fsdp2-losses.json"
+STEP_TIME = "python docs/benchmarks/step_time.py"
 CORES = "four emulated hosts on two CPU cores"
 
 
@@ -110,7 +112,8 @@ def of_sites() -> Iterator[Claim]:
 def of_fsdp() -> Iterator[Claim]:
     """Yield step times of FSDP2 over bf16 both ways, and losses."""
     cases = {case["case"].removeprefix("fsdp:").removesuffix("@0"): case for case in raw(FSDP)["cases"]}
-    command = "gradwire netlab --hosts 4 --rate 1gbit -- python step_time.py fsdp:torch@0 fsdp:none/none@0 ..."
+    pairs = " ".join(f"fsdp:{pair}@0" for pair in cases)
+    command = f"gradwire netlab --hosts 4 --rate 1gbit -- {STEP_TIME} {pairs} --steps {raw(FSDP)['steps']}"
     source = Source(FSDP, command, CORES, "19 M", f"{raw(FSDP)['steps']}")
     for pair in cases:
         compute = lambda pair=pair: [cases[pair]["speed"] / cases["bf16/bf16"]["speed"]]  # noqa: E731
@@ -119,7 +122,7 @@ def of_fsdp() -> Iterator[Claim]:
         compute = lambda one=one, other=other: [cases[one]["speed"] / cases[other]["speed"]]  # noqa: E731
         yield Claim(f"fsdp {one} over {other}", MEASURED, source, compute, two_decimals)
     losses = raw(FSDP_LOSS)["losses"]
-    command = "python docs/benchmarks/fsdp2_losses.py none/none bf16/bf16 int8/int4 int4/int4 int2/int4"
+    command = f"python docs/benchmarks/fsdp2_losses.py {' '.join(losses)} --seeds 0 1 2 --validation 500"
     source = Source(FSDP_LOSS, command, "4 simulated ranks on two CPU cores", "0.1 M", "400")
     for pair, found in losses.items():
         compute = lambda found=found: [100 * (found[s] / losses["none/none"][s] - 1) for s in sorted(found)]  # noqa: E731
@@ -134,7 +137,7 @@ def two_decimals(values: Sequence[float]) -> str:
 def of_replicate() -> Iterator[Claim]:
     """Yield how much longer steps are under replicate() than under DDP, in per cent."""
     seconds = {case["case"]: case["median_s"] for case in raw(REPLICATE)["cases"]}
-    command = "gradwire netlab --hosts 4 --rate 1gbit -- python step_time.py int8@25 replicate:int8@0 ..."
+    command = f"gradwire netlab --hosts 4 --rate 1gbit -- {STEP_TIME} {' '.join(seconds)} --rounds 4 --steps 6"
     source = Source(REPLICATE, command, CORES, "19 M", f"{raw(REPLICATE)['steps']}")
     for name, ours, ddp in (("int8", "replicate:int8@0", "int8@25"), ("torch", "replicate:torch@0", "torch:none@25")):
         compute = lambda ours=ours, ddp=ddp: [100 * (seconds[ours] / seconds[ddp] - 1)]  # noqa: E731
@@ -150,6 +153,12 @@ def parameters_of_gpu_step() -> float:
         return sum(each.numel() for each in gpu_step.Gpt().parameters()) / 1e6
 
 
+def gpu_step(bound: str, cases: Iterable[str], options: str) -> str:
+    """Return the command that times these cases today: `int8` had error feedback then."""
+    names = (each.replace(":int8@", ":int8:error_feedback=true@") for each in cases)
+    return f"python docs/benchmarks/gpu_step.py {bound} {' '.join(names)} {options}"
+
+
 def on_one_gpu() -> Iterator[Claim]:
     """Yield step times on one GPU over torch's DDP without compression, and of a hook over torch's on emulated hosts."""
     cases = {case["case"]: case["times_the_first"] for case in raw(H100)["cases"]}
@@ -158,13 +167,15 @@ def on_one_gpu() -> Iterator[Claim]:
         yield Claim(f"h100 {case}", MEASURED, source, lambda case=case: [cases[case]], finely)
     yield Claim("h100 parameters", MEASURED, source, lambda: [parameters_of_gpu_step()], number("M"))
     later = {case["case"]: case["times_the_first"] for case in raw(H200)["cases"]}
-    source = Source(H200, "make gpu PART=step OUT=docs/benchmarks/h200", "one H200", "162 M", "12")
+    source = Source(H200, gpu_step("gpu", later, "--rounds 2 --turns 3"), "one H200", "162 M", "12")
     for case in ("gradwire:int8@25", "gradwire:int4:error_feedback=false@25"):
         yield Claim(f"h200 {case}", MEASURED, source, lambda case=case: [100 * (later[case] - 1)], per_cent)
+    small = {case["case"]: case["times_the_first"] for case in raw(HOST_BOUND)["cases"]}
+    source = Source(HOST_BOUND, gpu_step("host", small, "--rounds 2"), "one H200", "4 M", "120")
+    for case in ("gradwire:int8@1", "gradwire:int4:error_feedback=false@1", "gradwire:bf16@1", "torch:bf16@1"):
+        yield Claim(f"h200 {case}", MEASURED, source, lambda case=case: [small[case]], two_decimals)
     hooks = {case["case"]: case["median_s"] for case in raw(HOOKS)["cases"]}
-    command = (
-        "gradwire netlab --hosts 4 --rate 100mbit -- python step_time.py torch:powersgd@4000 powersgd:rank=1@25 ..."
-    )
+    command = f"gradwire netlab --hosts 4 --rate 100mbit -- {STEP_TIME} {' '.join(hooks)} --steps 20"
     source = Source(HOOKS, command, CORES, "19 M", "20")
     for case in ("powersgd:rank=1@25", "torch:powersgd@4000"):
         yield Claim(f"hook {case}", MEASURED, source, lambda case=case: [hooks[case]], number("s", 2))
