@@ -183,9 +183,9 @@ def await_file(path):
 
 
 def until(trial, site, steps, events, last, strike):
-    """Train until sites have had so many rounds, which all count alike; the seconds of the longest step."""
+    """Train until sites have had so many rounds, and one with whoever is new, which all count alike; longest seconds."""
     longest, rounds = 0.0, max(6, trial.training.steps // steps.spacing)
-    while steps.round < rounds:
+    while steps.round < rounds or (trial.mishap == "new" and all(stats.sites < 3 for stats in steps.history)):
         if steps.round >= 1:
             (events / "begun").touch()
         if not last and trial.mishap not in ("after", "kill") and steps.round >= rounds - 3:
