@@ -2,13 +2,13 @@
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 from statistics import mean
 from typing import Any
 
-from claims.claim import MEASURED, Claim, Source, loss, only, per_cent, raw, times
+from claims.claim import MEASURED, Claim, Source, loss, only, per_cent, raw, times, whole_per_cent
 from gradwire.hooks.advice.decision_table import ADAMW, CANDIDATES, MUON, OPTIMIZERS, SGD
 
 H200, RANKS = "one H200", "4 simulated ranks on two CPU cores"
@@ -37,7 +37,8 @@ WARM = ",start_iter=100"  # uncompressed steps of the trainings on a GPU
 class Trainings:
     """Finished trainings of one kind, which differ in their compressor and seed alone.
 
-    `losses`: {compressor: {seed: validation loss}}. `size` in millions of parameters. The command of `source` has places
+    `losses`: {compressor: {seed: validation loss}}. `size` in millions of parameters. `ratios`: how many times fewer bytes
+    compressors sent in all, where that is known. The command of `source` has places
     for {compressors} and {seeds}.
     """
 
@@ -47,6 +48,7 @@ class Trainings:
     losses: dict[str, dict[Any, float]]
     baseline: str = "none"
     network: str = "GPT"
+    ratios: dict[str, float] = field(default_factory=dict)
 
     def excess(self, spec: str) -> list[float]:
         """Return per cent above the baseline, for each seed that both have."""
@@ -85,14 +87,20 @@ def on_a_gpu(file: str, optimizer: str, steps: int) -> Trainings:
         for row in raw(file)
         if (row["optimizer"], row["steps"]) == (optimizer, steps) and not row.get("local_every")
     ]
-    if file == GPT2 and steps == 400:  # two calls with one seed: each has its own baseline
-        rows = [{**row, "seed": row["call"]} for row in rows]
+    folder = "quality"
+    if file == GPT2 and steps == 400:  # two calls with one seed: each has its own baseline, and its own folder
+        rows, folder = (
+            [{**row, "seed": row["call"]} for row in rows],
+            "quality-1, and once more with --folder quality-2",
+        )
     about = {key: rows[0][key] for key in ("size", "steps", "lr", "batch", "bucket_mb", "optimizer")}
     options = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in about.items() if value is not None)
     seeds = "--seed 0" if file == GPT2 else "--seed {seeds}"
-    command = f"{QUALITY} {{compressors}} {seeds} {options} --no-checkpoints --folder quality"
+    command = f"{QUALITY} {{compressors}} {seeds} {options} --no-checkpoints --folder {folder}"
     source = Source(file, command, H200, f"{rows[0]['parameters'] / 1e6:.0f} M", f"{steps:,}")
-    return Trainings({"adamw": ADAMW, "muon": MUON}[optimizer], rows[0]["parameters"] / 1e6, source, gathered(rows))
+    ratios = {row["compressor"]: row["ratio"] for row in rows if "ratio" in row}
+    size, kind = rows[0]["parameters"] / 1e6, {"adamw": ADAMW, "muon": MUON}[optimizer]
+    return Trainings(kind, size, source, gathered(rows), ratios=ratios)
 
 
 def of_study(simulated: bool) -> Trainings:
@@ -202,7 +210,8 @@ def shown_losses(spec: str, optimizer: str) -> dict[str, tuple[Trainings, str]]:
 
 def _claim(name: str, trainings: Trainings, spec: str, form: Callable[..., str] = loss) -> Claim:
     uncompressed = re.search(r"start_iter=(\d+)$", spec)
-    warm_up = f" (the first {uncompressed[1]} uncompressed)" if uncompressed else ""
+    in_all = f": {times([trainings.ratios[spec]])} in all" if spec in trainings.ratios else ""
+    warm_up = f" (the first {uncompressed[1]} uncompressed{in_all})" if uncompressed else ""
     source = replace(trainings.ran(spec), warm_up=warm_up)
     return Claim(f"loss {name}", MEASURED, source, lambda: trainings.excess(spec), form)
 
@@ -264,6 +273,10 @@ def on_gpus() -> Iterator[Claim]:
         yield Claim(f"sites {optimizer} 11 M", MEASURED, source, above, loss)
     noise = [run["losses"]["100"] for run in raw(GPT2) if run["steps"] == 700]  # all of them uncompressed until then
     spread = lambda: [100 * (max(noise) / min(noise) - 1)]  # noqa: E731
+    again = [run["losses"]["400"] for run in raw(GPT2) if run["steps"] == 400 and run["compressor"] == "none"]
+    apart = lambda: [100 * (max(again) / min(again) - 1)]  # noqa: E731
+    yield Claim("again 128 M", MEASURED, replace(first.ran("none"), seeds=1), apart, per_cent)
+    yield Claim("floor 128 M", MEASURED, replace(full.ran(*full.losses), steps="100"), spread, whole_per_cent)
     yield Claim("noise 128 M", MEASURED, replace(full.ran(*full.losses), steps="100"), spread, per_cent)
 
 

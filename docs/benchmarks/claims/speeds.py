@@ -78,7 +78,8 @@ def to_accuracy() -> Iterator[Claim]:
     for rate in ("100mbit", "1gbit"):
         of_lab = pairs([row for row in rows if row.get("netlab.rate") == rate], "int4")
         earlier = [speed_up(*each) for each in of_lab]
-        about = Source(STUDY, source.command, "four emulated hosts on an Intel Xeon", "19 M", "120", seeds=1)
+        command = "gradwire with the arguments of the point of 2026-11-27"
+        about = Source(STUDY, command, "four emulated hosts on an Intel Xeon", "19 M", "120", seeds=1)
         yield Claim(f"time int4 {rate} earlier", MEASURED, about, lambda it=earlier: it, times)
     yield Claim("within", SETTING, source, lambda: [100 * WITHIN], number("%"))
 
@@ -86,11 +87,27 @@ def to_accuracy() -> Iterator[Claim]:
 def of_lab() -> Iterator[Claim]:
     """Yield the speed-ups over bf16 of an earlier run at a rate that two cores hardly carry."""
     file = "docs/results/gpt-bandwidth/earlier.csv"
-    source = Source(file, "gradwire sweep --config gpt-bandwidth", CORES, "19 M", "2")
+    command = "gradwire sweep --config gpt-bandwidth, with dilate: 20 and netlab.rate: [25gbit]"
+    source = Source(file, command, CORES, "19 M", "2")
     for row in csv.DictReader((ROOT / file).read_text("utf-8").splitlines()):
         if row["rate"] == "25gbit":
             compute = lambda row=row: [float(row["over_bf16"])]  # noqa: E731
             yield Claim(f"lab {row['compressor']} 25gbit", MEASURED, source, compute, lambda each: f"{each[0]:.2f}x")
+
+
+def of_hosts() -> Iterator[Claim]:
+    """Yield the speed-up of hosts+int4 over hosts+bf16 where both were measured, and as it was predicted."""
+    file = "docs/benchmarks/predicted-steps.csv"
+    source = Source(
+        file, "gradwire bench, the case lab-r18-2x2-1g", "two emulated hosts of two ranks", "ResNet-18", "20"
+    )
+    rows = csv.DictReader((ROOT / file).read_text("utf-8").splitlines())
+    found = {row["compressor"]: row for row in rows if row["case"] == "lab-r18-2x2-1g"}
+    for name, column in (("lab", "measured_ms"), ("predicted", "predicted_ms")):
+        compute = lambda column=column: [  # noqa: E731
+            float(found["hosts+bf16"][column]) / float(found["hosts+int4"][column])
+        ]
+        yield Claim(f"{name} hosts+int4", MEASURED, source, compute, times)
 
 
 def of_sites() -> Iterator[Claim]:
@@ -185,6 +202,7 @@ def claims() -> Iterator[Claim]:
     """Yield all claims of time and bytes."""
     yield from to_accuracy()
     yield from of_lab()
+    yield from of_hosts()
     yield from of_sites()
     yield from of_fsdp()
     yield from of_replicate()
