@@ -11,7 +11,7 @@ from torch import Tensor
 from ...compress import Spec, compressor, specification
 from ...compress.builder.build import fingerprint
 from ..transport.protocol import Transport
-from ..transport.rank_messages import alike, broadcast, exchange, largest, same, shown
+from ..transport.rank_messages import alike, broadcast, compared, exchange, largest, shown
 from .unused_parameters import Rules
 
 
@@ -33,16 +33,15 @@ def described_parameters(parameters: Mapping[str, Tensor]) -> list[str]:
 
 def verify(lines: Sequence[str], transport: Transport) -> None:
     """Raise RuntimeError on every rank, naming the first difference and the ranks, unless all have the same lines."""
-    forms = ("\n".join(line.split("\0")[form] for line in lines) for form in (0, -1))
-    digest = alike(*(hashlib.sha256(form.encode()).hexdigest() for form in forms))
+    digest = hashlib.sha256("\n".join(map(compared, lines)).encode()).hexdigest()
     digests = exchange(digest, transport, what="the models that they train")
-    differing = [rank for rank, other in enumerate(digests) if not same(other, digests[0])]
+    differing = [rank for rank, other in enumerate(digests) if other != digests[0]]
     if not differing:
         return
     texts = exchange("\n".join(lines), transport, what="the models that they train")
     mine, other = texts[0].split("\n"), texts[differing[0]].split("\n")
     here, there = next(
-        (tuple(map(shown, pair)) for pair in zip(mine, other, strict=False) if not same(*pair)),
+        (tuple(map(shown, pair)) for pair in zip(mine, other, strict=False) if len(set(map(compared, pair))) > 1),
         tuple(f"{sum(line.startswith('parameter ') for line in lines)} parameters" for lines in (mine, other)),
     )
     raise RuntimeError(

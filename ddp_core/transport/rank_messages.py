@@ -62,17 +62,14 @@ def exchange_bytes(message: bytes, transport: Transport, *, what: str = MEASUREM
     return [row[:size].numpy().tobytes() for row, size in zip(rows, sizes, strict=True)]
 
 
-def alike(exact: str, shown: str) -> str:
-    """Return a text for ranks to agree on in either form, of which messages show the second one."""
-    return f"{exact}\0{shown}"
+def alike(compared: str, shown: str) -> str:
+    """Return a text for ranks to agree on, of which messages show another one."""
+    return f"{compared}\0{shown}"
 
 
-def same(text: str, other: str) -> bool:
-    """Return True if ranks agree in two texts, each perhaps one of `alike`.
-
-    A compressor's exact form names all of its fields, which in other processes may show sets in another order.
-    """
-    return text.split("\0")[0] == other.split("\0")[0] or shown(text) == shown(other)
+def compared(text: str) -> str:
+    """Return the part of a text that ranks compare."""
+    return text.split("\0")[0]
 
 
 def shown(text: str) -> str:
@@ -83,7 +80,7 @@ def shown(text: str) -> str:
 def agree(text: str, transport: Transport, *, what: str, way_out: str = "") -> None:
     """Raise ValueError on every rank unless all ranks pass the same text, which may be one of `alike`."""
     texts = exchange(text, transport, what=what)
-    differing = [rank for rank, other in enumerate(texts) if not same(other, texts[0])]
+    differing = [rank for rank, other in enumerate(texts) if compared(other) != compared(texts[0])]
     if differing:
         here, there = shown(texts[0]), shown(texts[differing[0]])
         raise ValueError(

@@ -1,17 +1,13 @@
 """What ranks exchange outside of programs."""
 
 import os
-from dataclasses import dataclass, field
 from datetime import timedelta
-from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import gradwire
-from gradwire.compress import AllGather, all_reduce, register
-from gradwire.compress.protocol import registry
+from gradwire.compress import AllGather
 from gradwire.ddp_core.transport import process_group
 
 
@@ -127,37 +123,3 @@ def saves_alone(rank, world_size):
 def test_a_save_does_not_wait_for_a_rank_that_has_ended(ranks):
     message, _ = ranks.run(saves_alone, 2, expect_errors=True)
     assert "ranks [1] have ended" in str(message)
-
-
-@dataclass(frozen=True)
-class Placed:
-    """An exact mean, with a field whose text is another one on each rank, as of a tensor on its GPU or a set of names."""
-
-    place: str = field(default_factory=lambda: f"cuda:{dist.get_rank()}", init=False)
-    scale: float = 1.0
-
-    def init(self, layout):
-        return None
-
-    def reduce(self, grad, state, residual=None):
-        return (yield from all_reduce(grad))
-
-
-def placed(rank, world_size, own, specs):
-    """Train for a step with a plug-in that is named, by gradwire's DDP or torch's."""
-    with mock.patch.dict(registry.registered):
-        register("placed", lossy=False)(Placed)
-        if own:
-            model = gradwire.DistributedDataParallel(torch.nn.Linear(4, 4), compressor=specs[rank])
-        else:
-            model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
-            gradwire.attach(model, specs[rank])
-        model(torch.ones(2, 4)).sum().backward()
-
-
-@pytest.mark.parametrize("own", [True, False], ids=["own", "attach"])
-def test_ranks_agree_in_a_plug_in_whose_text_they_have_in_common_whatever_its_fields_show(ranks, own):
-    ranks.run(placed, 2, own, ("placed", "placed"))
-    for error in ranks.run(placed, 2, own, ("placed", "placed:scale=2"), expect_errors=True):
-        assert "rank 0 has " in str(error)
-        assert "placed:scale=2" in str(error)
