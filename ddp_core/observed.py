@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..compress import Optimizers, Spec, report_optimizer
+from ..compress import Optimizers, Spec, optimizers_of, report_optimizer
 from .averaging.averager import CompressedAverager
 from .averaging.shown_averages import OnAverage
 from .measure.stats import Stats, metrics
@@ -24,12 +25,13 @@ if TYPE_CHECKING:
 class Observed:
     """A handle, as far as it tells what its steps cost.
 
-    `averager`: what it is the handle of. `optimizer`: that of `attach`, for which `swap` sets a compressor, too.
+    `averager`: what it is the handle of. `_optimizers`: those of `attach`, which `swap` sets a compressor for, too. They are
+    weak references, since a training may drop an optimizer.
     """
 
     averager: CompressedAverager | ShardAverager
     closed = False
-    optimizer: Optimizers | None = None
+    _optimizers: tuple[weakref.ref[Any], ...] = ()
     _loss_scale: LossScale | None = None
 
     def suit(self, spec: Spec, optimizer: Optimizers | None, names: Mapping[Tensor, str]) -> None:
@@ -38,7 +40,13 @@ class Observed:
         `names`: of the model's parameters that train, or empty if they were checked before.
         """
         report_optimizer(spec, optimizer, names, self.averager.engines.ranks.rank)
-        self.optimizer = optimizer
+        self._optimizers = () if optimizer is None else tuple(map(weakref.ref, optimizers_of(optimizer)))
+
+    @property
+    def optimizer(self) -> Optimizers | None:
+        """The optimizers that the compressor was set for, if all of them are still there."""
+        alive = [each for each in (reference() for reference in self._optimizers) if each is not None]
+        return alive if alive and len(alive) == len(self._optimizers) else None
 
     def _what(self) -> str:
         """Return a name of what is sent."""

@@ -361,7 +361,7 @@ def _memory(state: int, work: int, parameters: int) -> tuple[str, str, str]:
 def _table(config: PlanConfig, elements: int, plans: list[Plan], steps: Sequence[Prediction]) -> Table:
     local = f" of {config.local_every} local ones" if config.local_every else ""
     table = Table(title=f"{_name(config)}: {elements:,} parameters on {config.ranks} ranks, a step{local}")
-    table.add_column("compressor")
+    table.add_column("compressor", no_wrap=True, min_width=max(map(len, config.specs)))
     memory = () if config.local_every or steps else MEMORY  # local SGD has state of its own
     times = [_shown_times(each) for each in _times(steps, config)] or [{}] * len(plans)
     for heading in ("payload of a rank", "sent by a rank", "ratio", *times[0], *memory):

@@ -10,6 +10,7 @@ hold raises AssertionError, which says where and by how much. No law touches tor
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ __all__ = [
     "check_resume",
     "check_telescoping",
     "check_traffic",
+    "check_zeros",
     "held_back",
     "random_gradients",
 ]
@@ -96,12 +98,12 @@ def check_conservation(spec: Spec, layout: Layout, *, steps: int = 3, tolerance:
         gradients = random_gradients(layout, generator)
         given = _mean(gradients) + held_back(simulation, layout)
         averages = simulation.step(gradients)
-        assert all(torch.equal(each, averages[0]) for each in averages), f"step {step}: ranks got different averages"
+        _require(bool(averages[0].isfinite().all()), f"step {step}: the average of finite gradients is not finite")
+        _require(all(torch.equal(each, averages[0]) for each in averages), f"step {step}: ranks got different averages")
         missing = given - averages[0].double() - held_back(simulation, layout)
         off = float(missing.abs().max() / max(1.0, float(given.abs().max())))
-        assert off <= tolerance, (
-            f"step {step}: a gradient is off by {off:.2g}: that part is neither in the average nor in a residual"
-        )
+        part = f"step {step}: a gradient is off by {off:.2g}: that part is neither in the average nor in a residual"
+        _require(off <= tolerance, part)
 
 
 def check_telescoping(spec: Spec, layout: Layout, *, steps: int = LONG, tolerance: float = 0.4) -> None:
@@ -123,9 +125,8 @@ def check_telescoping(spec: Spec, layout: Layout, *, steps: int = LONG, toleranc
         total += simulation.step(gradients)[0].double()
         errors.append(float((total / step - target).norm() / target.norm()))
     early, late = errors[steps // 10 - 1], errors[-1]
-    assert late <= max(tolerance * early, 1e-5), (
-        f"the mean of {steps} averages is off by {late:.2g}, and that of {steps // 10} by {early:.2g}: it should fall as 1/T"
-    )
+    told = f"the mean of {steps} averages is off by {late:.2g}, and that of {steps // 10} by {early:.2g}"
+    _require(late <= max(tolerance * early, 1e-5), f"{told}: it should fall as 1/T")
 
 
 def check_not_finite(spec: Spec, layout: Layout) -> None:
@@ -139,13 +140,28 @@ def check_not_finite(spec: Spec, layout: Layout) -> None:
         AssertionError: the law does not hold.
     """
     generator = torch.Generator().manual_seed(0)
-    for bad in (torch.inf, -torch.inf, torch.nan):
+    for name, rank, bad in product(layout.names, range(layout.ranks.world_size), (torch.inf, -torch.inf, torch.nan)):
         gradients = random_gradients(layout, generator)
-        place = int(torch.randint(layout.numel, (), generator=generator))
-        gradients[-1][place] = bad
+        numbers = layout.views(gradients[rank])[name].view(-1)
+        numbers[int(torch.randint(len(numbers), (), generator=generator))] = bad
         averages = Simulation(compressor(spec), layout).step(gradients)
-        hidden = [rank for rank, each in enumerate(averages) if each.isfinite().all()]
-        assert not hidden, f"{bad} in element {place} of one rank does not show in the average of ranks {hidden}"
+        hidden = [place for place, each in enumerate(averages) if each.isfinite().all()]
+        _require(not hidden, f"{bad} in {name} of rank {rank} does not show in the average of ranks {hidden}")
+
+
+def check_zeros(spec: Spec, layout: Layout) -> None:
+    """Check that gradients of zeros, as of frozen parameters, have an average of exact zeros.
+
+    Args:
+        spec: the compressor.
+        layout: the bucket.
+
+    Raises:
+        AssertionError: the law does not hold.
+    """
+    zeros = [torch.zeros(layout.numel, dtype=layout.dtype)] * layout.ranks.world_size
+    average = Simulation(compressor(spec), layout).step(zeros)[0]
+    _require(not average.count_nonzero(), f"the average of zeros has {int(average.count_nonzero())} other numbers")
 
 
 def check_traffic(spec: Spec, layout: Layout, *, steps: int = 3) -> None:
@@ -165,7 +181,7 @@ def check_traffic(spec: Spec, layout: Layout, *, steps: int = 3) -> None:
         [torch.zeros(layout.numel, dtype=layout.dtype)] * layout.ranks.world_size,
     ]
     first, second = (list(_traffic(compressor(spec), layout, way, steps)) for way in ways)
-    assert first == second, f"random gradients send {first}, and zeros {second}: values change the bytes"
+    _require(first == second, f"random gradients send {first}, and zeros {second}: values change the bytes")
 
 
 def check_private(spec: Spec, layout: Layout) -> None:
@@ -183,10 +199,9 @@ def check_private(spec: Spec, layout: Layout) -> None:
     runs = [Simulation(compressor(spec), layout) for _ in range(2)]
     for step in range(3):
         first, second = (run.step(gradients)[0] for run in runs)
-        assert torch.equal(first, second), f"step {step}: two runs from the same start differ"
-    assert torch.equal(torch.get_rng_state(), before), (
-        "torch's random numbers went on: draw from a Generator of your own"
-    )
+        _require(torch.equal(first, second), f"step {step}: two runs from the same start differ")
+    untouched = torch.equal(torch.get_rng_state(), before)
+    _require(untouched, "torch's random numbers have changed: draw from a Generator of your own")
 
 
 def check_resume(spec: Spec, layout: Layout, *, steps: int = 3) -> None:
@@ -206,20 +221,23 @@ def check_resume(spec: Spec, layout: Layout, *, steps: int = 3) -> None:
         run.step(random_gradients(layout, generator))
     for old, new in zip(run.states, resumed.states, strict=True):
         owed = tree.load(new, {name: dict(fields) for name, fields in tree.save(old).items()})
-        assert not owed, f"a state does not load where it was saved: {', '.join(owed)} went back to the next gradient"
+        _require(
+            not owed, f"a state does not load where it was saved: {', '.join(owed)} went back to the next gradient"
+        )
         tree.set_step(new, steps)
     for step in range(steps, 2 * steps):
         gradients = random_gradients(layout, generator)
         first, second = run.step(gradients)[0], resumed.step(gradients)[0]
         off = float((first.double() - second.double()).abs().max())
-        assert torch.equal(first, second), f"step {step}: off by {off:.2g} after a resume"
+        _require(torch.equal(first, second), f"step {step}: off by {off:.2g} after a resume")
 
 
-def check_laws(spec: Spec, *, tolerance: float = 2e-6) -> None:
-    """Check all laws of a compressor on small buckets of one to four ranks. It takes a few seconds.
+def check_laws(spec: Spec, *, tolerance: float = 2e-6, steps: int = LONG) -> None:
+    """Check all laws of this module on small buckets of one to four ranks. It takes a few seconds.
 
     Args:
         spec: a name with options, a mapping, or the compressor. With `error_feedback=1` nothing may be lost.
+        steps: as of `check_telescoping`. A compressor sends each of some 900 elements several times in these steps.
         tolerance: as of `check_conservation`.
 
     Raises:
@@ -233,9 +251,15 @@ def check_laws(spec: Spec, *, tolerance: float = 2e-6) -> None:
             check_traffic(spec, layout)
     layout = bucket(SHAPES["layers"])
     check_not_finite(spec, layout)
+    check_zeros(spec, layout)
     check_private(spec, layout)
     check_resume(spec, layout)
-    check_telescoping(spec, bucket(((32, 24), (101,), (7,))))
+    check_telescoping(spec, bucket(((32, 24), (101,), (7,))), steps=steps)
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise AssertionError(message)
 
 
 def _mean(gradients: Sequence[Tensor]) -> Tensor:

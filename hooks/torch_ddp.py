@@ -294,7 +294,7 @@ def _way_out(model: object) -> str:
                 return NOT_DDP[name]
     inside = model.named_modules() if isinstance(model, nn.Module) else ()
     found = next((name for name, module in inside if isinstance(module, DistributedDataParallel)), None)
-    return "wrap it first, then attach" if found is None else f"its {found} is one: attach to that"
+    return "wrap it first, or fully_shard it, then attach" if found is None else f"its {found} is one: attach to that"
 
 
 def handle_for(

@@ -37,11 +37,13 @@ class Broken:
         if self.fault == "random":
             grad += torch.rand(())
         if self.fault == "hidden":
-            grad.nan_to_num_(0, 0, 0)
+            grad[-1:].nan_to_num_(0, 0, 0)  # the last parameter
         sent = grad[: int(grad.count_nonzero())] if self.fault == "values" else grad
         average = yield from all_reduce(sent, "mean")
         if self.fault == "leak":
             average *= 0.98
+        if self.fault in ("no zeros", "not finite"):
+            average /= 0 * average.sum() if self.fault == "not finite" else average.abs().max()
         if self.fault in ("forgets", "by rank"):
             average += 1e-3 * state.value
         return average if self.fault != "values" else torch.cat([average, grad[average.numel() :]])
@@ -53,6 +55,8 @@ class Broken:
         ("leak", testing.check_conservation, "neither in the average nor in a residual"),
         ("by rank", testing.check_conservation, "ranks got different averages"),
         ("leak", testing.check_telescoping, "should fall as 1/T"),
+        ("no zeros", testing.check_zeros, "the average of zeros has"),
+        ("not finite", testing.check_conservation, "of finite gradients is not finite"),
         ("hidden", testing.check_not_finite, "does not show in the average of ranks"),
         ("values", testing.check_traffic, "values change the bytes"),
         ("random", testing.check_private, "two runs from the same start differ"),

@@ -10,9 +10,11 @@ import dataclasses
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeAlias
+
+from torch import Tensor
 
 from ..algorithms.adapters import TwoShot
 from ..algorithms.dense import Dense
@@ -95,8 +97,23 @@ def with_error_feedback(spec: Spec) -> Spec:
 
 
 def fingerprint(built: Compressor) -> str:
-    """A compressor and its options in words, the same in every process."""
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(built))
+    """A compressor and all its options in words, the same in every process: sets are sorted, and no tensor has a device."""
+    return re.sub(r" at 0x[0-9a-f]+", "", _in_words(built))
+
+
+def _in_words(value: Any) -> str:
+    if is_dataclass(value) and not isinstance(value, type):
+        told = (
+            f"{each.name}={_in_words(getattr(value, each.name))}" for each in fields(value) if each.repr and each.init
+        )
+        return f"{type(value).__qualname__}({', '.join(told)})"
+    if isinstance(value, set | frozenset):
+        return f"{{{', '.join(sorted(map(_in_words, value)))}}}"
+    if isinstance(value, list | tuple):
+        return f"({', '.join(map(_in_words, value))})"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key!r}: {_in_words(each)}' for key, each in value.items())}}}"
+    return repr(value.cpu() if isinstance(value, Tensor) else value)
 
 
 def specification(built: Compressor) -> str:

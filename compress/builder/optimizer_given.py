@@ -1,4 +1,4 @@
-"""Warnings about an optimizer that error feedback depends on: it is missing, or belongs to another model."""
+"""Warnings about an optimizer that belongs to another model, or is missing where error feedback depends on it."""
 
 from __future__ import annotations
 
@@ -21,22 +21,29 @@ OTHERS = (
     "optimizer= updates %d of the model's %d trainable parameters, and not %s. It decides on the error feedback of all: "
     "pass the optimizer of this model, or all of its optimizers as a list"
 )
+NONE_OF = (
+    "optimizer= updates none of the model's %d trainable parameters, so the model would not train: pass the optimizer of "
+    "this model. fully_shard replaces parameters, so make optimizers after it"
+)
 
 
 def report_optimizer(spec: Spec, optimizer: Optimizers | None, names: Mapping[Tensor, str], rank: int) -> None:
-    """Log a warning on rank 0 if a compressor depends on the optimizer, and the one given is none or another model's.
+    """Log a warning on rank 0 if the optimizer given is another model's, or if it is none and the compressor depends on it.
 
-    `names`: of the parameters that train. An optimizer may update copies of some in float32.
+    `names`: of the parameters that train. An optimizer may update copies of some in another dtype.
     """
-    if rank != 0 or (suiting := for_adam(spec)) is None:
-        return
-    if optimizer is None:
+    suiting = for_adam(spec) if rank == 0 else None
+    if optimizer is None and suiting is not None:
         logger.warning(UNKNOWN, specification(compressor(spec)), suiting)
+    if optimizer is None or rank != 0:
         return
     groups = (group for each in optimizers_of(optimizer) for group in each.param_groups)
     updated = {parameter for group in groups for parameter in group["params"]}
     missing = [name for parameter, name in names.items() if parameter not in updated]
-    if missing and shapes(updated) != shapes(names):
+    copies = shapes(updated) == shapes(names) and {each.dtype for each in updated} != {each.dtype for each in names}
+    if names and len(missing) == len(names) and not copies:
+        logger.warning(NONE_OF, len(names))
+    elif missing and suiting is not None and not copies:
         logger.warning(OTHERS, len(names) - len(missing), len(names), ", ".join(missing[:3]))
 
 

@@ -45,7 +45,7 @@ class Move:
         count = 1
         for size in self.shape:
             count *= size
-        if numbers.numel() != count:
+        if numbers.numel() != count or not count:
             return numbers
         longer = [size for size in self.shape_before if size > 1]
         lying = numbers.reshape(longer).permute([self.before.index(axis) for axis in self.after])

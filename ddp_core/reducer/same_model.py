@@ -11,7 +11,7 @@ from torch import Tensor
 from ...compress import Spec, compressor, specification
 from ...compress.builder.build import fingerprint
 from ..transport.protocol import Transport
-from ..transport.rank_messages import alike, broadcast, compared, exchange, largest, shown
+from ..transport.rank_messages import alike, broadcast, compared, exchange, largest, told
 from .unused_parameters import Rules
 
 
@@ -41,7 +41,7 @@ def verify(lines: Sequence[str], transport: Transport) -> None:
     texts = exchange("\n".join(lines), transport, what="the models that they train")
     mine, other = texts[0].split("\n"), texts[differing[0]].split("\n")
     here, there = next(
-        (tuple(map(shown, pair)) for pair in zip(mine, other, strict=False) if len(set(map(compared, pair))) > 1),
+        (told(*pair) for pair in zip(mine, other, strict=False) if len(set(map(compared, pair))) > 1),
         tuple(f"{sum(line.startswith('parameter ') for line in lines)} parameters" for lines in (mine, other)),
     )
     raise RuntimeError(

@@ -211,12 +211,13 @@ def states(module: nn.Module, *, buffers: bool) -> dict[str, Tensor]:
 
 
 def share_model(module: nn.Module, transport: Transport) -> None:
-    """Give all ranks the parameters and buffers of rank 0, before DDP does: an optimizer may copy them when it is made.
+    """Give all ranks the parameters of rank 0, before DDP does: an optimizer may copy them when it is made.
 
     A collective call. Raises RuntimeError on every rank if models differ.
     """
-    verify(described_parameters(states(module, buffers=False)), transport)
-    copy_from(0, list(states(module, buffers=True).values()), transport)
+    parameters = states(module, buffers=False)
+    verify(described_parameters(parameters), transport)
+    copy_from(0, list(parameters.values()), transport)
 
 
 def refuse_inside(module: nn.Module, trained: Iterable[Tensor]) -> None:

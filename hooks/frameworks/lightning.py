@@ -57,7 +57,8 @@ class _Kept(DDPStrategy):
     def setup_optimizers(self, trainer: Any) -> None:
         """Make the optimizers as Lightning does, of the same model on all ranks: some copy its weights."""
         assert dist.group.WORLD is not None
-        share_model(self.lightning_module, over(dist.group.WORLD, self.root_device))
+        if self._ddp_kwargs.get("init_sync", True):
+            share_model(self.lightning_module, over(dist.group.WORLD, self.root_device))
         super().setup_optimizers(trainer)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], *args: Any, **kwargs: Any) -> None:

@@ -102,4 +102,4 @@ def test_attach_finds_ddp_inside_and_says_elsewhere_what_to_do(ranks):
     assert "its 0 is one: attach to that" in errors["Sequential"]
     assert "trainer.model_wrapped" in errors["PreTrainedModel"]
     assert "FSDP shards gradients by itself" in errors["FullyShardedDataParallel"]
-    assert "wrap it first, then attach" in last
+    assert "wrap it first, or fully_shard it, then attach" in last

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ from gradwire.compress import (
 )
 from gradwire.compress.baselines.chunktopk import ChunkTopK
 from gradwire.compress.baselines.randomk import RandomK
-from gradwire.compress.builder.build import with_error_feedback
+from gradwire.compress.builder.build import fingerprint, with_error_feedback
 from gradwire.compress.builder.optimizer_defaults import tuned
 
 
@@ -283,3 +284,25 @@ class OneOfMyOwn:
 
     def reduce(self, grad, state, residual=None):
         return (yield from ())
+
+
+@dataclass(frozen=True)
+class OfFields:
+    """A compressor of somebody else's."""
+
+    names: frozenset[str]
+    inner: object = None
+    place: str = field(default="cuda:0", init=False)
+
+    def init(self, layout):
+        return None
+
+    def reduce(self, grad, state, residual=None):
+        yield from ()
+        return grad
+
+
+def test_a_fingerprint_has_all_options_in_one_order_and_nothing_of_the_process():
+    built = OfFields(frozenset({"b", "a", "c"}), ErrorFeedback(OfFields(frozenset())))
+    inner = "ErrorFeedback(inner=OfFields(names={}, inner=None), residual_bits=32, kept=1.0)"
+    assert fingerprint(built) == f"OfFields(names={{'a', 'b', 'c'}}, inner={inner})"

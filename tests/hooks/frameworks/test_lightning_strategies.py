@@ -219,7 +219,7 @@ def copying(rank, world_size, folder, local):
                 return self.layer(batch).mean() * self.scale
 
             def configure_optimizers(self):
-                self.found = [each.clone() for each in self.state_dict().values()]
+                self.found = [each.detach().clone() for each in self.parameters()]
                 return torch.optim.SGD(self.parameters(), 0.1)
 
         strategy = LocalStepsStrategy(every=2, fragments=1) if local else GradwireStrategy("int8")
@@ -227,7 +227,7 @@ def copying(rank, world_size, folder, local):
         quiet["default_root_dir"] = folder
         torch.manual_seed(rank)
         model = Regression()
-        began = [each.clone() for each in model.state_dict().values()]
+        began = [each.detach().clone() for each in model.parameters()]
         pl.Trainer(strategy=strategy, accelerator="cpu", devices=world_size, max_steps=2, **quiet).fit(
             model, DataLoader(torch.ones(4 * world_size, 4), 2)
         )

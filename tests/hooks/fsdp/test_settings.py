@@ -153,7 +153,7 @@ WORDS = {
     "gradients by powersgd": "no rank has whole",
     "weights at random": "to the nearest",
     "no replicas": "a mesh of two dimensions",
-    "a bare module": "wrap it first, then attach",
+    "a bare module": "wrap it first, or fully_shard it, then attach",
     "left out": "error_feedback=false",
 }
 
