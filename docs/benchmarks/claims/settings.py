@@ -54,7 +54,7 @@ def state(spec: str, ranks: int) -> float:
 
 def sharded(gather: str, reduce: str, ranks: int = 16) -> float:
     """Return what FSDP2 sends from a rank per step, in units of 4 N (n - 1) / n bytes, for N parameters on n ranks."""
-    named = dict(matrices(256, 64).named_parameters())  # many, since torch gathers the last one once
+    named = dict(matrices(512, 64).named_parameters())  # many, since torch gathers the last one once
     unit = 4 * sum(each.numel() for each in named.values()) * (ranks - 1) / ranks
     small = {"root": torch.empty(1, device="meta")}  # torch gathers the root's parameters once
     parts = [small, *({name: each} for name, each in named.items())]

@@ -143,7 +143,7 @@ def of_fsdp(claims: Mapping[str, Claim]) -> str:
         found = [claims.get(f"fsdp loss {gather}/{reduce}"), claims.get(f"fsdp {gather}/{reduce}")]
         shown = (each.text if each else "not measured" for each in found)
         rows.append(
-            (f"`{gather}`", f"`{reduce}`", f"{sharded(gather, reduce):.2g}", f"{memory} N" if memory else "0", *shown)
+            (f"`{gather}`", f"`{reduce}`", f"{sharded(gather, reduce):.2f}", f"{memory} N" if memory else "0", *shown)
         )
     return table(("`gather`", "`reduce`", "bytes", "memory on each rank", "validation loss", "speed-up"), rows)
 
