@@ -297,6 +297,6 @@ class Handle(Observed):
 
     def close(self) -> None:
         """End the threads and process groups of the hook. Do not train with it afterwards."""
-        self.closed = True
+        self.closed, self.optimizer = True, None
         self.averager.totals.close()
         self.averager.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..compress import Optimizers, Spec, optimizers_of, report_optimizer
+from ..compress import Optimizers, Spec, report_optimizer
 from .averaging.averager import CompressedAverager
 from .averaging.shown_averages import OnAverage
 from .measure.stats import Stats, metrics
@@ -25,13 +24,13 @@ if TYPE_CHECKING:
 class Observed:
     """A handle, as far as it tells what its steps cost.
 
-    `averager`: what it is the handle of. `_optimizers`: those of `attach`, which `swap` sets a compressor for, too. They are
-    weak references, since a training may drop an optimizer.
+    `averager`: what it is the handle of. `optimizer`: that of `attach`, which `swap` sets a compressor for, too. It stays
+    until the handle is closed, since all ranks have to choose the same.
     """
 
     averager: CompressedAverager | ShardAverager
     closed = False
-    _optimizers: tuple[weakref.ref[Any], ...] = ()
+    optimizer: Optimizers | None = None
     _loss_scale: LossScale | None = None
 
     def suit(self, spec: Spec, optimizer: Optimizers | None, names: Mapping[Tensor, str]) -> None:
@@ -40,13 +39,7 @@ class Observed:
         `names`: of the model's parameters that train, or empty if they were checked before.
         """
         report_optimizer(spec, optimizer, names, self.averager.engines.ranks.rank)
-        self._optimizers = () if optimizer is None else tuple(map(weakref.ref, optimizers_of(optimizer)))
-
-    @property
-    def optimizer(self) -> Optimizers | None:
-        """The optimizers that the compressor was set for, if all of them are still there."""
-        alive = [each for each in (reference() for reference in self._optimizers) if each is not None]
-        return alive if alive and len(alive) == len(self._optimizers) else None
+        self.optimizer = optimizer
 
     def _what(self) -> str:
         """Return a name of what is sent."""

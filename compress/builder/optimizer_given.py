@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+import torch
 from torch import Tensor
 
 from .build import Spec, compressor, specification
@@ -30,7 +31,7 @@ NONE_OF = (
 def report_optimizer(spec: Spec, optimizer: Optimizers | None, names: Mapping[Tensor, str], rank: int) -> None:
     """Log a warning on rank 0 if the optimizer given is another model's, or if it is none and the compressor depends on it.
 
-    `names`: of the parameters that train. An optimizer may update copies of some in another dtype.
+    `names`: of the parameters that train. An optimizer may update copies of some, in another dtype or elsewhere.
     """
     suiting = for_adam(spec) if rank == 0 else None
     if optimizer is None and suiting is not None:
@@ -40,11 +41,16 @@ def report_optimizer(spec: Spec, optimizer: Optimizers | None, names: Mapping[Te
     groups = (group for each in optimizers_of(optimizer) for group in each.param_groups)
     updated = {parameter for group in groups for parameter in group["params"]}
     missing = [name for parameter, name in names.items() if parameter not in updated]
-    copies = shapes(updated) == shapes(names) and {each.dtype for each in updated} != {each.dtype for each in names}
+    copies = shapes(updated) == shapes(names) and places(updated) != places(names)
     if names and len(missing) == len(names) and not copies:
         logger.warning(NONE_OF, len(names))
     elif missing and suiting is not None and not copies:
         logger.warning(OTHERS, len(names) - len(missing), len(names), ", ".join(missing[:3]))
+
+
+def places(parameters: Iterable[Tensor]) -> set[tuple[torch.dtype, torch.device]]:
+    """Return the dtypes and devices of parameters."""
+    return {(each.dtype, each.device) for each in parameters}
 
 
 def shapes(parameters: Iterable[Tensor]) -> Counter[tuple[int, ...]]:

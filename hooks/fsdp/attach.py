@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from ...compress import Optimizers, Spec, tuned
 from ...compress.shards.reduction import shard_sum
@@ -83,7 +84,10 @@ def attach_sharded(model: nn.Module, asked: Sharding, timeout: timedelta, transp
         take_replicas(modules, replicas, arrivals)
     if of_shards and not alone:
         _take_shards(modules, averager, arrivals, replicated=replicas is not None)
-    names: dict[Tensor, str] = {each: name for name, each in model.named_parameters() if each.requires_grad}
+    trained = ((each, name) for name, each in model.named_parameters() if each.requires_grad)
+    names: dict[Tensor, str] = {
+        each: name for each, name in trained if isinstance(each, DTensor)
+    }  # not what is gathered now
     handle = ShardHandle(averager, replicas, modules, of_shards=of_shards)
     handle.suit(asked.reduce or "none", asked.optimizer, names)
     if replicas is not None:

@@ -203,7 +203,7 @@ class ShardHandle(Observed):
         """End the compression: torch communicates by itself again, and residuals are dropped."""
         if self.closed:
             return  # another handle may communicate for the modules now
-        self.closed = True
+        self.closed, self.optimizer = True, None
         self.averager.totals.close()
         for module in self._modules:
             module.give_back()
