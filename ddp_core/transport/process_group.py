@@ -284,11 +284,11 @@ class Exchange:
     def start(self, request: Request) -> tuple[dist.Work, Tensor] | None:
         """Begin a large request, and what it writes to; None where Gloo is to carry it."""
         tensor = request.tensor.contiguous()
+        if ("all_to_all" if isinstance(request, AllToAll) else "all_gather") not in self._direct.kinds():
+            return None
         if isinstance(request, AllToAll):
             reply = temporary(tensor.shape, dtype=tensor.dtype, device=tensor.device)
             return Direct(self._direct.all_to_all(self._rows(reply), self._rows(tensor)), [reply]), reply
-        if "all_gather" not in self._direct.kinds():
-            return None
         reply = temporary((self._size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
         return Direct(self._direct.all_gather(self._rows(reply), tensor), [reply]), reply
 

@@ -36,10 +36,15 @@ def best_ways(wire: Wire) -> Ways:
     """Return the way of each kind of collective, by the kind's name, without those that Gloo carries. A collective call.
 
     Gathers and sums send no block twice into a host: with several ranks on any, they take rails, or Gloo where these lack.
+    Within one host an all-to-all in chunks takes two to four times as long as Gloo's.
     """
     swap = Staggered(wire)
-    once = rails(wire, hosts_of(wire)) if has_neighbours(wire) else swap
-    return {"all_to_all": swap} | ({} if once is None else {"all_gather": once, "reduce_scatter": once})
+    if not has_neighbours(wire):
+        return dict.fromkeys(("all_to_all", "all_gather", "reduce_scatter"), swap)
+    hosts = hosts_of(wire)
+    once = rails(wire, hosts)
+    ways: Ways = {} if once is None else {"all_gather": once, "reduce_scatter": once}
+    return ways if len(hosts) == 1 else {**ways, "all_to_all": swap}
 
 
 class Direct(dist.Work):
