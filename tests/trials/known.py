@@ -44,7 +44,10 @@ def summed_elsewhere(trial):
 
 
 def summed_in_other_buckets(trial):
-    """torch makes buckets of a static graph anew once; in those of a model that was resumed Gloo adds in another order."""
+    """torch makes buckets of a static graph anew once; in those of a model that was resumed Gloo adds in another order.
+
+    A copy of a model under torch's DDP, without gradwire, in float64, then differs by 7e-18 on four ranks, and not on two.
+    """
     resumed = bool(named(trial, "resume")) and "static_graph" in trial.options
     return not trial.ours and resumed and trial.world_size > 2 and swaps_to_sums(trial)
 
