@@ -1,26 +1,32 @@
 """Claims of time and bytes: measured on emulated hosts and on GPUs, published, and predicted."""
 
 import csv
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TypeAlias
 
 import torch
 
-from claims.claim import MEASURED, ROOT, SETTING, Claim, Source, finely, loss, number, per_cent, raw, times
+from claims.claim import MEASURED, PREDICTED, ROOT, SETTING, Claim, Source, finely, loss, number, per_cent, raw, times
 from claims.losses import STUDY
 from gradwire.experiments.results.rows import Row
 from gradwire.experiments.sweep.columns import seconds_of_steps, time_to_loss
 
 WITHIN = 0.01  # the target: the training loss that bf16 ends with, and one per cent more
-FSDP, REPLICATE = "docs/benchmarks/fsdp-1gbit.json", "docs/benchmarks/replicate-1gbit.json"
+FSDP, FSDP_EARLIER = "docs/benchmarks/fsdp-1gbit.json", "docs/benchmarks/fsdp-1gbit-earlier.json"
+REPLICATE = "docs/benchmarks/replicate-1gbit.json"
 H100, H200 = (f"docs/benchmarks/{name}/step-gpu.json" for name in ("h100", "h200"))
 HOST_BOUND = "docs/benchmarks/h200/step-host.json"
 HOOKS = "docs/benchmarks/native-100mbit.json"
 FSDP_LOSS = "docs/benchmarks/fsdp2-losses.json"
 STEP_TIME = "python docs/benchmarks/step_time.py"
 CORES = "four emulated hosts on two CPU cores"
-WINDOW = 10  # steps, of another smoothing
+WINDOWS, WEIGHTS = (
+    (5, 10, 20),
+    (0.05, 0.2),
+)  # of other smoothings: means of so many losses, and averages by the newest's weight
+Smooth: TypeAlias = Callable[[Sequence[float]], list[float]]
 Reaches: TypeAlias = Callable[[Row, Row], float | str | None]
 
 
@@ -34,14 +40,38 @@ def by_average(row: Row, other: Row) -> float | str | None:
     return time_to_loss(row, other, within=WITHIN)
 
 
-def by_means(row: Row, other: Row) -> float | None:
-    """Return the same for means of the last `WINDOW` losses."""
-    mine, theirs = (
-        [sum(each[max(0, end - WINDOW) : end]) / min(WINDOW, end) for end in range(1, len(each) + 1)]
-        for each in (row["loss"], other["loss"])
-    )
-    ends = zip(mine, row["train_seconds"], strict=True)
-    return next((seconds for loss, seconds in ends if loss <= theirs[-1] * (1 + WITHIN)), None)
+def in_means(window: int) -> Smooth:
+    """Return means of the last losses."""
+    return lambda each: [sum(each[max(0, end - window) : end]) / min(window, end) for end in range(1, len(each) + 1)]
+
+
+def in_averages(weight: float) -> Smooth:
+    """Return exponential averages without their bias to the start, with the weight of the newest loss."""
+
+    def smooth(each: Sequence[float]) -> list[float]:
+        total, whole, averages = 0.0, 0.0, []
+        for value in each:
+            total, whole = (1 - weight) * total + value, (1 - weight) * whole + 1
+            averages.append(total / whole)
+        return averages
+
+    return smooth
+
+
+def by(smooth: Smooth) -> Reaches:
+    """Return what `by_average` does, with another smoothing."""
+
+    def reaches(row: Row, other: Row) -> float | None:
+        target = smooth(other["loss"])[-1] * (1 + WITHIN)
+        ends = zip(smooth(row["loss"]), row["train_seconds"], strict=True)
+        return next((seconds for loss, seconds in ends if loss <= target), None)
+
+    return reaches
+
+
+def by_all() -> list[Reaches]:
+    """Return the way of the study and the others."""
+    return [by_average, *(by(each) for each in (*map(in_means, WINDOWS), *map(in_averages, WEIGHTS)))]
 
 
 def to_target(spec: str, rate: str, reaches: Reaches = by_average) -> tuple[list[float], int]:
@@ -97,12 +127,13 @@ def to_accuracy() -> Iterator[Claim]:
                 )
     for rate in ("100mbit", "1gbit"):
         of_lab = pairs([row for row in rows if row.get("netlab.rate") == rate], "int4")
-        earlier = [speed_up(*each) for each in of_lab]
+        earlier = [speed_up(*each, reaches=reaches) for each in of_lab for reaches in by_all()]
         command = "gradwire with the arguments of the point of 2026-11-27"
         about = Source(STUDY, command, "four emulated hosts on an Intel Xeon", "19 M", "120", seeds=1)
         yield Claim(f"time int4 {rate} earlier", MEASURED, about, lambda it=earlier: it, times)
-        means, _ = to_target("int4", rate, by_means)
-        yield Claim(f"time int4 {rate} means", MEASURED, source, lambda it=means: it, times)
+        for spec in ("int8", "int4"):
+            every = [value for reaches in by_all() for value in to_target(spec, rate, reaches)[0]]
+            yield Claim(f"time {spec} {rate} smoothings", MEASURED, source, lambda it=every: it, times)
     yield Claim("within", SETTING, source, lambda: [100 * WITHIN], number("%"))
 
 
@@ -129,7 +160,7 @@ def of_hosts() -> Iterator[Claim]:
         compute = lambda column=column: [  # noqa: E731
             float(found["hosts+bf16"][column]) / float(found["hosts+int4"][column])
         ]
-        yield Claim(f"{name} hosts+int4", MEASURED, source, compute, times)
+        yield Claim(f"{name} hosts+int4", PREDICTED if name == "predicted" else MEASURED, source, compute, times)
 
 
 def of_sites() -> Iterator[Claim]:
@@ -160,6 +191,11 @@ def of_fsdp() -> Iterator[Claim]:
     for one, other in (("bf16/bf16", "none/none"), ("none/none", "torch")):
         compute = lambda one=one, other=other: [cases[one]["speed"] / cases[other]["speed"]]  # noqa: E731
         yield Claim(f"fsdp {one} over {other}", MEASURED, source, compute, two_decimals)
+    before = {case["case"].removeprefix("fsdp:").removesuffix("@0"): case for case in raw(FSDP_EARLIER)["cases"]}
+    about = dataclasses.replace(source, file=FSDP_EARLIER, machine="four emulated hosts on an Intel Xeon")
+    for pair in ("int8/int8", "int8/int4", "int4/int4"):
+        compute = lambda pair=pair: [before[pair]["speed"] / before["bf16/bf16"]["speed"]]  # noqa: E731
+        yield Claim(f"fsdp {pair} earlier", MEASURED, about, compute, two_decimals)
     losses = raw(FSDP_LOSS)["losses"]
     command = f"python docs/benchmarks/fsdp2_losses.py {' '.join(losses)} --seeds 0 1 2 --validation 500"
     source = Source(FSDP_LOSS, command, "4 simulated ranks on two CPU cores", "0.1 M", "400")
@@ -181,6 +217,11 @@ def of_replicate() -> Iterator[Claim]:
     for name, ours, ddp in (("int8", "replicate:int8@0", "int8@25"), ("torch", "replicate:torch@0", "torch:none@25")):
         compute = lambda ours=ours, ddp=ddp: [100 * (seconds[ours] / seconds[ddp] - 1)]  # noqa: E731
         yield Claim(f"replicate {name}", MEASURED, source, compute, number("%"))
+    rounds = {case["case"]: case["rounds"] for case in raw(REPLICATE)["cases"]}["replicate:int8@0"]
+    longer = [100 * (1 / each - 1) for each in rounds]
+    yield Claim(
+        "replicate int8 rounds", MEASURED, source, lambda: longer, lambda it: f"{min(it):.0f} to {max(it):.0f} %"
+    )
 
 
 @cache
