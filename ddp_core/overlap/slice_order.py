@@ -13,9 +13,9 @@ from ...compress.state.shares import placed_on_hosts
 from ..averaging.averager import CompressedAverager
 from ..buckets.assignment import DEFAULT_CAP_MB, MEBIBYTE, BucketAssignment
 from ..measure.clock import clock_of
+from ..measure.link_schedule import arrivals, backward_order, optimal, priority_order, step_seconds, synchronous
 from ..transport.protocol import Transport
 from ..transport.rank_messages import broadcast
-from .link_schedule import arrivals, backward_order, optimal, priority_order, step_seconds, synchronous
 from .measured_step import Measurements
 
 ORDERS = ("priority", "backward", "synchronous")
