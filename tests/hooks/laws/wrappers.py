@@ -58,7 +58,7 @@ def replicated(model, spec, options):
 
 def sharded(model, spec, options):
     model = by_parts(fully_shard, model, dist.get_world_size())
-    return model, gradwire.attach(model, gather="int8", reduce=spec, **options)
+    return model, gradwire.attach(model, **{"gather": "int8", "reduce": spec, **options})
 
 
 def hybrid(model, spec, options, **of_shards):
