@@ -35,7 +35,8 @@ def averages(wrapper, spec, **options):
 
 
 def exact(rank, world_size, wrapper):
-    return {spec: averages(wrapper, spec)[0] for spec in BITS}
+    among_shards = {"reduce": "none"} if wrapper == "HSDP" else {}
+    return {spec: averages(wrapper, spec, **among_shards)[0] for spec in BITS}
 
 
 @over()
@@ -45,10 +46,9 @@ def test_averages_are_those_of_float64_to_their_rounding_and_alike_on_all_ranks(
     for spec, bits in BITS.items():
         for number, step in enumerate(answers[0][spec]):
             largest = 4.5 * max(1, world_size / 2)  # of normal numbers, and of sums that are divided afterwards
-            by_torch = 4 if wrapper.startswith("HSDP") and spec != "none" else bits  # int4 among shards
             for name, mean in means([number], world_size).items():
                 off = (step[name].double() - mean).abs().max()
-                assert off <= 2 * largest * 2.0**-by_torch, (spec, name)  # rounded when it is sent and as a mean
+                assert off <= 2 * largest * 2.0**-bits, (spec, name)  # rounded when it is sent and as a mean
                 assert bits == 24 or off > 0, (spec, name)
         assert all(same(each[spec], answers[0][spec]) for each in answers)
 
