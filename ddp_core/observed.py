@@ -12,13 +12,13 @@ from torch import Tensor
 
 from ..compress import Optimizers, Spec, report_optimizer
 from .averaging.averager import CompressedAverager
+from .averaging.shard_averager import ShardAverager
 from .averaging.shown_averages import OnAverage
 from .measure.stats import Stats, metrics
 from .memory.loss_scale import LossScale, Scaler
 
 if TYPE_CHECKING:
-    from ..hooks.watching.watch import Watch
-    from .averaging.shard_averager import ShardAverager
+    from .watching.watch import Watch
 
 
 class Observed:
@@ -77,7 +77,7 @@ class Observed:
             ValueError: an argument is out of range.
             TypeError: `to` is of another kind.
         """
-        from ..hooks.watching.watch import watch  # what reports needs trackers, folders and a model of a step
+        from .watching.watch import watch  # what reports is seldom asked for, and has six files
 
         return watch(self, every, to, folder)
 
@@ -117,7 +117,7 @@ class Observed:
             raise RuntimeError(
                 "the other handle of this model follows a GradScaler, for both: call follow() of one alone"
             )
-        self._loss_scale = LossScale(scaler, self._rescale)
+        self._loss_scale = LossScale(scaler, self._rescale, self._loss_scale)
         self.averager.steps.scaler = self._loss_scale
 
     def _catch_up(self) -> None:

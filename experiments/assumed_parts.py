@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..compress import Ranks, compressor
 from ..compress.state.shares import ranks_seen
-from ..ddp_core.overlap.step_model import LinkCost
+from ..ddp_core.measure.step_model import LinkCost
 from ..hooks.advice.arithmetic import Arithmetic
 from ..hooks.advice.network import Kind, KindCost
 from ..hooks.advice.predict import Measured, Prediction, predicted, requests_on, through_card

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ..hooks.watching.report_folder import reports_in
+from ..ddp_core.watching.report_folder import reports_in
 from .results.rows import milliseconds
 
 STALE = 3.0  # times the seconds that a report takes to come

@@ -35,9 +35,8 @@ def overlap(
     Args:
         model: a model wrapped in `gradwire.DistributedDataParallel`.
         optimizer: the optimizer of the model, or a list, such as Muon for matrices and AdamW for the rest.
-        order: the order of sending. "priority" overlaps and sends first what the next forward needs first, in an
-            order that is planned from measured times. "backward" overlaps and sends in backward's order.
-            "synchronous" does not overlap.
+        order: "priority" overlaps and sends first what the next forward needs first, in an order that is planned from
+            measured times. "synchronous" does not overlap.
         slice_mb: MiB that are sent at once; by default 2, or an eighth of the model if that is less. Large parameters
             are cut into slices, except with compressors whose state is more than a residual.
         per_parameter: True promises that an optimizer that is not torch's updates each parameter from its own

@@ -41,6 +41,7 @@ FLOORS = {  # the rooms of a layer, folders and files, from the ground up; those
         "buckets",
         "memory",
         "averaging",
+        "watching",
         "observed",
         "handle",
         "reducer",
@@ -52,7 +53,7 @@ FLOORS = {  # the rooms of a layer, folders and files, from the ground up; those
         "handle_of internet torch_ddp_checks torch_steps overlap report_loss slice_sizes",
         "torch_ddp",
         "comm_hook",
-        "fsdp local_sgd watching",
+        "fsdp local_sgd",
         "plan replicate",
         "advice frameworks",
     ],
@@ -68,7 +69,6 @@ FLOORS = {  # the rooms of a layer, folders and files, from the ground up; those
     ],
 }
 LAZY = [  # what is imported only once it is asked for
-    ("ddp_core/observed.py", "gradwire.hooks.watching.watch"),
     ("hooks/torch_ddp.py", "gradwire.hooks.fsdp"),
     ("hooks/torch_ddp.py", "gradwire.hooks.replicate"),
 ]

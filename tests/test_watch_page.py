@@ -8,8 +8,8 @@ import pytest
 from gradwire.compress.state import gauge
 from gradwire.compress.state.gauge import steady, stride
 from gradwire.ddp_core.measure.stats import RECENT
+from gradwire.ddp_core.watching import watch
 from gradwire.experiments import top
-from gradwire.hooks.watching import watch
 
 from .test_docs import PAGES, ROOT
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from ...kernels import Residual, temporary
 from ..protocol.compressor import Codec, Compressor, Traits, own_traits, with_traits
 from ..protocol.layout import Layout, working_dtype
-from ..protocol.requests import Program, all_gather, all_to_all, together
+from ..protocol.requests import AllGather, AllToAll, Program, together
 from ..state.leaf import WIDTHS
 from ..state.tensors import Chunk, Counter
 from .cuts import Cut, cut_bucket
@@ -81,7 +81,7 @@ class Gathered:
         cut = state.cut
         rows = temporary((1, cut.row_bytes), dtype=torch.uint8, device=grad.device).zero_()
         cut.encode(grad, residual, rows, drawn(state.draws)[0])
-        gathered = yield from all_gather(rows)
+        gathered = yield AllGather(rows)
         del rows
         _decode(gathered, grad, cut, residual)
         return grad
@@ -137,7 +137,7 @@ class TwoShot:
                 rows.mark(used, server.stored, cut.served[0])
             rows.packed(used, state.world_size, out=payload[:, size:])
         cut.encode(grad, residual, payload[:, :size], first)
-        votes = yield from all_to_all(payload)
+        votes = yield AllToAll(payload)
         del payload
         start, end = cut.served
         served = temporary((end - start,), dtype=working_dtype(grad.dtype), device=grad.device)
@@ -150,7 +150,7 @@ class TwoShot:
         del votes, served
         if server is not None and held is not None:
             server.close(held)
-        averages = (yield from all_gather(payload)).view(1, state.world_size, size + bits)
+        averages = (yield AllGather(payload)).view(1, state.world_size, size + bits)
         del payload
         _decode(averages[..., :size], grad, cut, residual)
         if rows is not None:

@@ -12,7 +12,7 @@ from ...kernels import Residual
 from ..protocol.compressor import Traits
 from ..protocol.layout import Layout
 from ..protocol.registry import register
-from ..protocol.requests import Program, all_gather
+from ..protocol.requests import AllGather, Program
 from ..state.tensors import Counter, PerParameter
 from .topk import TopK
 
@@ -77,7 +77,7 @@ class DGC:
         rows = torch.zeros(1, codec.row_bytes(length), dtype=torch.uint8, device=grad.device)
         codec.encode(grad.zero_(), Residual(sums, sums), rows, length)
         velocity.index_fill_(0, codec.indices(rows, length), 0)
-        gathered = yield from all_gather(rows)
+        gathered = yield AllGather(rows)
         codec.decode(gathered, grad, length, sums)
         return grad
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...kernels import Block, Factors, Residual, Rows, clear_rows, mark_rows
 from ..protocol.layout import Layout
-from ..protocol.requests import Program, all_gather
+from ..protocol.requests import AllGather, Program
 from .payload import padded
 
 
@@ -113,7 +113,7 @@ class ZeroRows:
         """Return True for the rows that any rank uses; one round."""
         if not self.count:
             return used
-        everyones = yield from all_gather(self.packed(used, 1).view(-1))
+        everyones = yield AllGather(self.packed(used, 1).view(-1))
         return self.unpacked(any_of(everyones))
 
 

@@ -14,7 +14,7 @@ from ..builder.build import Spec, compressor, parsed
 from ..composed.hierarchical import Hierarchical
 from ..protocol.compressor import Codec, own_traits
 from ..protocol.layout import working_dtype
-from ..protocol.requests import Program, all_gather, all_to_all
+from ..protocol.requests import AllGather, AllToAll, Program
 from .codec import codec_of, needed
 from .layout import ShardLayout
 
@@ -97,7 +97,7 @@ def host_sums(
     if told is not None:
         sent[:, -1] = told
     del grad, rows
-    received = yield from all_to_all(sent, "host")
+    received = yield AllToAll(sent, "host")
     del sent
     fine = (received[:, -1] != 0).all()
     if codec is None or cut is None:
@@ -109,10 +109,8 @@ def host_sums(
 
 def gathered_rows(row: Tensor, per_host: int) -> Program[Tensor]:
     """Return every rank's row, (ranks, *row.shape): each travels once to each other host, and there among its ranks."""
-    return all_gather(row) if per_host == 1 else _gathered_in_hosts(row)
-
-
-def _gathered_in_hosts(row: Tensor) -> Program[Tensor]:
-    of_hosts = yield from all_gather(row, "across")
-    of_places = yield from all_gather(of_hosts, "host")
+    if per_host == 1:
+        return (yield AllGather(row))
+    of_hosts = yield AllGather(row, "across")
+    of_places = yield AllGather(of_hosts, "host")
     return of_places.transpose(0, 1).flatten(0, 1)

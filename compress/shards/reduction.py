@@ -23,7 +23,7 @@ from ..builder.optimizer_defaults import Optimizers, tuned
 from ..composed.hierarchical import Hierarchical
 from ..protocol.compressor import Codec, own_traits
 from ..protocol.layout import Layout, Scope, working_dtype
-from ..protocol.requests import Program, all_to_all
+from ..protocol.requests import AllToAll, Program
 from ..state.leaf import WIDTHS, Entries, FlatLeaf, Narrow, Versions
 from ..state.tensors import zeros
 from .codec import codec_of, needed
@@ -182,7 +182,7 @@ class ShardSum:
             return out
         payloads = self._encoded(grad.to(wide), state, told, cut)
         del grad  # its memory is free while payloads travel
-        votes = yield from all_to_all(payloads, scope)
+        votes = yield AllToAll(payloads, scope)
         if state.residual is not None:
             state.finite.hear(votes[:, -1])
         mean = out.to(wide)
@@ -193,8 +193,8 @@ class ShardSum:
     def _exchanged(self, rows: Tensor, state: ShardState, told: Tensor | None, scope: Scope) -> Program[Tensor]:
         """The rows of all ranks; where a codec before has held back some of them, with word of whether the step counts."""
         if state.residual is None or told is None:
-            return (yield from all_to_all(rows, scope))
-        received = yield from all_to_all(torch.cat([rows, told.to(rows.dtype).expand(len(rows), 1)], 1), scope)
+            return (yield AllToAll(rows, scope))
+        received = yield AllToAll(torch.cat([rows, told.to(rows.dtype).expand(len(rows), 1)], 1), scope)
         state.finite.hear(received[:, -1] != 0)
         return received[:, :-1]
 

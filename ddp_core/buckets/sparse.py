@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...compress.protocol.requests import Program, all_gather
+from ...compress.protocol.requests import AllGather, Program
 from .grad_bucket import GradBucket
 
 SPARSE_ROUNDS = 2
@@ -79,12 +79,12 @@ def sparse_mean(grad: Tensor, world_size: int) -> Program[Tensor]:
     shape = grad.shape[grad.sparse_dim() :]
     positions, values = _bytes(grad.indices().T), _bytes(grad.values())
     count = torch.tensor([len(positions)], device=grad.device)
-    counts = (yield from all_gather(count)).view(-1).tolist()
+    counts = (yield AllGather(count)).view(-1).tolist()
     if not max(counts):
         return grad
     rows = torch.cat([positions, values], dim=1)
     padding = rows.new_zeros(max(counts) - len(rows), rows.shape[1])
-    gathered = yield from all_gather(torch.cat([rows, padding]))
+    gathered = yield AllGather(torch.cat([rows, padding]))
     rows = torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
     width = positions.shape[1]
     places = _numbers(rows[:, :width], torch.int64).view(len(rows), -1)

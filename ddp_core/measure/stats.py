@@ -43,7 +43,7 @@ class Stats:
 class Totals:
     """The cost of the steps so far.
 
-    `recent`: the last of them. `watchers`: each `hooks.watching.Watch` of the model. When a step begins, its `step_ended`
+    `recent`: the last of them. `watchers`: each `ddp_core.watching.Watch` of the model. When a step begins, its `step_ended`
     is called with the number of steps so far, those before a checkpoint counted.
     """
 

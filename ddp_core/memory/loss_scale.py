@@ -17,13 +17,14 @@ class Scaler(Protocol):
 
 
 class LossScale:
-    """Has what is held back follow the scale of a scaler; `rescale` multiplies it by a factor."""
+    """Has what is held back follow the scale of a scaler; `rescale` multiplies it by a factor. It comes after `before`."""
 
-    def __init__(self, scaler: Scaler, rescale: Callable[[float], None]) -> None:
+    def __init__(self, scaler: Scaler, rescale: Callable[[float], None], before: LossScale | None = None) -> None:
         if not hasattr(scaler, "get_scale"):
             raise TypeError(f"scaler is a torch.amp.GradScaler, or has get_scale() as that has; got {scaler!r}")
         self.scaler, self._rescale = scaler, rescale
-        self._scale: float | None = None  # of what is held back; None where a loaded state tells not
+        # of what is held back; None where a loaded state tells not
+        self._scale: float | None = None if before is None else before._scale
         self._ahead: tuple[float, tuple[int, int]] | None = None  # a scale, and when it was read: see `_moment`
 
     def read_ahead(self) -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from ..measure.clock import Clock
 from ..measure.step import Record, replies
+from ..measure.step_model import LinkCost, Piece, StepModel, link_samples
 from .pending_update import PendingUpdate
-from .step_model import LinkCost, Piece, StepModel
 
 KEPT = 8  # steps
 
@@ -140,14 +139,3 @@ class Measurements:
             wire = cost.seconds(sum(sent), len(sent))
             pieces.append(Piece(min(max(0.0, ready), backward), wire, min(max(0.0, needed), forward)))
         return StepModel(forward, backward, tuple(pieces))
-
-
-def link_samples(replied: Iterable[tuple[float, float, str, float]]) -> Iterator[tuple[float, float]]:
-    """(bytes sent, seconds that the link was held) of each request: a reply has waited for those that came before it.
-
-    `replied`: as `replies` tells it.
-    """
-    free = -math.inf
-    for end, begin, sent in sorted((end, begin, sent) for begin, end, _, sent in replied):
-        yield sent, max(0.0, end - max(begin, free))
-        free = end

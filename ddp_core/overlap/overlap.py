@@ -47,11 +47,11 @@ class OverlapReport:
 
     `step`: the last one whose updates were all made; 0 before the first. `exposed`: seconds that its communication held up
     training; on CUDA, where the host does not know, those of the last step that was measured, whose forward waited where it
-    used parameters: None before there is one, and always where no order is looked for ("backward", "synchronous", parameters
-    on several GPUs). `order`: "backward", "priority" or "synchronous", what is in use. `bound`: seconds of the shortest step
-    that any order allows on this link (T*), and `synchronous_bound` of one that waits at backward's end, both computed from
-    measured times; None before these are there. `readers`: how many steps were made to wait between backward and the next
-    forward, by the line of code that did so.
+    used parameters: None before there is one, and always where none is planned ("synchronous", parameters on several
+    GPUs). `order`: "backward" until there is a plan, then "priority"; or "synchronous". `bound`: seconds of the shortest
+    step that any order allows on this link (T*), and `synchronous_bound` of one that waits at backward's end, both computed
+    from measured times; None before these are there. `readers`: how many steps were made to wait between backward and the
+    next forward, by the line of code that did so.
     """
 
     step: int

@@ -13,12 +13,12 @@ from ...compress.state.shares import placed_on_hosts
 from ..averaging.averager import CompressedAverager
 from ..buckets.assignment import DEFAULT_CAP_MB, MEBIBYTE, BucketAssignment
 from ..measure.clock import clock_of
+from ..measure.link_schedule import arrivals, backward_order, optimal, priority_order, step_seconds, synchronous
 from ..transport.protocol import Transport
 from ..transport.rank_messages import broadcast
-from .link_schedule import arrivals, backward_order, optimal, priority_order, step_seconds, synchronous
 from .measured_step import Measurements
 
-ORDERS = ("priority", "backward", "synchronous")
+ORDERS = ("priority", "synchronous")
 FIRST_UPDATE = 8  # steps with the same buckets, some of which have been measured
 INTERVAL = 64  # steps between two updates
 MEASURED = 4  # steps before an update whose marks are taken on a GPU
@@ -32,18 +32,17 @@ LEAST_GRADIENT_MB, MOST_ON_WIRE_MB = 2.0, 2.0  # of a slice
 class SliceOrder:
     """Decides between steps, on all ranks alike, in which order slices go.
 
-    `wanted`: one of `ORDERS`, of which "priority" alone is planned. `clock`: takes marks in measured steps, which an update
-    turns into seconds; with parameters on several `devices` nothing is measured, and the order stays. `bounds`: seconds of a
-    step, of the best one that any order allows (T*) and of one that waits at the end of backward; None before anything was
-    measured.
+    `wanted`: one of `ORDERS`. `clock`: takes marks in measured steps, which an update turns into seconds; with parameters on
+    several `devices` nothing is measured, and the order stays backward's. `bounds`: seconds of a step, of the best one that
+    any order allows (T*) and of one that waits at the end of backward; None before anything was measured.
     """
 
     def __init__(
         self, wanted: str, assignment: BucketAssignment, transport: Transport, devices: Sequence[torch.device]
     ) -> None:
         self._assignment, self._transport, self._device = assignment, transport, devices[0]
-        self._plans = wanted == "priority" and len(devices) == 1
         self.overlaps = wanted != "synchronous"
+        self._plans = self.overlaps and len(devices) == 1
         self.clock = clock_of(self._device)
         self.measurements = Measurements(self.clock)
         self.bounds: tuple[float | None, float | None] = (None, None)

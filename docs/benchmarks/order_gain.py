@@ -8,8 +8,8 @@ prints the table in docs/overlap.md. Fixed orders: backward's, and forward's.
 from collections.abc import Iterator
 from statistics import median
 
-from gradwire.ddp_core.overlap.link_schedule import arrivals, backward_order, priority_order, step_seconds
-from gradwire.ddp_core.overlap.step_model import LinkCost, StepModel
+from gradwire.ddp_core.measure.link_schedule import arrivals, backward_order, priority_order, step_seconds
+from gradwire.ddp_core.measure.step_model import LinkCost, StepModel
 from gradwire.experiments.workloads.emulation import load_trace
 from gradwire.experiments.workloads.emulation.shipped import SHIPPED
 from gradwire.experiments.workloads.emulation.step_model import step_by_slices

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from gradwire.ddp_core.overlap.link_schedule import arrivals, priority_order, step_seconds
-from gradwire.ddp_core.overlap.step_model import LinkCost, StepModel
+from gradwire.ddp_core.measure.link_schedule import arrivals, priority_order, step_seconds
+from gradwire.ddp_core.measure.step_model import LinkCost, StepModel
 from gradwire.experiments.workloads.emulation import load_trace, step_by_slices
 from gradwire.hooks.advice.shared_cores import Work
 from gradwire.hooks.advice.simulated_step import NOTHING, Parcel, Pipeline, Round

@@ -21,7 +21,7 @@ from step_time import sum_loss, tiny_layers
 from torch import nn
 
 import gradwire
-from gradwire.hooks.watching.watch import Watch
+from gradwire.ddp_core.watching.watch import Watch
 
 BUCKET_MB = 0.1
 

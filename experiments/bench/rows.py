@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ...ddp_core.overlap.link_schedule import optimal, synchronous
-from ...ddp_core.overlap.step_model import LinkCost, StepModel
+from ...ddp_core.measure.link_schedule import optimal, synchronous
+from ...ddp_core.measure.step_model import LinkCost, StepModel
 from ..network.link import parse_rate
 from ..results.statistics import percentiles
 from ..workloads.emulation import EmulationConfig, step_by_layers

@@ -17,7 +17,7 @@ from torch import Tensor
 from ...compress.protocol.layout import Scope
 from ...compress.protocol.requests import AllGather, AllReduce, AllToAll, ReduceScatter, Request
 from ...ddp_core import exchange
-from ...ddp_core.overlap.step_model import LinkCost
+from ...ddp_core.measure.step_model import LinkCost
 from ...ddp_core.transport.protocol import Transport
 
 Kind: TypeAlias = tuple[type, torch.dtype, Scope]  # of requests

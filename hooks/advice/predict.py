@@ -15,8 +15,8 @@ from ...compress.protocol.layout import Scope
 from ...compress.protocol.requests import AllGather, AllReduce, AllToAll
 from ...compress.simulate import STEADY, requests_of
 from ...compress.state.shares import ranks_seen
-from ...ddp_core.overlap.link_schedule import optimal, priority_order
-from ...ddp_core.overlap.step_model import Piece, StepModel
+from ...ddp_core.measure.link_schedule import optimal, priority_order
+from ...ddp_core.measure.step_model import Piece, StepModel
 from ..plan import bucket_layouts, state_bytes, work_bytes
 from ..slice_sizes import gradient_mb, parts_of
 from .arithmetic import Arithmetic

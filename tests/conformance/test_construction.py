@@ -103,22 +103,6 @@ def test_a_group_of_some_ranks(ranks):
     assert_same(ranks, of_some_ranks, world_size=3)
 
 
-def tensor_parallel(rank, world_size, ddp):
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
-    net = seeded(lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)))
-    parallelize_module(net, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    model = ddp(net, device_mesh=mesh["data"])
-    model(batches(rank // 2, 1, 3, 4)[0]).sum().backward()
-    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-
-
-@pytest.mark.conformance
-def test_one_axis_of_a_mesh_with_tensor_parallelism_on_the_other(ranks):
-    assert_same(ranks, tensor_parallel, world_size=4)
-
-
 ATTRIBUTES = [
     "device",
     "device_ids",

@@ -95,36 +95,6 @@ def test_unused_parameters_are_an_error_at_the_next_forward(ranks, net):
         assert (has_error, logged) == (1, our_text)
 
 
-def one_output(rank, world_size, ddp, options):
-    model = ddp(seeded(Outputs), find_unused_parameters=True, **options)
-    seen = []
-    for step, each in enumerate(batches(rank, 4, 3, 4)):
-        a, b = model(each)["predictions"]
-        (b if step < 2 else a + b).sum().backward()
-        seen.append(gradients(model))
-    return seen
-
-
-def test_gradients_of_outputs_that_no_loss_uses_stay_none(ranks):
-    ours = assert_all_same(ranks, one_output, [{}, {"gradient_as_bucket_view": True}])
-    assert ours["{}"][0][1][0] is None
-
-
-def used_on_one_rank(rank, world_size, ddp):
-    model = ddp(seeded(Branches), find_unused_parameters=True)
-    for parameter in model.parameters():
-        parameter.grad = torch.full_like(parameter, 3.0)
-    model(batches(rank, 1, 3, 4)[0], False).sum().backward()
-    before = gradients(model)
-    model(batches(rank, 1, 3, 4)[0], rank == 0).sum().backward()
-    return before, gradients(model)
-
-
-def test_a_parameter_that_no_rank_used_keeps_its_gradient(ranks):
-    ours = assert_same(ranks, used_on_one_rank)
-    assert ours[0][0][1].eq(3).all()
-
-
 class Skipping(nn.Module):
     def __init__(self):
         super().__init__()

@@ -23,7 +23,7 @@ def slow(inner):
     return Paced(inner, Link(RATE))
 
 
-def setting_of(order, spec, device, **options):
+def setting_of(spec, device, order="priority", **options):
     """Layers with a tied weight, and an optimizer, overlapped."""
     torch.manual_seed(0)
     layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
@@ -33,9 +33,9 @@ def setting_of(order, spec, device, **options):
     return model, gradwire.overlap(model, optimizer, order=order, slice_mb=0.002)
 
 
-def trained(rank, order, spec, device, link):
+def trained(rank, spec, device, link, order="priority"):
     """Parameters and momenta after some steps; whether each left updates under way; when ranks looked first; the report."""
-    model, optimizer = setting_of(order, spec, device, transport=link)
+    model, optimizer = setting_of(spec, device, order, transport=link)
     inputs = torch.Generator().manual_seed(rank)
     pending = []
     for _ in range(STEPS):
@@ -50,13 +50,13 @@ def trained(rank, order, spec, device, link):
     return [each.cpu() for each in numbers], pending, look, report
 
 
-def both(rank, world_size, order, spec, device, link):
-    expected, never, _, _ = trained(rank, "synchronous", spec, device, link)
-    found, pending, look, report = trained(rank, order, spec, device, link)
+def both(rank, world_size, spec, device, link):
+    expected, never, _, _ = trained(rank, spec, device, link, "synchronous")
+    found, pending, look, report = trained(rank, spec, device, link)
     return all(map(torch.equal, expected, found)), any(never), pending, look, report
 
 
-def check(answers, order):
+def check(answers):
     """The same bits on each rank, and one order, found after some measured steps."""
     assert len({report.order for *_, report in answers}) == 1
     for same, never, pending, look, report in answers:
@@ -64,31 +64,27 @@ def check(answers, order):
         assert not never
         assert look < STEPS
         assert all(pending)
-        if order == "backward":
-            assert (report.order, report.bound) == ("backward", None)
-        else:
-            assert 0 < report.bound <= report.synchronous_bound * (1 + 1e-9)
-            assert report.exposed >= 0
+        assert 0 < report.bound <= report.synchronous_bound * (1 + 1e-9)
+        assert report.exposed >= 0
 
 
 @pytest.mark.parametrize("link", [None, slow], ids=["no link", "slow link"])
 @pytest.mark.parametrize("spec", ["none", "bf16", "int8", "powersgd:rank=2"])
-@pytest.mark.parametrize("order", ["backward", "priority"])
-def test_with_overlap_the_same_bits_come_out_and_ranks_find_one_order(ranks, order, spec, link):
-    check(ranks.run(both, 2, order, spec, "cuda", link, timeout=200), order)
+def test_with_overlap_the_same_bits_come_out_and_ranks_find_one_order(ranks, spec, link):
+    check(ranks.run(both, 2, spec, "cuda", link, timeout=200))
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_events_are_those_of_the_model_s_device_whichever_is_the_current_one(ranks):
-    check(ranks.run(both, 2, "priority", "bf16", "cuda:1", None, timeout=200), "priority")
+    check(ranks.run(both, 2, "bf16", "cuda:1", None, timeout=200))
 
 
-def under_watch(rank, world_size, order, spec):
+def under_watch(rank, world_size, spec):
     """Marks that were taken until the end of each step, steps raising where the host waits; the first look; the report."""
     taken, now = [0], CudaClock.now
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(CudaClock, "now", lambda clock: taken.append(taken[-1] + 1) or now(clock))
-        model, optimizer = setting_of(order, spec, "cuda", process_group=nccl(rank))
+        model, optimizer = setting_of(spec, "cuda", process_group=nccl(rank))
         inputs, marks = torch.randn(8, WIDTH, device="cuda"), []
         for step in range(STEPS):
             torch.cuda.synchronize()
@@ -110,7 +106,7 @@ def under_watch(rank, world_size, order, spec):
 @needs_nccl
 @pytest.mark.parametrize("spec", ["none", "bf16", "int8", "powersgd:rank=2"])
 def test_the_host_waits_in_no_step_and_events_are_recorded_in_those_that_are_measured(ranks, spec):
-    ((marks, look, report),) = ranks.run(under_watch, 1, "priority", spec, timeout=200)
+    ((marks, look, report),) = ranks.run(under_watch, 1, spec, timeout=200)
     grown = [step for step in range(1, STEPS) if marks[step] > marks[step - 1]]
     assert grown == list(range(look - MEASURED, look + 1))  # the forward after the last one, too
     assert report.exposed >= 0

@@ -136,7 +136,7 @@ def wrapped(rank, world_size, package):
         model = gradwire.DistributedDataParallel(network(), compressor="none")
         optimizers = [AROUND[package](each) for each in two(model)]
         if overlapped:
-            optimizers = gradwire.overlap(model, optimizers, order="backward")
+            optimizers = gradwire.overlap(model, optimizers)
         for step in range(4):
             inputs = torch.randn(4, 7, generator=torch.Generator().manual_seed(10 * rank + step))
             model(inputs).square().mean().backward()

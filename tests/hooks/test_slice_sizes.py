@@ -15,7 +15,7 @@ SPECS = {"int8": 6, "topk:ratio=0.05": 6, "powersgd:rank=1": 2}  # of 8 MiB of g
 def in_training(rank, world_size, spec):
     model = nn.Sequential(nn.Linear(1024, 1024), nn.Linear(1024, 1024))
     ddp_model = gradwire.DistributedDataParallel(model, compressor=spec)
-    gradwire.overlap(ddp_model, torch.optim.SGD(ddp_model.parameters()), order="backward")
+    gradwire.overlap(ddp_model, torch.optim.SGD(ddp_model.parameters()))
     return [piece.buffer().numel() for piece in ddp_model.reducer.assignment.sending]
 
 

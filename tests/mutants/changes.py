@@ -245,7 +245,7 @@ MUTANTS = [
         "hooks/fsdp/state.py",
         'return ", ".join(filter(None, (f"rank {rank} of {ranks}", part)))',
         'return f"rank {rank} of {ranks}"',
-        "tests/hooks/fsdp/test_tensor_parallel.py",
+        "tests/hooks/laws/test_tensor_parallel.py -k FSDP2",
     ),
     Mutant(
         "weights that were swapped in are gathered as differences alone",
@@ -371,7 +371,7 @@ MUTANTS = [
         "ddp_core/engine/engine.py",
         "return not all(task.left for task in self._live)",
         "return bool(self._live)",
-        "tests/hooks/fsdp/test_state.py -k broke_off",
+        "tests/hooks/laws/test_threads.py -k broke_off",
     ),
     Mutant(
         "an evaluation in inference mode leaves tensors that no step can write to",

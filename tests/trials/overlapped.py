@@ -32,7 +32,6 @@ OPTIMIZERS = {
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, foreach=False),
     "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01, foreach=True),
 }
-ORDERS = ("priority", "priority", "backward")
 PLACES = ("cleared", "forward", "backward", "step")  # after which a rank may wait for all, or look at a parameter
 
 
@@ -60,7 +59,6 @@ class Trial:
     parts: tuple[str, ...]
     spec: str
     optimizer: str
-    order: str
     slice_mb: float
     shared_memory: bool
     steps: tuple[Step, ...]
@@ -85,7 +83,6 @@ def drawn(seed):
         parts,
         source.choice(SPECS),
         optimizer,
-        source.choice(ORDERS),
         source.choice((0.0002, 0.0005, 0.002, 1.0)),
         source.random() < 0.6,
         steps,
@@ -281,7 +278,7 @@ def train(rank, world_size, trial):
     """Where the overlapped training on this rank, and the one without, differ; in words."""
     with environment(trial):
         expected = Training(trial, rank, "synchronous").run()
-        found = Training(trial, rank, trial.order).run()
+        found = Training(trial, rank, "priority").run()
     if len(expected) != len(found):
         return f"{len(found)} notes in place of {len(expected)}"
     return ", ".join(

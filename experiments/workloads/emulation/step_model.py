@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ....compress import Layout, Ranks, Traffic, compressor
 from ....compress.simulate import steady_traffic
-from ....ddp_core.overlap.step_model import LinkCost, Piece, StepModel, layered, merged
+from ....ddp_core.measure.step_model import LinkCost, Piece, StepModel, layered, merged
 from ....hooks.plan import bucket_layouts
 from ....hooks.slice_sizes import gradient_mb, parts_of
 from .trace import Shape, Trace

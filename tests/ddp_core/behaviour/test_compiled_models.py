@@ -59,7 +59,7 @@ def own(world_size):
 
 def overlapped(world_size):
     model, handle, _ = own(world_size)
-    return model, handle, gradwire.overlap(model, torch.optim.SGD(model.parameters(), 0.1), order="backward")
+    return model, handle, gradwire.overlap(model, torch.optim.SGD(model.parameters(), 0.1))
 
 
 def by_layer(world_size, apply):

@@ -41,7 +41,7 @@ def own(unused):
 
 def overlapped(unused):
     model, optimizer, handle = own(unused)
-    return model, gradwire.overlap(model, optimizer, order="backward"), handle
+    return model, gradwire.overlap(model, optimizer), handle
 
 
 def sharded(unused):

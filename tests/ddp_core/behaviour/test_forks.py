@@ -97,7 +97,7 @@ def test_it_may_not_where_they_are_views_of_what_it_shares(ranks):
 
 def read_while_under_way(rank, world_size):
     """What forked processes say that use a parameter, while its update is under way and after `drain()`; and the end."""
-    setting = Setting(rank, "backward", net=overlapped.Layers)
+    setting = Setting(rank, "priority", net=overlapped.Layers)
     used = setting.model.module[0].weight
     told = []
     for _ in range(2):

@@ -4,8 +4,8 @@ import pytest
 
 from gradwire.ddp_core.measure.clock import HostClock
 from gradwire.ddp_core.measure.step import Record
+from gradwire.ddp_core.measure.step_model import Piece, StepModel
 from gradwire.ddp_core.overlap.measured_step import Measurements, NotedStep, unhindered
-from gradwire.ddp_core.overlap.step_model import Piece, StepModel
 
 from .late_clock import FACTOR, LateClock, LateMark
 

@@ -26,11 +26,9 @@ COMPRESSORS = {
 OTHERS = dict.fromkeys(("fp16", "int4", "int2", "ternary", "qsgd", "terngrad", "natural", "chunktopk"), 0.0001)
 OTHERS |= dict.fromkeys(("randomk", "dropping", "adacomp", "batched-powersgd:rank=2"), 0.0001)
 OTHERS |= {"dgc": 0.00002, "acp-powersgd:rank=2": 0.00002}
-CASES = list(product([*COMPRESSORS, *OTHERS], ["backward", "priority"], [2, 4]))
-QUICK = [(spec, ("backward", "priority")[place % 2], 2) for place, spec in enumerate(COMPRESSORS)] + [
-    ("int8", "priority", 4)
-]
-SLOW = [(spec, ("backward", "priority")[place % 2], 2) for place, spec in enumerate(OTHERS)]
+CASES = list(product([*COMPRESSORS, *OTHERS], [2, 4]))
+QUICK = [*((spec, 2) for spec in COMPRESSORS), ("int8", 4)]
+SLOW = [(spec, 2) for spec in OTHERS]
 MARKS = {case: pytest.mark.slow if case in SLOW else pytest.mark.thorough for case in CASES if case not in QUICK}
 
 
@@ -59,23 +57,23 @@ def trained(rank, order, steps=STEPS, *, shuffled=False, **options):
     return setting.end(), pending, len(setting.model.reducer.assignment.sending)
 
 
-def compared(rank, world_size, compressor, order):
+def compared(rank, world_size, compressor):
     """Whether it is the same without overlap, whether updates were under way after any step, and how many slices.
 
     A busy machine may send a step's few bytes before the step ends: one step of four that overlaps is enough.
     """
     options = {"compressor": compressor, "slice_mb": (COMPRESSORS | OTHERS)[compressor]}
     expected, never, slices = trained(rank, "synchronous", **options)
-    found, pending, others = trained(rank, order, shuffled=order == "backward", **options)
+    found, pending, others = trained(rank, "priority", shuffled=True, **options)
     assert slices == others
     return equal(expected, found), any(never), any(pending), slices
 
 
 @pytest.mark.parametrize(
-    ("compressor", "order", "world_size"), [pytest.param(*case, marks=MARKS.get(case, ())) for case in CASES]
+    ("compressor", "world_size"), [pytest.param(*case, marks=MARKS.get(case, ())) for case in CASES]
 )
-def test_with_overlap_the_same_bits_come_out_in_whatever_order_slices_leave(ranks, compressor, order, world_size):
-    for same, waits, overlaps, slices in ranks.run(compared, world_size, compressor, order):
+def test_with_overlap_the_same_bits_come_out_in_whatever_order_slices_leave(ranks, compressor, world_size):
+    for same, waits, overlaps, slices in ranks.run(compared, world_size, compressor):
         assert same
         assert not waits
         assert overlaps
@@ -146,7 +144,7 @@ def disturbed(inner):
 def random_schedules(rank, world_size, schedules, link):
     """Whether parameters are as without overlap after steps that leave in any order, waited for in any order."""
     results = []
-    for order in ("synchronous", "backward"):
+    for order in ("synchronous", "priority"):
         setting = Setting(rank, order, net=Layers, link=link, optimizer=torch.optim.SGD, slice_mb=0.001)
         shared, mine = random.Random(1), random.Random(rank)
         parameters = list(setting.model.parameters())
@@ -225,7 +223,7 @@ class Gated(Decorated):
 def buffers_under_way(rank, world_size):
     """Whether buffers were spread, and slices still under way then, which come only afterwards."""
     gate = threading.Event()
-    setting = Setting(rank, "backward", net=Plain, link=lambda inner: Gated(inner, gate))
+    setting = Setting(rank, "priority", net=Plain, link=lambda inner: Gated(inner, gate))
     setting.step()
     statistics = setting.model.module[1].running_mean.fill_(rank + 1)
     setting.model.sync_buffers(candidate=True)

@@ -6,8 +6,8 @@ import pytest
 
 from gradwire.ddp_core import Link, Paced
 from gradwire.ddp_core.measure.clock import HostClock
+from gradwire.ddp_core.measure.link_schedule import optimal, synchronous
 from gradwire.ddp_core.overlap import slice_order
-from gradwire.ddp_core.overlap.link_schedule import optimal, synchronous
 from gradwire.ddp_core.overlap.measured_step import Measurements
 from gradwire.ddp_core.overlap.slice_order import FIRST_UPDATE, MEASURED
 from gradwire.ddp_core.transport.paced import PacedPending

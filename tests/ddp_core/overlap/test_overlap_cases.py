@@ -353,7 +353,7 @@ def both(rank, world_size, name):
     """What a case has seen and the end state, without overlap and with it, and whether anything was ever under way."""
     function, options = CASES[name]
     results = []
-    for order in ("synchronous", "backward"):
+    for order in ("synchronous", "priority"):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*reads parameters or gradients")
             warnings.filterwarnings("ignore", message=".*averaged and then cleared")
@@ -375,7 +375,7 @@ def test_a_loop_is_the_same_with_overlap(ranks, name):
 def adversaries(rank, world_size):
     """Two models that train against each other, each with its optimizer; whether it is the same with overlap."""
     results = []
-    for order in ("synchronous", "backward"):
+    for order in ("synchronous", "priority"):
         maker, judge = (Setting(rank, order, net=Plain, optimizer=torch.optim.SGD) for _ in range(2))
         for _ in range(STEPS):
             noise = torch.randn(4, 16, generator=maker.generator)
@@ -398,7 +398,7 @@ def compiled(rank, world_size):
 
     before, results = dict(eval_frame.cached_backends), []
     try:
-        for order in ("synchronous", "backward"):
+        for order in ("synchronous", "priority"):
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 setting = Setting(rank, order, net=lambda: torch.compile(Layers(), backend="eager"))
@@ -422,7 +422,7 @@ def test_a_compiled_model_waits_where_forward_begins_and_that_is_said(ranks):
 
 def scripted(rank, world_size):
     found = []
-    for order in ("synchronous", "backward"):
+    for order in ("synchronous", "priority"):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             setting = Setting(rank, order, net=lambda: nn.Sequential(*(torch.jit.script(layer) for layer in Layers())))
@@ -438,7 +438,7 @@ def test_a_scripted_model_waits_where_forward_begins_and_that_is_said(ranks):
 
 
 def cleared_without_waiting(rank, world_size):
-    setting = Setting(rank, "backward", net=Plain)
+    setting = Setting(rank, "priority", net=Plain)
     setting.step()
     waits = []
     for clear in (setting.optimizer.zero_grad, setting.model.zero_grad):
@@ -456,7 +456,7 @@ def test_clearing_gradients_does_not_wait(ranks):
 def read_at_every_step(rank, world_size):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        setting = Setting(rank, "backward", net=Plain)
+        setting = Setting(rank, "priority", net=Plain)
         for _ in range(6):
             setting.optimizer.zero_grad()
             setting.loss().backward()
@@ -485,7 +485,7 @@ def told_to_be_synchronous(rank, world_size):
     ):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            setting = Setting(rank, "backward", optimizer=torch.optim.SGD, **options)
+            setting = Setting(rank, "priority", optimizer=torch.optim.SGD, **options)
             setting.loss = lambda model=None, s=setting: s.model(torch.full((2, 3), s.rank + 1)).square().mean()
             loop(setting, lambda *_: None, 2)
             told.append(([str(each.message) for each in caught], any(setting.names)))
@@ -507,7 +507,7 @@ def test_what_cannot_overlap_is_synchronous_and_that_is_said_once(ranks):
 def differentiated(rank, world_size):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        setting = Setting(rank, "backward", net=Plain, optimizer=torch.optim.SGD)
+        setting = Setting(rank, "priority", net=Plain, optimizer=torch.optim.SGD)
         for _ in range(2):
             setting.loss().backward(create_graph=True)
             setting.names.append(setting.pending)
@@ -524,7 +524,7 @@ def test_a_backward_that_makes_a_graph_is_synchronous_and_that_is_said_once(rank
 
 def uneven(rank, world_size):
     results = []
-    for order in ("synchronous", "backward"):
+    for order in ("synchronous", "priority"):
         setting = Setting(rank, order, net=Plain, optimizer=torch.optim.SGD)
         with setting.model.join(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -579,7 +579,7 @@ def test_what_cannot_be_right_is_refused_with_the_way_out(ranks):
         "takes a model wrapped in gradwire.DistributedDataParallel",
         "does not take LBFGS.*use it without overlap",
         "per_parameter=True",
-        "the order is one of priority, backward, synchronous",
+        "the order is one of priority, synchronous",
         "above 0, got 0",
         "none of the model's parameters",
         "differentiable=True",
@@ -606,7 +606,7 @@ def test_a_step_that_a_cuda_graph_captures_is_refused_with_the_way_out(monkeypat
 
 def captured(rank, world_size):
     """What a captured backward raises, and the forward after it."""
-    setting, told = Setting(rank, "backward", net=Plain), []
+    setting, told = Setting(rank, "priority", net=Plain), []
     setting.step()
     setting.model._overlap._refuses_capture = True
     with pytest.MonkeyPatch.context() as patch:
@@ -625,7 +625,7 @@ def test_the_forward_after_a_refused_capture_names_the_reason_too(ranks):
 
 
 def pickled(rank, world_size):
-    setting = Setting(rank, "backward", net=Plain, optimizer=torch.optim.SGD)
+    setting = Setting(rank, "priority", net=Plain, optimizer=torch.optim.SGD)
     setting.step()
     again = pickle.loads(pickle.dumps(setting.optimizer))
     setting.end()

@@ -33,7 +33,7 @@ def history(rank, link=None):
 
 def failing(rank, world_size, kind, action=None):
     """What a rank raises where a request of its last step fails; and whether each parameter is as before or after it."""
-    steps, probe = history(rank), Setting(rank, "backward", net=Layers, link=None)
+    steps, probe = history(rank), Setting(rank, "priority", net=Layers, link=None)
     turn = 0
 
     def link(inner):
@@ -47,7 +47,7 @@ def failing(rank, world_size, kind, action=None):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRADWIRE_SHARED_MEMORY", "0")
         setting = Setting(
-            rank, "backward", net=Layers, link=link, optimizer=torch.optim.SGD, timeout=timedelta(seconds=30)
+            rank, "priority", net=Layers, link=link, optimizer=torch.optim.SGD, timeout=timedelta(seconds=30)
         )
         raised, step = [], 0
         try:
@@ -105,7 +105,7 @@ def test_where_a_rank_dies_the_others_say_what_was_updated(ranks):
 
 def raising_step(rank, world_size):
     """An optimizer that raises in a late update."""
-    setting = Setting(rank, "backward", net=Layers, optimizer=torch.optim.SGD)
+    setting = Setting(rank, "priority", net=Layers, optimizer=torch.optim.SGD)
     setting.step()
     setting.optimizer.drain()
     run, calls = PartialStep.run, []
@@ -184,7 +184,7 @@ def used_unseen(rank, world_size):
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        setting = Setting(rank, "backward", net=Hidden, slice_mb=0.001)
+        setting = Setting(rank, "priority", net=Hidden, slice_mb=0.001)
         for _ in range(4):
             setting.step()
     setting.end()

@@ -118,7 +118,7 @@ LOOPS = {
 def both(rank, world_size, name):
     """The ends of a loop without overlap and with it, and whether anything was under way."""
     ends = []
-    for order in (None, "backward"):
+    for order in (None, "priority"):
         several = Several(rank, order)
         for step in range(STEPS):
             LOOPS[name](several, step)
@@ -134,7 +134,7 @@ def test_a_loop_of_two_optimizers_is_the_same_with_overlap(ranks, name):
 
 def asked(rank, world_size):
     """What each of two optimizers answers, and the errors of a second call and of an optimizer of another model."""
-    several = Several(rank, "backward")
+    several = Several(rank, "priority")
     errors = []
     for optimizers in (several.optimizers, [], [torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1)]):
         model = gradwire.DistributedDataParallel(Layers())
@@ -155,7 +155,7 @@ def asked(rank, world_size):
 def test_each_drains_and_reports_and_what_cannot_be_is_refused(ranks):
     for pending, orders, plain, errors in ranks.run(asked, 2):
         assert not pending
-        assert orders == {"backward"}
+        assert orders == {"backward"}  # until there is a plan
         assert plain == [True, True]
         for text, expected in zip(errors, ("overlapped already", "got none", "none of the model's"), strict=True):
             assert expected in text

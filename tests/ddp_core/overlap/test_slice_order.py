@@ -46,11 +46,11 @@ def test_new_buckets_are_planned_as_the_first_ones_were(monkeypatch):
     assert since[:2] == [FIRST_UPDATE, FIRST_UPDATE + INTERVAL]
 
 
-ALONE = [("backward", ["cpu"]), ("backward", ["cuda"]), ("synchronous", ["cpu"]), ("priority", ["cuda:0", "cuda:1"])]
+ALONE = [("synchronous", ["cpu"]), ("priority", ["cuda:0", "cuda:1"])]
 
 
 @pytest.mark.parametrize(("wanted", "devices"), ALONE)
-def test_another_order_or_parameters_on_several_devices_are_neither_planned_nor_measured(monkeypatch, wanted, devices):
+def test_what_does_not_overlap_or_is_on_several_devices_is_neither_planned_nor_measured(monkeypatch, wanted, devices):
     order, plans, measured = in_training(monkeypatch, wanted, list(map(torch.device, devices)))
     assert (plans, measured) == ([], [])
     assert order.overlaps == (wanted != "synchronous")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradwire.compress import AllGather, AllReduce, AllToAll, Layout, Ranks
-from gradwire.ddp_core.overlap.step_model import LinkCost
+from gradwire.ddp_core.measure.step_model import LinkCost
 from gradwire.hooks.advice.arithmetic import Arithmetic
 from gradwire.hooks.advice.decision_table import CANDIDATES
 from gradwire.hooks.advice.network import KindCost

@@ -10,38 +10,6 @@ import gradwire
 from .given import SHAPES, given_model, gradients, mean_gradients, mesh_of, network, trained, whole
 
 STEPS = 4
-EXACT = {"plain": {}, "no reshard": {"reshard_after_forward": False}}
-EXACT["bf16"] = {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)}
-EXACT["bf16 sums"] = {"mp_policy": MixedPrecisionPolicy(torch.bfloat16)}
-
-
-def both(rank, world_size, options):
-    """Parameters after the same training with torch's communication and with lossless communication of ours."""
-    with torch.backends.mkldnn.flags(enabled=False):  # which refuses bf16 on some processors
-        theirs = trained(network(world_size, **options), rank)
-        model = network(world_size, **options)
-        handle = gradwire.attach(model)
-        told: list[tuple[int, float]] = []
-        handle.watch(2, lambda numbers, step: told.append((step, numbers["sent_bytes"])))
-        ours = trained(model, rank)
-    traffic = handle.stats().last.traffic
-    numbers = handle.metrics()
-    handle.close()
-    return theirs, ours, traffic, numbers, told
-
-
-@pytest.mark.parametrize(("case", "world_size"), [(case, 2 + place % 2) for place, case in enumerate(EXACT)])
-def test_without_compression_it_trains_as_torch_does(ranks, world_size, case):
-    for rank, (theirs, ours, traffic, numbers, told) in enumerate(ranks.run(both, world_size, EXACT[case])):
-        tolerance = 2e-3 if case == "bf16 sums" else 1e-6  # torch adds up in bf16, we in float32
-        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
-        assert traffic.rounds >= 6
-        assert (numbers["steps"], numbers["rounds"]) == (STEPS, traffic.rounds)
-        if "bf16" not in case:
-            assert numbers["ratio"] == pytest.approx(1.0)  # of the padded rows, in 32 bits
-        assert told == (
-            [] if rank else [(2, traffic.sent_bytes)]
-        )  # the report of the last step would come with the next
 
 
 def quantized(values, bits, sizes):

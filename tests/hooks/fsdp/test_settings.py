@@ -4,33 +4,11 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
-from torch.distributed.tensor import Shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 import gradwire
 
-from .given import mesh_of, network, seen_by_a_hook, trained, whole
-
-
-def frozen(model):
-    for name in ("0.weight", "2.0.bias"):
-        model.get_parameter(name).requires_grad_(False)
-    return model
-
-
-def clipped(model, rank):
-    """Norms of clipped gradients are those of whole ones."""
-    model(torch.ones(4, 7) * (rank + 1)).sum().backward()
-    return {"norm": torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1).full_tensor(), **trained(model, rank, 2)}
-
-
-def accumulated(model, rank):
-    """Two synced backwards, and one that is not, before a step."""
-    for batch in range(3):
-        model.set_requires_gradient_sync(batch != 1)
-        model.set_requires_gradient_sync(True) if batch == 2 else None
-        model(torch.full((4, 7), batch + rank + 1.0)).square().mean().backward()
-    return trained(model, rank, 1)
+from .given import mesh_of, network, whole
 
 
 def divided(model):
@@ -38,57 +16,6 @@ def divided(model):
         module.set_gradient_divide_factor(7.0)
         module.set_force_sum_reduction_for_comms(True)  # Gloo cannot multiply while it adds up
     return model
-
-
-def hooked(model, rank):
-    seen = seen_by_a_hook(model)
-    after = trained(model, rank, 2)
-    return {str(step): grad for step, grad in enumerate(seen)} | after
-
-
-def prefetching(model, rank):
-    model.set_modules_to_forward_prefetch([model[0], model[2]])
-    return trained(model, rank)
-
-
-def second_axis(parameter):
-    return Shard(parameter.dim() - 1) if parameter.shape[-1] % 4 == 0 else None
-
-
-CASES = {  # name: options of fully_shard, change of the model before attach, use of it
-    "frozen parameters": ({}, frozen, trained),
-    "CPU offload": ({"offload_policy": CPUOffloadPolicy(pin_memory=False)}, None, trained),
-    "clipping": ({}, None, clipped),
-    "accumulation": ({}, None, accumulated),
-    "a divisor of the user's": ({}, divided, trained),
-    "a hook of a gradient": ({}, None, hooked),
-    "forward prefetch": ({}, None, prefetching),
-    "resharded after forward to 2": ({"reshard_after_forward": 2}, None, trained),
-    "cut along the second axis": ({"shard_placement_fn": second_axis}, None, trained),
-}
-
-
-def both(rank, world_size, case, arguments):
-    options, change, use = CASES[case]
-    answers = []
-    for ours in (False, True):
-        model = network(world_size, **options)
-        model = change(model) if change else model
-        handle = gradwire.attach(model, **arguments) if ours else None
-        answers.append(use(model, rank))
-        if handle is not None:
-            handle.state_dict()
-            handle.close()
-    return answers
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_it_trains_as_torch_does(ranks, case):
-    arguments = [{}, {"gather": "int8", "reduce": "int8"}][list(CASES).index(case) % 2]
-    tolerance = 3e-2 if arguments else 1e-6
-    for theirs, ours in ranks.run(both, 4 if "2" in case or "axis" in case else 2, case, arguments):
-        assert theirs.keys() == ours.keys()
-        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
 def left_out(rank, world_size, reduce, unused):

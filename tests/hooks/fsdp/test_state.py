@@ -1,7 +1,6 @@
 """What is held back of sharded parameters: saved by name, loaded, resized, swapped, taken back; and ranks that fail."""
 
 import os
-import threading
 
 import pytest
 import torch
@@ -12,8 +11,7 @@ from torch.distributed.fsdp import fully_shard
 import gradwire
 from gradwire.compress.shards.reduction import shard_sum
 from gradwire.ddp_core import DEFAULT_TIMEOUT
-from gradwire.ddp_core.averaging import steps as stepping
-from gradwire.hooks.fsdp.state import checked
+from gradwire.hooks.fsdp.state import checked, merged
 
 from ...ddp_core.errors import message_of
 from ..given import Given
@@ -46,53 +44,12 @@ def test_a_state_of_another_format_is_refused(number):
         checked(saved, shard_sum("int4"), set())
 
 
-def saved(rank, world_size):
-    model, handle = attached(world_size)
-    steps(model, rank, 0, 3)
-    return handle.state_dict()
-
-
-def load_errors(rank, world_size, states):
-    """What loads of wrong states raise; the state stays as it was."""
-    model, handle = attached(world_size)
-    steps(model, rank, 0, 1)
-    (inside,) = states[rank].values()
-    key = f"rank {rank} of {world_size}"
-    name = "parts.0.p0"
-    cases = [
-        states[1 - rank],
-        {key: {**inside, "reduce": "other"}},
-        {key: {**inside, "parameters": {each: f for each, f in inside["parameters"].items() if each != name}}},
-        {key: {**inside, "parameters": inside["parameters"] | {name: {"residual": torch.zeros(3)}}}},
-        {key: {**inside, "parameters": inside["parameters"] | {name: {"residual": torch.full((40, 7), torch.nan)}}}},
-        {key: {}},
-        None,
-    ]
-    before = residuals(handle.state_dict())
-    messages = [error_of(handle, case) for case in cases]
-    messages.append(error_of(handle, [{key: inside}, {key: inside}], resize=True))
-    after = residuals(handle.state_dict())
-    assert all(torch.equal(before[name], after[name]) for name in before)
-    return messages
-
-
 def error_of(handle, state, **options):
     try:
         handle.load_state_dict(state, **options)
     except ValueError as error:
         return str(error)
     return "accepted"
-
-
-WRONG = ["load each rank's own", "then swap()", "parts.0.p0", "shape (3,)", "not finite everywhere", "lacks", "mapping"]
-WRONG += ["each of them once"]
-
-
-def test_states_that_do_not_fit_are_refused_and_change_nothing(ranks):
-    for messages in ranks.run(load_errors, 2, ranks.run(saved, 2)):
-        assert len(messages) == len(WRONG)
-        for message, word in zip(messages, WRONG, strict=True):
-            assert word in message
 
 
 def swapped(rank, world_size, specs):
@@ -257,26 +214,18 @@ def test_when_a_rank_dies_the_others_raise(ranks, arguments, when):
     assert all(answers[rank].seconds < 30 for rank in (0, 2))
 
 
-def interrupted(gradient):
-    raise ArithmeticError("on purpose")
+def of_part(rank, ranks, part, number):
+    """A state that holds back one number."""
+    inside = {"reduce": "int4", "step": 1, "parameters": {"w": {"residual": torch.tensor([number])}}}
+    return {f"rank {rank} of {ranks}{part}": inside}
 
 
-def saved_after_a_backward_that_broke_off(rank, world_size):
-    """The steps in a state that another thread saves while gradients of a module are on their way that nobody awaits."""
-    model = network(world_size)
-    handle, states = gradwire.attach(model, reduce="int4"), []
-    trained(model, rank, 2)
-    model[1].register_forward_hook(lambda module, inputs, outputs: outputs.register_hook(interrupted) and None)
-    with pytest.raises(ArithmeticError):
-        trained(model, rank, 1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stepping, "QUIET", 0.3)
-        thread = threading.Thread(target=lambda: states.append(handle.state_dict()), daemon=True)
-        thread.start()
-        thread.join(20)
-    handle.close()
-    return [inside["step"] for state in states for inside in state.values()]
-
-
-def test_a_save_waits_for_no_backward_that_broke_off(ranks):
-    assert ranks.run(saved_after_a_backward_that_broke_off, 2) == [[2], [2]]
+def test_on_another_number_of_ranks_each_part_takes_the_mean_of_its_own_states():
+    parts = [f", part {part} of 2" for part in range(2)]
+    states = [of_part(rank, 3, part, 10.0 * place + rank) for place, part in enumerate(parts) for rank in range(3)]
+    for place, part in enumerate(parts):
+        found = merged(states, part.removeprefix(", "))
+        assert found["parameters"]["w"]["residual"].tolist() == [10.0 * place + 1]
+    for wrong, part in ((states, ""), (states[1:], "part 0 of 2"), ([*states, states[0]], "part 0 of 2")):
+        with pytest.raises(ValueError, match="each of them once"):
+            merged(wrong, part)

@@ -55,6 +55,7 @@ OF_BUCKETS = {  # of whole gradients
         "parameters": {name: {} for name in state["parameters"]},
     },
 }
+OF_SHARDS = {"another compressor": lambda state: {**state, "reduce": "onebit"}}
 WORDS = {  # what a refusal says
     "64 ranks": "world_size = 64",
     "another compressor": "swap()",
@@ -85,7 +86,7 @@ def with_numbers(state, change):
 
 def bad_states(state, whole):
     """{kind: a state that does not fit}."""
-    changes = {**INSIDE, **(OF_BUCKETS if whole else {})}
+    changes = {**INSIDE, **(OF_BUCKETS if whole else OF_SHARDS)}
     inside = {kind: change(of_rank(state)) for kind, change in changes.items()}
     inside |= {kind: with_numbers(of_rank(state), change) for kind, change in NUMBERS.items()}
     return inside if whole else {kind: dict.fromkeys(state, each) for kind, each in inside.items()}

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -37,13 +38,13 @@ def by_hand(wrapper, spec, scales):
     return averages
 
 
-def followed(wrapper, spec, scales):
-    """The handle follows a scaler, that of its making or a later one."""
+def by_scaler(before, wrapper, spec, scales):
+    """The handle follows a scaler; `before` comes before the step that BACK names, and returns who trains on."""
     scaler = Scaler(scales[0])
     training, averages = Training(wrapper, spec, scaler=scaler), []
     for number, scaler.scale in enumerate(scales):
-        if number == 1:
-            training.handle.follow(scaler)
+        if number == BACK:
+            training = before(training, scaler)
         averages.append(scaled(training, number, scaler.scale))
     with pytest.raises(RuntimeError, match=r"leave rescale\(\) out"):
         training.handle.rescale(2.0)
@@ -51,38 +52,35 @@ def followed(wrapper, spec, scales):
     return averages
 
 
-def resumed(wrapper, spec, scales):
-    """A scale that changes right before a save; all else is made anew then."""
-    scaler = Scaler(scales[0])
-    training, averages = Training(wrapper, spec, scaler=scaler), []
-    for number, scaler.scale in enumerate(scales):
-        if number == BACK:
-            state = training.handle.state_dict()
-            training.close()
-            training = Training(wrapper, spec, scaler=scaler)
-            training.handle.load_state_dict(state)
-        averages.append(scaled(training, number, scaler.scale))
+def followed(training, scaler):
+    """A handle may follow a scaler again."""
+    training.handle.follow(scaler)
+    return training
+
+
+def resumed(training, scaler):
+    """The scale changes right before a save; all else is made anew then."""
+    state = training.handle.state_dict()
     training.close()
-    return averages
+    new = Training(training.wrapper, training.spec, scaler=scaler)
+    new.handle.load_state_dict(state)
+    return new
 
 
-def rolled_back(wrapper, spec, scales):
+def rolled_back(training, scaler):
     """A state of another scale than the handle's last one, loaded in three ways: its own, and gathered."""
-    scaler = Scaler(scales[0])
-    training, averages = Training(wrapper, spec, scaler=scaler), []
-    for number, scaler.scale in enumerate(scales):
-        if number == BACK:
-            kept = training.handle.state_dict()
-            gathered = training.handle.gather_state_dict() if wrapper in WHOLE else None
-            for load in (False, True) if wrapper in WHOLE else (False,):
-                scaler.scale *= 8
-                for later in (7, 8):
-                    scaled(training, later, scaler.scale)
-                training.handle.scatter_state_dict(gathered) if load else training.handle.load_state_dict(kept)
-                scaler.scale = scales[number]
-        averages.append(scaled(training, number, scaler.scale))
-    training.close()
-    return averages
+    whole, scale = training.wrapper in WHOLE, scaler.scale
+    kept, gathered = training.handle.state_dict(), training.handle.gather_state_dict() if whole else None
+    for load in (False, True) if whole else (False,):
+        scaler.scale *= 8
+        for later in (7, 8):
+            scaled(training, later, scaler.scale)
+        training.handle.scatter_state_dict(gathered) if load else training.handle.load_state_dict(kept)
+        scaler.scale = scale
+    return training
+
+
+WAYS = {"by hand": by_hand} | {each.__name__: partial(by_scaler, each) for each in (followed, resumed, rolled_back)}
 
 
 def all_ways(rank, world_size, wrapper):
@@ -90,8 +88,8 @@ def all_ways(rank, world_size, wrapper):
     found = {}
     for spec in few(wrapper):
         expected = by_hand(wrapper, spec, [1.0] * len(SCALES))
-        for way in (by_hand, followed, resumed, rolled_back):
-            found[spec, way.__name__] = same(way(wrapper, spec, SCALES), expected)
+        for name, way in WAYS.items():
+            found[spec, name] = same(way(wrapper, spec, SCALES), expected)
     return found
 
 

@@ -15,7 +15,7 @@ import gradwire
 
 from ..fsdp.given import GivenParts
 from ..given import same
-from .wrappers import WHOLE, WRAPPERS, Training, added, alike, counted, held, means, of_rank, over
+from .wrappers import EVERY, HOSTS, WHOLE, WRAPPERS, Training, added, alike, counted, held, means, of_rank, over
 
 STEPS = 3  # before a save
 MORE = {  # specifications that do not bring back all that they are given, or round it
@@ -76,8 +76,12 @@ WAYS = [by_file, with_gradients, by_checkpoint, by_rank, gathered]
 def went_on(rank, world_size, wrapper, folder):
     """{(specification, way): whether state, names and steps after a load are those of a training that never stopped}."""
     found = {}
-    for place, spec in enumerate((*WRAPPERS[wrapper].specs, *MORE.get(wrapper, ()))):
-        old, trainings, ways = trained(wrapper, spec), [], WAYS if wrapper in WHOLE else WAYS[:-1]
+    for place, spec in enumerate((*EVERY[wrapper].specs, *MORE.get(wrapper, ()))):
+        old, trainings, ways = (
+            trained(wrapper, spec),
+            [],
+            WAYS[: None if wrapper in WHOLE else 2 if wrapper in HOSTS else -1],
+        )
         if place:  # one way each
             ways = [ways[place % len(ways)]]
         for way in ways:
@@ -86,7 +90,7 @@ def went_on(rank, world_size, wrapper, folder):
             found[spec, way.__name__] = alike(old.handle.state_dict(), new.handle.state_dict())
             trainings.append(new)
         names = {name for _, name in held(old.handle.state_dict())}
-        found[spec, "names"] = names == {name for name, _ in old.parameters()} or spec == "bf16"
+        found[spec, "names"] = names == {name for name, _ in old.parameters()} or spec == "bf16" or wrapper in HOSTS
         found[spec, "step"] = counted(old.handle.state_dict()) == STEPS
         expected = old.steps(STEPS, STEPS + 3)
         for way, new in zip(ways, trainings, strict=True):
@@ -96,9 +100,9 @@ def went_on(rank, world_size, wrapper, folder):
     return found
 
 
-@over()
+@over(*WRAPPERS, *HOSTS)
 def test_a_loaded_state_goes_on_to_the_bit(ranks, wrapper, tmp_path):
-    for found in ranks.run(went_on, WRAPPERS[wrapper].world_size, wrapper, str(tmp_path)):
+    for found in ranks.run(went_on, EVERY[wrapper].world_size, wrapper, str(tmp_path)):
         assert all(found.values()), found
 
 
@@ -133,18 +137,20 @@ OTHERS = [  # wrappers and numbers of ranks, before and after
     ("HSDP by torch", 4, "replicas", 2),
     ("replicas", 2, "HSDP by torch", 4),
     ("HSDP", 4, "HSDP", 3),
+    ("own, hosts", 4, "own, hosts", 2),
 ]
 SPECS = {
     "FSDP2": ["int4"],
     "HSDP": ["onebit:error_feedback=1"],
     "HSDP by torch": ["topk:ratio=0.05"],
     "replicas": ["powersgd:rank=1"],
+    **{name: each.specs for name, each in HOSTS.items()},
 }
 
 
 @pytest.mark.parametrize(
     ("before", "ranks_before", "after", "ranks_after"),
-    [pytest.param(*case, marks=WRAPPERS[case[0]].marks + WRAPPERS[case[2]].marks) for case in OTHERS],
+    [pytest.param(*case, marks=[*EVERY[case[0]].marks, *EVERY[case[2]].marks]) for case in OTHERS],
 )
 def test_the_mean_of_what_is_held_back_stays_on_other_ranks_and_under_another_wrapper(
     ranks, before, ranks_before, after, ranks_after

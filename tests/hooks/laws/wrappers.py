@@ -58,19 +58,19 @@ def replicated(model, spec, options):
 
 def sharded(model, spec, options):
     model = by_parts(fully_shard, model, dist.get_world_size())
-    return model, gradwire.attach(model, gather="int8", reduce=spec, **options)
+    return model, gradwire.attach(model, **{"gather": "int8", "reduce": spec, **options})
 
 
-def hybrid(model, spec, options, **of_shards):
+def hybrid(model, spec, options):
     """Two shards of the model, or three where ranks are odd."""
     world_size = dist.get_world_size()
     shards = 3 if world_size % 2 else 2
     model = by_parts(fully_shard, model, world_size // shards, shards)
-    return model, gradwire.attach(model, replicas=spec, **of_shards, **options)
+    return model, gradwire.attach(model, replicas=spec, **options)
 
 
 def compressed_hybrid(model, spec, options):
-    return hybrid(model, spec, options, reduce="int4")
+    return hybrid(model, spec, {"reduce": "int4", **options})
 
 
 def replicas_alone(model, spec, options):
@@ -100,12 +100,17 @@ WRAPPERS = {
     "HSDP": Wrapper(compressed_hybrid, ("powersgd:rank=1",), 4, marks=NEWER),
     "HSDP by torch": Wrapper(hybrid, ("topk:ratio=0.1",), 4, marks=NEWER),  # whose shards torch sums
 }
+HOSTS = {  # of two ranks each, which sum exactly; each rank of one holds a part of what is held back
+    "own, hosts": Wrapper(
+        own, [f"hosts:ranks=2+{each}" for each in ("topk:ratio=0.05", "onebit", "powersgd:rank=2")], 4
+    ),
+}
 VARIANTS = {  # where a step's buckets, or their numbers, tell differently when it is over
     "own, unused": Wrapper(partial(own, find_unused_parameters=True), ("onebit:error_feedback=1",)),
     "attach, static graph": Wrapper(partial(attached, static_graph=True), ("topk:ratio=0.05",)),
     "attach, unused": Wrapper(partial(attached, find_unused_parameters=True), ("onebit:error_feedback=1",)),
 }
-EVERY = WRAPPERS | VARIANTS
+EVERY = WRAPPERS | VARIANTS | HOSTS
 WHOLE = ("attach", "comm_hook", "own", "replicate")  # whose handles are of whole gradients, and take any compressor
 
 

@@ -200,7 +200,7 @@ def in_hosts_of_two(rank, world_size, kind):
     model = wrapper(plain_net(), process_group=host)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if kind == "overlap":
-        optimizer = gradwire.overlap(model, optimizer, order="backward")
+        optimizer = gradwire.overlap(model, optimizer)
     options = {"every": 3, "fragments": 1, "overlap": False, "outer": "sgd:lr=1,momentum=0", "compressor": "none"}
     local = LocalSteps(model, optimizer, process_group=place, **options)
     for step in range(7):

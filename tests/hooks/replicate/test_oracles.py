@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import gradwire
 
 from ...ddp_core.errors import message_of
-from .given import ddp_network, network, trained
+from .given import ddp_network, gradients, inputs, network, trained
 
 
 def exact(rank, world_size, parts):
@@ -80,3 +81,21 @@ def test_the_same_gradients_take_the_same_bytes_as_under_ddp(ranks):
     for counted in ranks.run(bytes_of_one_bucket, 2):
         for spec, (ours, theirs) in counted.items():
             assert ours == theirs != (0, 0), spec
+
+
+def groups_apart(rank, world_size):
+    """Two pairs of ranks, each with a group of its own as mesh: gradients are averaged within each."""
+    meshes = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("apart", "dp"))
+    model = network(mesh=meshes["dp"])
+    handle = gradwire.attach(model, "none")
+    model(inputs(rank, 0)).square().mean().backward()
+    found = gradients(model)
+    handle.close()
+    return found
+
+
+def test_a_mesh_of_some_ranks_averages_among_these_alone(ranks):
+    answers = ranks.run(groups_apart, 4)
+    torch.testing.assert_close(answers[0], answers[1], rtol=0, atol=0)
+    torch.testing.assert_close(answers[2], answers[3], rtol=0, atol=0)
+    assert not torch.equal(answers[0]["0.weight"], answers[2]["0.weight"])

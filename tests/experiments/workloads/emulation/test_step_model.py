@@ -2,8 +2,8 @@
 
 import pytest
 
-from gradwire.ddp_core.overlap.link_schedule import arrivals, optimal, priority_order, step_seconds, synchronous
-from gradwire.ddp_core.overlap.step_model import LinkCost, StepModel
+from gradwire.ddp_core.measure.link_schedule import arrivals, optimal, priority_order, step_seconds, synchronous
+from gradwire.ddp_core.measure.step_model import LinkCost, StepModel
 from gradwire.experiments.workloads.emulation import load_trace, step_by_layers, step_by_slices
 
 GBIT = 1e9 / 8  # bytes a second

@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from gradwire.ddp_core.overlap.link_schedule import (
+from gradwire.ddp_core.measure.link_schedule import (
     arrivals,
     backward_order,
     optimal,
@@ -14,7 +14,7 @@ from gradwire.ddp_core.overlap.link_schedule import (
     step_seconds,
     synchronous,
 )
-from gradwire.ddp_core.overlap.step_model import Piece, StepModel, layered, merged
+from gradwire.ddp_core.measure.step_model import Piece, StepModel, layered, merged
 
 SEEDS = range(20)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -137,3 +137,14 @@ def _weighted_median(values: Any, weights: Any) -> float:
     order = numpy.argsort(values)
     reached = numpy.cumsum(weights[order])
     return float(values[order[numpy.searchsorted(reached, reached[-1] / 2)]])
+
+
+def link_samples(replied: Iterable[tuple[float, float, str, float]]) -> Iterator[tuple[float, float]]:
+    """(bytes sent, seconds that the link was held) of each request: a reply has waited for those that came before it.
+
+    `replied`: as `replies` tells it.
+    """
+    free = -math.inf
+    for end, begin, sent in sorted((end, begin, sent) for begin, end, _, sent in replied):
+        yield sent, max(0.0, end - max(begin, free))
+        free = end

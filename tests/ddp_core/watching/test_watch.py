@@ -15,10 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire.ddp_core.measure.stats import Measured, Stats, Totals
 from gradwire.ddp_core.measure.step import BucketStats, Record, Step
-from gradwire.hooks.watching.dense_step import dense_step_seconds
-from gradwire.hooks.watching.report import Report
-from gradwire.hooks.watching.report_folder import reports_in
-from gradwire.hooks.watching.watch import Watch
+from gradwire.ddp_core.watching.dense_step import dense_step_seconds
+from gradwire.ddp_core.watching.report import Report
+from gradwire.ddp_core.watching.report_folder import reports_in
+from gradwire.ddp_core.watching.watch import Watch
 
 MEGA = 10**6
 
@@ -160,7 +160,7 @@ def test_each_kind_of_receiver_is_told_in_its_own_way(caplog):
         writer,
         lambda numbers, step: told.append((numbers, step)),
     ]
-    from gradwire.hooks.watching.sinks import sink_of
+    from gradwire.ddp_core.watching.sinks import sink_of
 
     report = Report(7, "topk", {"sent_bytes": 8}, "turn back")
     for sink in map(sink_of, sinks):
@@ -244,7 +244,7 @@ def test_nobody_who_trains_notices_a_watch_that_lives_through_a_swap_and_a_load(
 def watched_where_rank_0_cannot_write(rank, world_size, folder):
     """What is logged, and the steps that are made."""
     told = []
-    logging.getLogger("gradwire.hooks.watching.report_folder").addFilter(
+    logging.getLogger("gradwire.ddp_core.watching.report_folder").addFilter(
         lambda record: told.append(record.getMessage())
     )
     handle = gradwire.attach(ddp := DistributedDataParallel(model()), "topk:ratio=0.1")

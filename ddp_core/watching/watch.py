@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ...compress.builder.options import whole_number
-from ...ddp_core import Observed
-from ...ddp_core.measure.stats import RECENT, metrics
+from ..averaging.averager import CompressedAverager
+from ..averaging.shard_averager import ShardAverager
+from ..measure.stats import RECENT, metrics
 from .dense_step import dense_step_seconds
 from .report import Report
 from .report_folder import FolderOfRanks
@@ -19,13 +20,21 @@ MARGIN = 0.95  # of the measured step: a dense one that is predicted to be short
 IN_A_ROW = 3  # reports that say so
 
 
+class Watched(Protocol):
+    """What a watch asks a handle for."""
+
+    averager: CompressedAverager | ShardAverager
+
+    def _what(self) -> str: ...
+
+
 class Watch:
     """Tells of every `every`th step, when the one after it begins, until it is closed; `with` closes it, too.
 
     Made by `handle.watch`. Who raises an error is told no more, with one message in the log; no training ends by it.
     """
 
-    def __init__(self, handle: Observed, every: int, sinks: list[Sink]) -> None:
+    def __init__(self, handle: Watched, every: int, sinks: list[Sink]) -> None:
         self._handle, self._every, self._sinks = handle, every, sinks
         self._advised, self._slower = "", 0
         self._watchers = handle.averager.totals.watchers
@@ -80,7 +89,7 @@ class Watch:
         self.close()
 
 
-def watch(handle: Observed, every: int, to: Any, folder: str | Path | None) -> Watch:
+def watch(handle: Watched, every: int, to: Any, folder: str | Path | None) -> Watch:
     """Report what steps cost until the watch is closed: see `Handle.watch`."""
     every = whole_number(every, "every is a number of steps, at least 1")
     group = handle.averager.engines.group

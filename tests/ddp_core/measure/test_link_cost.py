@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from gradwire.ddp_core.overlap.step_model import LinkCost
+from gradwire.ddp_core.measure.step_model import LinkCost
 
 ALPHA, BETA = 3e-4, 8e-9
 SIZES = [2.0**power for power in range(10, 26)]

@@ -16,7 +16,7 @@ EVERY, STEPS = 2, 5  # the reports are of the second and of the fourth step
 WANDB = """
 import json, sys
 import wandb
-from tests.hooks.watching.test_trackers import trained
+from tests.ddp_core.watching.test_trackers import trained
 
 with wandb.init(project="gradwire", mode="offline", dir=sys.argv[1]) as run:
     told = trained(run, lambda: run.log({"loss": 1.0}))

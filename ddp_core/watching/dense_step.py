@@ -5,11 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from ...ddp_core.measure.stats import Measured, dense_bytes, exposed
-from ...ddp_core.measure.step import Step, replies
-from ...ddp_core.overlap.link_schedule import synchronous
-from ...ddp_core.overlap.measured_step import link_samples
-from ...ddp_core.overlap.step_model import LinkCost, Piece, StepModel
+from ..measure.link_schedule import synchronous
+from ..measure.stats import Measured, dense_bytes, exposed
+from ..measure.step import Step, replies
+from ..measure.step_model import LinkCost, Piece, StepModel, link_samples
 
 
 def dense_step_seconds(measured: Measured) -> float | None:

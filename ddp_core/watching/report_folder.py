@@ -20,7 +20,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ...ddp_core.transport.torch_groups import store_of
+from ..transport.torch_groups import store_of
 from .report import Report
 
 logger = logging.getLogger(__name__)
