@@ -58,13 +58,15 @@ def load_errors(rank, world_size, states):
     steps(model, rank, 0, 1)
     (inside,) = states[rank].values()
     key = f"rank {rank} of {world_size}"
-    name = "parts.0.p0"
+    name, held = "parts.0.p0", inside["parameters"]
     cases = [
         states[1 - rank],
         {key: {**inside, "reduce": "other"}},
-        {key: {**inside, "parameters": {each: f for each, f in inside["parameters"].items() if each != name}}},
-        {key: {**inside, "parameters": inside["parameters"] | {name: {"residual": torch.zeros(3)}}}},
-        {key: {**inside, "parameters": inside["parameters"] | {name: {"residual": torch.full((40, 7), torch.nan)}}}},
+        {key: {**inside, "parameters": {each: f for each, f in held.items() if each != name}}},
+        {key: {**inside, "parameters": held | {name: {"residual": torch.zeros(3)}}}},
+        {key: {**inside, "parameters": held | {name: {"residual": torch.full((40, 7), torch.nan)}}}},
+        {key: {**inside, "parameters": held | {name: {"residuals": torch.zeros(40, 7)}}}},
+        {key: {**inside, "parameters": held | {name: held[name] | {"sum": torch.zeros(2)}}}},
         {key: {}},
         None,
     ]
@@ -84,7 +86,13 @@ def error_of(handle, state, **options):
     return "accepted"
 
 
-WRONG = ["load each rank's own", "then swap()", "parts.0.p0", "shape (3,)", "not finite everywhere", "lacks", "mapping"]
+WRONG = ["load each rank's own", "then swap()", "parts.0.p0", "shape (3,)", "not finite everywhere"]
+WRONG += [
+    "has residuals of parameter 'parts.0.p0', and needs residual alone",
+    "has residual, sum of",
+    "lacks",
+    "mapping",
+]
 WRONG += ["each of them once"]
 
 
