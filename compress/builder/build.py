@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeAlias
@@ -35,6 +35,14 @@ WORD = re.compile(r"([\s,;:()+]*)((?:[^\s,;:()+]|(?<=[0-9][eE])\+)+)")  # and th
 NESTED = ("inner", "warmup")  # options that are specifications
 DEEPEST = 16  # compressors inside each other
 Spec: TypeAlias = str | Mapping[str, Any] | Compressor
+
+
+class UnknownCompressor(ValueError):
+    """No compressor has this `name`. `known`: the names to choose from."""
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        self.name = name
+        super().__init__(f"unknown compressor {name!r}{compressor_meant(name, known)}; there are: {', '.join(known)}")
 
 
 def compressors() -> dict[str, dict[str, Any]]:
@@ -287,9 +295,7 @@ def _find(name: Any, mapping: Mapping[str, Any]) -> Registration:
         for entry in entry_points(group=ENTRY_POINT_GROUP, name=name):
             _load(entry)
     if name not in registered:
-        known = sorted(compressors())
-        hint = compressor_meant(name, known)
-        raise ValueError(f"unknown compressor {name!r}{hint}; there are: {', '.join(known)}")
+        raise UnknownCompressor(name, sorted(compressors()))
     return registered[name]
 
 

@@ -26,7 +26,7 @@ from ..protocol.layout import Layout, Scope, working_dtype
 from ..protocol.requests import Program, all_to_all
 from ..state.leaf import WIDTHS, Entries, FlatLeaf, Narrow, Versions
 from ..state.tensors import zeros
-from .codec import codec_of, needed
+from .codec import codec_of, names_of_shards, needed
 from .hosts import codec_inside, cut_inside, host_sums, shown, split_hosts, split_option
 from .layout import ShardLayout
 
@@ -261,6 +261,7 @@ def encode_rows(grad: Tensor, residual: Residual | None, codes: Tensor, cut: Cut
         residual.after.view(rows, -1).copy_(kept.view(rows, length)[:, : grad.numel() // rows])
 
 
+@names_of_shards()
 def shard_sum(spec: Spec, optimizer: Optimizers | None = None) -> ShardSum:
     """Build the sum of shards by a specification: `none`, or a method whose first round is an all-to-all.
 

@@ -23,7 +23,7 @@ from ..protocol.compressor import Codec, own_traits
 from ..protocol.layout import working_dtype
 from ..protocol.requests import Program, together
 from ..state.leaf import WIDTHS, Entries, FlatLeaf, Versions
-from .codec import codec_of, needed
+from .codec import codec_of, names_of_shards, needed
 from .hosts import gathered_rows, shown, split_hosts, split_option
 from .layout import ShardLayout
 
@@ -277,6 +277,7 @@ def _note_own(held: HeldWeights, in_use: Tensor, sent: Tensor, usual: Tensor) ->
         place.copy_(numbers)
 
 
+@names_of_shards()
 def weight_gather(spec: Spec) -> WeightGather:
     """Build the gather of weights by a specification, whose codec rounds to the nearest.
 
