@@ -46,7 +46,7 @@ class PlanConfig:
     rate: str | None = None
     """bandwidth of a host's network card, such as 10gbit; adds the most that each compressor can save"""
     micro_batches: int = 1
-    """with --step-seconds: micro-batches that a step accumulates; the last one alone hides communication"""
+    """with --step-seconds, of ddp: micro-batches that a step accumulates; the last one alone hides communication"""
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     """dtype of the gradients: 16 bits halve the bytes of none"""
     bucket_mb: float | None = None

@@ -84,8 +84,8 @@ def check_entries(state: Mapping[str, Any]) -> None:
     for name, fields in state["parameters"].items():
         if fields and set(fields) != HELD:
             raise ValueError(
-                f"the state has {', '.join(sorted(fields))} of parameter {name!r}, and needs {', '.join(HELD)} alone: load "
-                "what state_dict() of a handle returns, unchanged"
+                f"parameter {name!r} of the state has the fields {', '.join(sorted(fields))}, and {', '.join(HELD)} is "
+                "expected: load the result of a handle's state_dict() unchanged"
             )
 
 

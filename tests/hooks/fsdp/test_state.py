@@ -88,8 +88,8 @@ def error_of(handle, state, **options):
 
 WRONG = ["load each rank's own", "then swap()", "parts.0.p0", "shape (3,)", "not finite everywhere"]
 WRONG += [
-    "has residuals of parameter 'parts.0.p0', and needs residual alone",
-    "has residual, sum of",
+    "'parts.0.p0' of the state has the fields residuals, and residual is expected",
+    "fields residual, sum,",
     "lacks",
     "mapping",
 ]
