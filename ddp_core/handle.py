@@ -123,7 +123,7 @@ class Handle(Observed):
         """
         optimizer = self.optimizer if optimizer is None else optimizer
         self.averager.replace(compressor(tuned(spec, optimizer)))
-        self.suit(spec, optimizer, self.averager.names if self._model_named else {})
+        self.suit(optimizer, self.averager.names if self._model_named else {}, spec)
 
     @property
     def scaler(self) -> Scaler | None:

@@ -113,7 +113,7 @@ class DistributedDataParallel(TorchAttributes):
         self._passing_sync_batchnorm_handle(module)  # type: ignore[no-untyped-call]
         groups = self.arguments.groups()
         self._connect(groups, together=self.arguments.init_sync)
-        self.compression.suit(given, optimizer, self.compression.averager.names)
+        self.compression.suit(optimizer, self.compression.averager.names, given)
         if self.arguments.init_sync:
             self.copy_states(0, buffers=self.arguments.sync_buffers_at_start)
         if self.arguments.static_graph:

@@ -25,20 +25,24 @@ class Observed:
     """A handle, as far as it tells what its steps cost.
 
     `averager`: what it is the handle of. `optimizer`: that of `attach`, which `swap` sets a compressor for, too. It stays
-    until the handle is closed, since all ranks have to choose the same.
+    until the handle is closed, since all ranks have to choose the same. `first`: True on the rank that warns for all of
+    the model's; None if that is rank 0 of the averager's group.
     """
 
     averager: CompressedAverager | ShardAverager
     closed = False
     optimizer: Optimizers | None = None
+    first: bool | None = None
     _loss_scale: LossScale | None = None
 
-    def suit(self, spec: Spec, optimizer: Optimizers | None, names: Mapping[Tensor, str]) -> None:
-        """Keep the optimizer that a compressor was set for; warn if it depends on one that is missing or another model's.
+    def suit(self, optimizer: Optimizers | None, names: Mapping[Tensor, str], *specs: Spec) -> None:
+        """Keep the optimizer that compressors were set for; warn if they depend on one that is missing or another model's.
 
         `names`: of the model's parameters that train, or empty if they were checked before.
         """
-        report_optimizer(spec, optimizer, names, self.averager.engines.ranks.rank)
+        first = self.averager.engines.ranks.rank == 0 if self.first is None else self.first
+        if first:
+            report_optimizer(optimizer, names, *specs)
         self.optimizer = optimizer
 
     def _what(self) -> str:

@@ -25,6 +25,7 @@ from .ranks.child import CommandFailure, run_to_end
 from .ranks.stopping import sigterm_interrupts
 from .results.files import check_file, figures_document, prepared_folder, write_json
 from .results.rows import milliseconds
+from .workloads.sharding import check_payloads
 
 HEADINGS = ("step time", "speed-up", "sent per step", "fewer bytes", "training loss")
 LAST = 10  # the loss is the mean of the last tenth of the steps
@@ -35,7 +36,8 @@ class TryConfig:
     """Run a training script once with each compressor, and compare loss, step time and bytes sent."""
 
     compressors: list[str] = field(default_factory=lambda: ["none", *ANSWERED])
-    """compressors to compare, separated by commas. Distances and speed-ups are to the first one"""
+    """compressors to compare, separated by commas; of FSDP2 also WEIGHTS/GRADIENTS, such as int8/int4. Distances and
+    speed-ups are to the first one"""
     steps: int = 100
     """number of steps for each compressor; then report_loss ends the script"""
     limit: float = 3600.0
@@ -55,7 +57,7 @@ class TryConfig:
         if not self.compressors:
             raise ValueError("compressors is empty: name at least one, such as none,bf16,int4")
         for spec in self.compressors:
-            compressor(spec)
+            check_payloads(spec) if "/" in spec else compressor(spec)
         check_file("json", self.json)
 
 

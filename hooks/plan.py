@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from ..compress import AllGather, Compressor, Layout, Program, Ranks, Spec, Traffic
 from ..compress import compressor as compressor_of
 from ..compress.builder.options import nearest_named, whole_number
+from ..compress.protocol.requests import Request
 from ..compress.shards.layout import ShardLayout
 from ..compress.shards.reduction import ShardSum, shard_sum
 from ..compress.shards.weights import HeldWeights, OwnRows, WeightGather, WeightKind, weight_gather
@@ -172,7 +172,56 @@ def bucket_layouts(
     return layouts
 
 
-def plan_sharded(parts: Sequence[Mapping[str, Tensor]], gather: Spec, reduce: Spec, *, world_size: int) -> Plan:
+@dataclass(frozen=True)
+class Shards:
+    """The modules of an FSDP2 model, the root behind the others, and what their weights and gradients travel as."""
+
+    layouts: Sequence[ShardLayout]
+    weights: WeightGather
+    reduction: ShardSum
+
+    @classmethod
+    def of(cls, parts: Sequence[Mapping[str, Tensor]], gather: Spec, reduce: Spec, ranks: Ranks) -> Shards:
+        """Return them as `plan_sharded` takes them. Raises ValueError for a compressor that is refused."""
+        weights, reduction = weight_gather(gather), shard_sum(reduce)
+        sizes = [
+            1 if each.hosts is None else placed_on_hosts(each.hosts, ranks).per_host for each in (weights, reduction)
+        ]
+        wholes = [layout_of(part, torch.float32, META, replace(ranks, per_host=1)) for part in parts if part]
+        layouts = [ShardLayout(whole, (0,) * len(whole.names)) for whole in wholes]
+        placed = weights.placed(sizes[0], ranks.world_size), reduction.placed(sizes[1], ranks.world_size)
+        return cls(layouts, *placed)
+
+    def gather(self, layout: ShardLayout) -> Iterator[Request]:
+        """Yield the requests of a module's gather."""
+        program = _gather(layout, self.weights)
+        if program is None:
+            yield AllGather(torch.empty(layout.row, device=META))
+        else:
+            yield from requests_in(program, replace(layout.whole.ranks, per_host=self.weights.per_host))
+
+    def reduce(self, layout: ShardLayout) -> Iterator[Request]:
+        """Yield the requests of a module's reduction."""
+        ranks = replace(layout.whole.ranks, per_host=self.reduction.per_host)
+        yield from requests_in(_reduce(layout, self.reduction), ranks)
+
+    def traffic(self) -> Traffic:
+        """Return the traffic of a step: two gathers of each module, one of the root and of differences; and reductions."""
+        total = Traffic()
+        for layout in self.layouts:
+            again = layout is not self.layouts[-1] and not self.weights.differences
+            for requests, per_host, times in (
+                (self.gather(layout), self.weights.per_host, 1 + again),
+                (self.reduce(layout), self.reduction.per_host, 1),
+            ):
+                ranks = replace(layout.whole.ranks, per_host=per_host)
+                total = sum([traffic(request, ranks) for request in requests] * times, total)
+        return total
+
+
+def plan_sharded(
+    parts: Sequence[Mapping[str, Tensor]], gather: Spec, reduce: Spec, *, world_size: int, ranks_per_host: int = 1
+) -> Plan:
     """Compute the traffic of a step by a dry run: forward, backward with one synchronization, no mixed precision.
 
     Args:
@@ -181,6 +230,7 @@ def plan_sharded(parts: Sequence[Mapping[str, Tensor]], gather: Spec, reduce: Sp
         gather: the compressor of weights.
         reduce: the compressor of gradients.
         world_size: the number of ranks.
+        ranks_per_host: the number of ranks on each host, for `hosts+` compressors.
 
     Returns:
         The traffic and memory of one rank. `compression_ratio` is against "none" for both, `work_bytes` is beyond the
@@ -189,31 +239,13 @@ def plan_sharded(parts: Sequence[Mapping[str, Tensor]], gather: Spec, reduce: Sp
     Raises:
         ValueError: a compressor is refused.
     """
-    ranks, weights, reduction = Ranks(world_size), weight_gather(gather), shard_sum(reduce)
-    hosts = [ranks if each.hosts is None else placed_on_hosts(each.hosts, ranks) for each in (weights, reduction)]
-    weights, reduction = weights.placed(hosts[0].per_host, world_size), reduction.placed(hosts[1].per_host, world_size)
-    wholes = [layout_of(part, torch.float32, META, ranks) for part in parts if part]
-    layouts = [ShardLayout(whole, (0,) * len(whole.names)) for whole in wholes]
-    gathers = [2] * (len(layouts) - 1) + [1]
-    now, before = (
-        sum((_step(*each, *ways) for each in zip(layouts, gathers, strict=True)), Traffic())
-        for ways in ((weights, reduction), (WeightGather(), ShardSum()))
-    )
+    ranks = Ranks(world_size, 0, ranks_per_host)
+    now, before = Shards.of(parts, gather, reduce, ranks), Shards.of(parts, "none", "none", ranks)
+    layouts, weights, reduction = now.layouts, now.weights, now.reduction
     elements = sum(each.numel() for part in parts for each in part.values())
     state = sum(_state_bytes(layout, weights, reduction) for layout in layouts)
-    name = f"{gather}/{reduce}"
-    return Plan.of(name, elements, world_size, now, before, state, _shard_work_bytes(layouts, weights, reduction))
-
-
-def _step(layout: ShardLayout, gathers: int, weights: WeightGather, reduction: ShardSum) -> Traffic:
-    """The traffic of a module: so many gathers, one where differences travel, and a reduction."""
-    ranks, program = layout.whole.ranks, _gather(layout, weights)
-    if program is None:
-        one = traffic(AllGather(torch.empty(layout.row, device=META)), ranks)
-    else:
-        one = _sent(program, replace(ranks, per_host=weights.per_host))
-    reduced = _sent(_reduce(layout, reduction), replace(ranks, per_host=reduction.per_host))
-    return sum([one] * (1 if weights.differences else gathers), reduced)
+    work = _shard_work_bytes(layouts, weights, reduction)
+    return Plan.of(f"{gather}/{reduce}", elements, world_size, now.traffic(), before.traffic(), state, work)
 
 
 def _gather(layout: ShardLayout, weights: WeightGather) -> Program[Tensor] | None:
@@ -237,10 +269,6 @@ def _own_rows(layout: ShardLayout) -> OwnRows:
 def _reduce(layout: ShardLayout, reduction: ShardSum) -> Program[Tensor]:
     grad, out = torch.empty(layout.numel, device=META), torch.empty(layout.row, device=META)
     return reduction.reduce(grad, reduction.init(layout), out)
-
-
-def _sent(program: Program[Any], ranks: Ranks) -> Traffic:
-    return sum((traffic(request, ranks) for request in requests_in(program, ranks)), Traffic())
 
 
 def _state_bytes(layout: ShardLayout, weights: WeightGather, reduction: ShardSum) -> int:

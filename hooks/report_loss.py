@@ -6,6 +6,7 @@ import time
 from functools import cache
 from pathlib import Path
 
+import torch.distributed as dist
 from torch import Tensor
 
 from ..ddp_core import Observed
@@ -47,5 +48,6 @@ def report_loss(loss: float | Tensor, handle: Observed) -> None:
     """
     folder = os.environ.get(FOLDER)
     if folder is not None:
-        rank = handle.averager.engines.group.rank()
-        _steps(folder, int(os.environ[STEPS]), rank).add(loss.item() if isinstance(loss, Tensor) else loss, handle)
+        _steps(folder, int(os.environ[STEPS]), dist.get_rank()).add(
+            loss.item() if isinstance(loss, Tensor) else loss, handle
+        )

@@ -257,7 +257,7 @@ def _attach_whole(
         from .replicate import attach_replicated
 
         replicated_handle: Handle = attach_replicated(model, tuned(spec, optimizer), **options)
-        replicated_handle.suit(spec, optimizer, replicated_handle.averager.names)
+        replicated_handle.suit(optimizer, replicated_handle.averager.names, spec)
         remember(replicated_handle, model)
         return replicated_handle
     if ddp._comm_hooks:
@@ -319,7 +319,7 @@ def handle_for(
     settings: dict[str, Any] = {"partial": partial, "transport": transport, "undo": undo}
     handle = Handle(tuned(spec, optimizer), process_group, timeout, **settings)
     handle.bind(ddp or model)
-    handle.suit(spec, optimizer, handle.averager.names)
+    handle.suit(optimizer, handle.averager.names, spec)
     NeverCalled.watch(handle, ddp or model)
     handle.averager.copies = ddp is not None and not ddp.gradient_as_bucket_view
     if ddp is not None:

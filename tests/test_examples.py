@@ -7,11 +7,13 @@ import math
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 FOLDER = Path(__file__).parents[1] / "docs" / "examples"
 NEEDS = {
@@ -91,7 +93,11 @@ def test_no_page_overwrites_its_only_checkpoint_in_place(page):
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(  # train_sites.py: tests/hooks/local_sgd/test_example.py
     "script",
-    [each for each in sorted(FOLDER.glob("*.py")) if each.stem.removeprefix("train_") not in {"sites", *TASKS}],
+    [
+        each
+        for each in sorted(FOLDER.glob("*.py"))
+        if each.stem.removeprefix("train_") not in {"sites", "dcp_fsdp", *TASKS}
+    ],
     ids=lambda script: script.stem,
 )
 def test_an_example_runs_as_it_says(script, tmp_path):
@@ -125,6 +131,18 @@ def test_a_training_that_was_stopped_goes_on_with_another_number_of_ranks(tmp_pa
     printed([*words, "16"], tmp_path)
     words[words.index("--nproc-per-node") + 1] = "3"
     assert "32 steps, of which 16 in this life, on 3 ranks" in printed(words, tmp_path)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+def test_fsdp2_with_two_optimizers_resumes_to_the_bit(tmp_path):
+    words = command(FOLDER / "train_dcp_fsdp.py")
+    whole = printed(words, tmp_path)
+    for newest in ("000024", "000032"):
+        shutil.rmtree(tmp_path / "dcp-checkpoints" / newest)
+    assert "32 steps, of which 32 in this life; parameters " in whole
+    assert printed(words, tmp_path) == whole.replace("which 32", "which 16")
 
 
 @pytest.mark.thorough

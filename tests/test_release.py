@@ -74,6 +74,13 @@ def test_tests_gate_what_a_tag_publishes():
         assert writes == {"publish": ["id-token"], "release": ["contents"]}.get(name, [])
 
 
+def test_what_pypi_asks_of_metadata_is_checked_of_each_file():
+    check = "python -m twine check --strict "
+    assert f"{check}dist/*.tar.gz" in [step.get("run") for step in steps(JOBS["wheels.yml"]["sdist"])]
+    assert f'"{check}{{wheel}}",' in PYPROJECT
+    assert "twine" in locked("tools")
+
+
 def test_only_torch_comes_from_another_index_than_pypi_and_alone():
     files = [path for folder in (".ci", ".github") for path in (ROOT / folder).rglob("*") if path.is_file()]
     texts = {path: path.read_text("utf-8") for path in [*files, ROOT / "Makefile", ROOT / "pyproject.toml"]}

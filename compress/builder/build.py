@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeAlias
@@ -29,11 +29,20 @@ from .options import compressor_meant, option_value
 WRITTEN = "_gradwire_text"  # the attribute of a compressor that was built from a text: that text
 logger = logging.getLogger(__name__)
 ENTRY_POINT_GROUP = "gradwire.compressors"
-NO_SIGN = re.compile(r"([\w-]+)\s*[\s,;(]\s*(.+?)\)?")  # such as "int4,error_feedback=0.9" or "hosts int8"
+NO_SIGN = re.compile(r"[\w-]+\s*[\s,;(].+")  # a name such as "int4,error_feedback=0.9" or "hosts int8"
 OUTER_END = re.compile(r"(?<![0-9][eE])\+")  # a '+' that is not part of a number such as 1e+3
+WORD = re.compile(r"([\s,;:()+]*)((?:[^\s,;:()+]|(?<=[0-9][eE])\+)+)")  # and the signs before it
 NESTED = ("inner", "warmup")  # options that are specifications
 DEEPEST = 16  # compressors inside each other
 Spec: TypeAlias = str | Mapping[str, Any] | Compressor
+
+
+class UnknownCompressor(ValueError):
+    """No compressor has this `name`. `known`: the names to choose from."""
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        self.name = name
+        super().__init__(f"unknown compressor {name!r}{compressor_meant(name, known)}; there are: {', '.join(known)}")
 
 
 def compressors() -> dict[str, dict[str, Any]]:
@@ -286,9 +295,7 @@ def _find(name: Any, mapping: Mapping[str, Any]) -> Registration:
         for entry in entry_points(group=ENTRY_POINT_GROUP, name=name):
             _load(entry)
     if name not in registered:
-        known = sorted(compressors())
-        hint = compressor_meant(name, known)
-        raise ValueError(f"unknown compressor {name!r}{hint}; there are: {', '.join(known)}")
+        raise UnknownCompressor(name, sorted(compressors()))
     return registered[name]
 
 
@@ -321,12 +328,8 @@ def parsed(text: str) -> Mapping[str, Any]:
         raise ValueError(
             f"cannot read the compressor {text!r}: write name, name:key=value,key=value or outer+inner:..."
         )
-    words = NO_SIGN.fullmatch(name)
-    method, other = map(find, words.groups()) if words else (None, None)
-    if words and method and (method.wraps if other else not colon):
-        sign, missing = ("+", "a '+' between compressors") if other else (":", "a colon before the options")
-        rest = f"+{inner.strip()}" if plus else ""
-        raise ValueError(_with_sign(text, missing, f"{words[1]}{sign}{words[2]}{colon}{options}{rest}"))
+    if NO_SIGN.fullmatch(name) and (meant := _with_signs(text)) is not None:
+        raise ValueError(_lacks(text, meant))
     mapping: dict[str, Any] = {"name": name, **({"inner": parsed(inner)} if plus else {})}
     for option in options.split(",") if options else ():
         key, equals, value = option.partition("=")
@@ -340,9 +343,33 @@ def parsed(text: str) -> Mapping[str, Any]:
     return mapping
 
 
-def _with_sign(text: str, missing: str, meant: str) -> str:
-    """The message for a text that lacks a sign. `meant`: the text with it, which may be wrong, too."""
-    message = f"cannot read the compressor {text!r}: write {missing}, as in {meant!r}"
+def _with_signs(text: str) -> str | None:
+    """Return the text with a '+' before each compressor, a ':' before its first option and a ',' before others.
+
+    None where its first word is no compressor, or a compressor wraps nothing and no '+' is behind it.
+    """
+    meant, sign, method = "", ":", None
+    for given, word in WORD.findall(re.sub(r"\s*=\s*", "=", text)):
+        found = find(word)
+        if not meant:
+            meant, method = word, found
+        elif found or "+" in given:
+            if method and not method.wraps and "+" not in given:
+                return None
+            meant, sign, method = f"{meant}+{word}", ":", found
+        else:
+            meant, sign = f"{meant}{sign}{word}", ","
+        if method is None and "+" not in given:
+            return None
+    return meant
+
+
+def _lacks(text: str, meant: str) -> str:
+    """The message for a text that lacks signs. `meant`: the text with them, which may be wrong, too."""
+    message = (
+        f"cannot read the compressor {text!r}: write a colon before the options and a '+' between compressors, as in "
+        f"{meant!r}"
+    )
     try:
         compressor(meant)
     except ValueError as error:

@@ -66,7 +66,7 @@ def without_momentum(optimizer: O) -> O:
                 f"without_momentum knows SGD, Adam, AdamW, NAdam, RAdam, Adamax, RMSprop, Muon and NorMuon, not {names[0]}: "
                 f"make it without momentum yourself"
             )
-    for each in (*several, *map(_innermost, several)):
+    for each in (*several, *map(innermost, several)):
         for group in (each.defaults, *each.param_groups):
             group.update(_without(group))
     return optimizer
@@ -83,7 +83,7 @@ def optimizers_of(optimizer: object) -> tuple[Optimizer, ...]:
 
 def _names(optimizer: Optimizer) -> list[str]:
     """The names of an optimizer's classes, its own first."""
-    return [kind.__name__ for kind in type(_innermost(optimizer)).__mro__]
+    return [kind.__name__ for kind in type(innermost(optimizer)).__mro__]
 
 
 def _without(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,11 +95,11 @@ def _without(group: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _innermost(optimizer: Any) -> Any:
+def innermost(optimizer: Any) -> Any:
     """The optimizer that wrappers of Accelerate, or ZeroRedundancyOptimizer, have inside."""
     for name in ("optimizer", "optim"):
         if isinstance(within := getattr(optimizer, name, None), Optimizer):
-            return _innermost(within)
+            return innermost(within)
     return optimizer
 
 

@@ -28,15 +28,17 @@ NONE_OF = (
 )
 
 
-def report_optimizer(spec: Spec, optimizer: Optimizers | None, names: Mapping[Tensor, str], rank: int) -> None:
-    """Log a warning on rank 0 if the optimizer given is another model's, or if it is none and the compressor depends on it.
+def report_optimizer(optimizer: Optimizers | None, names: Mapping[Tensor, str], *specs: Spec) -> None:
+    """Log a warning if the optimizer given is another model's, or if it is none and a compressor depends on it.
 
     `names`: of the parameters that train. An optimizer may update copies of some, in another dtype or elsewhere.
     """
-    suiting = for_adam(spec) if rank == 0 else None
-    if optimizer is None and suiting is not None:
-        logger.warning(UNKNOWN, specification(compressor(spec)), suiting)
-    if optimizer is None or rank != 0:
+    suiting = {
+        specification(compressor(spec)): with_adam for spec in specs if (with_adam := for_adam(spec)) is not None
+    }
+    if optimizer is None:
+        for spec, with_adam in suiting.items():
+            logger.warning(UNKNOWN, spec, with_adam)
         return
     groups = (group for each in optimizers_of(optimizer) for group in each.param_groups)
     updated = {parameter for group in groups for parameter in group["params"]}
@@ -44,7 +46,7 @@ def report_optimizer(spec: Spec, optimizer: Optimizers | None, names: Mapping[Te
     copies = shapes(updated) == shapes(names) and places(updated) != places(names)
     if names and len(missing) == len(names) and not copies:
         logger.warning(NONE_OF, len(names))
-    elif missing and suiting is not None and not copies:
+    elif missing and suiting and not copies:
         logger.warning(OTHERS, len(names) - len(missing), len(names), ", ".join(missing[:3]))
 
 

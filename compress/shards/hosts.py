@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..algorithms.cuts import Cut, cut_shards
 from ..algorithms.payload import ALIGNMENT
-from ..builder.build import Spec, compressor, parsed
+from ..builder.build import Spec, compressor, parsed, specification
 from ..composed.hierarchical import Hierarchical
 from ..protocol.compressor import Codec, own_traits
 from ..protocol.layout import working_dtype
@@ -46,6 +46,20 @@ def split_option(spec: Spec, name: str) -> tuple[Any, Spec]:
         return None, spec
     given = dict(parsed(spec) if isinstance(spec, str) else spec)
     return (given.pop(name), given) if name in given else (None, spec)
+
+
+def shown(hosts: Hierarchical | None, inside: Spec | None, inner: str, send: str | None = None) -> str:
+    """Return the text of a specification. `inner`: of what goes between hosts, to which the option `send` is added.
+
+    >>> shown(compressor("hosts:ranks=2"), "int8", "int4"), shown(None, None, "int4:block=64", "weights")
+    ('hosts:ranks=2,inside=int8+int4', 'int4:block=64,send=weights')
+    """
+    inner = _with_option(inner, "send", send)
+    return inner if hosts is None else f"{_with_option(specification(hosts), 'inside', inside)}+{inner}"
+
+
+def _with_option(text: str, name: str, value: Any) -> str:
+    return text if value is None else f"{text}{',' if ':' in text else ':'}{name}={value}"
 
 
 def codec_inside(spec: Spec | None) -> Codec | None:

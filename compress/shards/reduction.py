@@ -18,7 +18,7 @@ from ..algorithms.adapters import Draws, drawn, draws
 from ..algorithms.cuts import Cut, cut_shards, lengthened
 from ..algorithms.payload import ALIGNMENT
 from ..algorithms.zero_rows import ZeroRows
-from ..builder.build import Spec, compressor
+from ..builder.build import Spec, compressor, specification
 from ..builder.optimizer_defaults import Optimizers, tuned
 from ..composed.hierarchical import Hierarchical
 from ..protocol.compressor import Codec, own_traits
@@ -26,8 +26,8 @@ from ..protocol.layout import Layout, Scope, working_dtype
 from ..protocol.requests import AllToAll, Program
 from ..state.leaf import WIDTHS, Entries, FlatLeaf, Narrow, Versions
 from ..state.tensors import zeros
-from .codec import codec_of, needed
-from .hosts import codec_inside, cut_inside, host_sums, split_hosts, split_option
+from .codec import codec_of, names_of_shards, needed
+from .hosts import codec_inside, cut_inside, host_sums, shown, split_hosts, split_option
 from .layout import ShardLayout
 
 
@@ -137,6 +137,11 @@ class ShardSum:
     hosts: Hierarchical | None = None
     inside: Codec | None = None
     per_host: int = field(default=1, repr=False)
+    text: str = field(default="none", repr=False, compare=False)
+
+    def __str__(self) -> str:
+        """Return the text that builds it."""
+        return self.text
 
     def placed(self, per_host: int, ranks: int) -> ShardSum:
         """Return the sum on hosts of so many ranks. On one host it is that inside of it."""
@@ -256,6 +261,7 @@ def encode_rows(grad: Tensor, residual: Residual | None, codes: Tensor, cut: Cut
         residual.after.view(rows, -1).copy_(kept.view(rows, length)[:, : grad.numel() // rows])
 
 
+@names_of_shards()
 def shard_sum(spec: Spec, optimizer: Optimizers | None = None) -> ShardSum:
     """Build the sum of shards by a specification: `none`, or a method whose first round is an all-to-all.
 
@@ -266,4 +272,6 @@ def shard_sum(spec: Spec, optimizer: Optimizers | None = None) -> ShardSum:
     hosts, inner = split_hosts(given)
     if inside is not None and hosts is None:
         raise ValueError(f"inside is an option of hosts, as in hosts:inside=int8+int4; got {spec!r}")
-    return ShardSum(*codec_of(compressor(tuned(inner, optimizer)), spec), hosts, codec_inside(inside))
+    built = compressor(tuned(inner, optimizer))
+    text = shown(hosts, inside, specification(built))
+    return ShardSum(*codec_of(built, spec), hosts, codec_inside(inside), text=text)

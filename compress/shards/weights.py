@@ -17,14 +17,14 @@ from torch.nn.functional import pad
 from ...kernels import temporary
 from ..algorithms.cuts import Cut, cut_shards, lengthened
 from ..algorithms.payload import ALIGNMENT
-from ..builder.build import Spec, compressor
+from ..builder.build import Spec, compressor, specification
 from ..composed.hierarchical import Hierarchical
 from ..protocol.compressor import Codec, own_traits
 from ..protocol.layout import working_dtype
 from ..protocol.requests import Program, together
 from ..state.leaf import WIDTHS, Entries, FlatLeaf, Versions
-from .codec import codec_of, needed
-from .hosts import gathered_rows, split_hosts, split_option
+from .codec import codec_of, names_of_shards, needed
+from .hosts import gathered_rows, shown, split_hosts, split_option
 from .layout import ShardLayout
 
 FAR = 4  # times the change of a step: what no step brings
@@ -139,6 +139,11 @@ class WeightGather:
     differences: bool = False
     hosts: Hierarchical | None = None
     per_host: int = field(default=1, repr=False)
+    text: str = field(default="none", repr=False, compare=False)
+
+    def __str__(self) -> str:
+        """Return the text that builds it."""
+        return self.text
 
     def placed(self, per_host: int, ranks: int) -> WeightGather:
         """Return the gather on hosts of so many ranks."""
@@ -272,6 +277,7 @@ def _note_own(held: HeldWeights, in_use: Tensor, sent: Tensor, usual: Tensor) ->
         place.copy_(numbers)
 
 
+@names_of_shards()
 def weight_gather(spec: Spec) -> WeightGather:
     """Build the gather of weights by a specification, whose codec rounds to the nearest.
 
@@ -285,7 +291,8 @@ def weight_gather(spec: Spec) -> WeightGather:
     send, given = split_option(inner, "send")
     if send not in (None, *SENT):
         raise ValueError(f"send is {' or '.join(SENT)}, got {send!r} in {spec!r}")
-    codec, _, bits = codec_of(compressor(given), spec)
+    built = compressor(given)
+    codec, _, bits = codec_of(built, spec)
     if codec is None and send is not None:
         raise ValueError(f"weights that are not encoded are sent themselves: leave send out of {spec!r}")
     if bits != WIDTHS[0]:
@@ -293,4 +300,5 @@ def weight_gather(spec: Spec) -> WeightGather:
     if own_traits(codec).draws:
         raise ValueError(f"weights are rounded to the nearest, or each gather would give others; got {spec!r}")
     few = codec is not None and codec.row_bytes(LONG) < LONG
-    return WeightGather(codec, few if send is None else send == "differences", hosts)
+    text = shown(hosts, None, specification(built), send)
+    return WeightGather(codec, few if send is None else send == "differences", hosts, text=text)

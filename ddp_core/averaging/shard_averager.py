@@ -139,7 +139,7 @@ class ShardAverager(SteppedAverager):
         engine = self.engines.of(self.device, 0)
         self.engines.agreement.barrier(engine.transport)
         memory = self.memory
-        engine.agree(f"weights as {self.weights} and gradients as {memory.reduction} at step {memory.step}")
+        engine.agree(f"weights as {self.weights!r} and gradients as {memory.reduction!r} at step {memory.step}")
         agree_on_kernels(self._operations(), engine.transport, self.device)
         if self.per_host > 1:
             self._beside = True

@@ -56,8 +56,10 @@ class Totals:
 
     def begin(self, step: Step, ended: int) -> None:
         """A step begins, after `ended` others."""
-        now = time.perf_counter()
-        step.interval, self._began = now - self._began if self._began else 0.0, now
+        before, self._began = self._began, time.perf_counter()
+        if not before:  # none has ended here, where others may have before a checkpoint
+            return
+        step.interval = self._began - before
         for watcher in tuple(self.watchers):
             watcher.step_ended(ended)
 

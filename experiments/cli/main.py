@@ -39,17 +39,19 @@ def main(arguments: Sequence[str] | None = None, commands: Mapping[str, Command]
     except (ValueError, OSError) as error:
         if os.environ.get(TRACEBACK_VARIABLE):
             raise
-        return _refuse(prog, str(error))
+        return _refuse(prog, str(error), of_host=isinstance(error, OSError))
     except ModuleNotFoundError as error:
         if (way := way_to_install(error)) is None:
             raise
-        return _refuse(prog, way)
+        return _refuse(prog, way, of_host=True)
     except KeyboardInterrupt:
         return INTERRUPTED
 
 
-def _refuse(prog: str, message: str) -> int:
-    print(f"{prog}: error: {message}", file=sys.stderr)
+def _refuse(prog: str, message: str, *, of_host: bool = False) -> int:
+    """Print why a command is refused; its exit code. Of torchrun's ranks one prints: the first, or that `of_host`."""
+    if os.environ.get("LOCAL_RANK" if of_host else "RANK", "0") == "0":
+        print(f"{prog}: error: {message}", file=sys.stderr)
     return REFUSED
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,8 @@ from .stopping import killed_with
 
 GRACE_SECONDS = 10.0  # to end its ranks and to take down what it has set up
 LAST_LINES = 12  # of what a failed command wrote
+LINE = re.compile(r"(?:(\[rank\d+\]:) ?)?(.*)")  # with the rank that torch puts before a traceback
+TRACEBACK, LAUNCHER = "Traceback (most recent call last)", "ChildFailedError"  # the second is torchrun's
 
 
 class CommandFailure(RuntimeError):
@@ -44,8 +47,27 @@ def run_to_end(
             end(process)
     if code != 0:
         why = f"took longer than {limit:g} s" if code is None else f"ended with exit code {code}"
-        last = written.read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
+        last = _failure(written.read_text(errors="replace").strip().splitlines())[-LAST_LINES:]
         raise CommandFailure("\n".join([f"{why}: {shown}", *last]))
+
+
+def _failure(lines: Sequence[str]) -> Sequence[str]:
+    """Return the lines of the rank that raised first, up to its last exception; all lines if no rank raised.
+
+    The other ranks' exceptions often follow from that one, and torchrun adds a long one of its own.
+    """
+    of_ranks, ends, raising = dict[str, list[str]](), dict[str, int](), set[str]()
+    for line in lines:
+        rank, text = LINE.fullmatch(line).groups("")  # type: ignore[union-attr]  # it matches every line
+        mine = of_ranks.setdefault(rank, [])
+        mine.append(text)
+        if text.startswith(TRACEBACK):
+            raising.add(rank)
+        elif rank in raising and text and not text[0].isspace():
+            raising.remove(rank)
+            ends |= {} if LAUNCHER in text else {rank: len(mine)}
+    first = next(iter(ends), None)
+    return lines if first is None else of_ranks[first][: ends[first]]
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

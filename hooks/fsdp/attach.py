@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ...compress import Optimizers, Spec, tuned
+from ...compress.builder.optimizer_defaults import innermost, optimizers_of
 from ...compress.shards.reduction import shard_sum
 from ...compress.shards.weights import weight_gather
 from ...ddp_core import Decorator, Handle
@@ -20,6 +23,15 @@ from .communication import GradMode, ShardGather, ShardReduction
 from .handle import ShardHandle
 from .modules import ShardedModule, modules_of
 from .replicas import DIVISOR, FiniteEverywhere, take_replicas
+
+logger = logging.getLogger(__name__)
+WHAT = {"gather": "weights", "reduce": "gradients"}
+LEFT_OUT = "%s of the FSDP2 model travel uncompressed: pass %s to gradwire.attach, or %s if that is meant"
+MUON = (
+    "torch's Muon computes with whole matrices, so its step() sends %d sharded matrices between the ranks, several times "
+    "and uncompressed. gradwire neither compresses nor counts these bytes, which may be more than all others. If the model "
+    "fits on one rank, use DDP or replicate(), where Muon sends nothing"
+)
 
 
 @dataclass(frozen=True)
@@ -89,10 +101,26 @@ def attach_sharded(model: nn.Module, asked: Sharding, timeout: timedelta, transp
         each: name for each, name in trained if isinstance(each, DTensor)
     }  # not what is gathered now
     handle = ShardHandle(averager, replicas, modules, of_shards=of_shards)
-    handle.suit(asked.reduce or "none", asked.optimizer, names)
+    handle.suit(asked.optimizer, names, asked.reduce or "none", asked.replicas or "none")
     if replicas is not None:
-        replicas.suit(asked.replicas or "none", asked.optimizer, names)
+        replicas.optimizer = asked.optimizer
+    if handle.first:
+        _warn(asked, () if alone else names)
     return handle
+
+
+def _warn(asked: Sharding, sharded: Collection[Tensor]) -> None:
+    """Warn of what travels uncompressed, though nobody asked for it. `sharded`: the parameters that several ranks share."""
+    left_out = [name for name in ("gather", "reduce") if asked.of_shards and getattr(asked, name) is None]
+    if left_out:
+        options = ", ".join(f"{name}='int8'" for name in left_out)
+        what = " and ".join(WHAT[name] for name in left_out)
+        logger.warning(LEFT_OUT, what, options, ", ".join(f"{name}='none'" for name in left_out))
+    several = [] if asked.optimizer is None else optimizers_of(asked.optimizer)
+    groups = [group for each in several if isinstance(innermost(each), torch.optim.Muon) for group in each.param_groups]
+    matrices = {parameter for group in groups for parameter in group["params"]}.intersection(sharded)
+    if matrices:
+        logger.warning(MUON, len(matrices))
 
 
 def _take_shards(

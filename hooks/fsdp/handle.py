@@ -39,6 +39,9 @@ class ShardHandle(Observed):
         self, averager: ShardAverager, replicas: Handle | None, modules: Sequence[ShardedModule], *, of_shards: bool
     ) -> None:
         self.averager, self.replicas, self._modules, self._of_shards = averager, replicas, modules, of_shards
+        self.first = modules[0].place[0] == 0
+        if replicas is not None:
+            replicas.first = self.first
         for module in modules:  # so that a state tells from the start what it will hold
             layout = module.layout()
             if layout.whole.names:
@@ -53,7 +56,11 @@ class ShardHandle(Observed):
                 self.averager.in_use.get((module.index, kind.dtype), kind.layout)
 
     def swap(
-        self, *, gather: Spec | None = None, reduce: Spec | None = None, optimizer: Optimizers | None = None
+        self,
+        *compressors: Spec,
+        gather: Spec | None = None,
+        reduce: Spec | None = None,
+        optimizer: Optimizers | None = None,
     ) -> None:
         """Use other compressors from the next step on. All ranks swap at the same step.
 
@@ -62,13 +69,21 @@ class ShardHandle(Observed):
         Residuals go into the next gradients. With `gather`, the next weights are exact if differences are to travel.
 
         Args:
+            compressors: none, since FSDP2 has two.
             gather: the compressor of gathered weights.
             reduce: the compressor of reduced gradients.
             optimizer: as for `gradwire.attach`; the one that it was given if you leave it out.
 
         Raises:
+            TypeError: a compressor is given without its name, as for DDP.
             ValueError: a compressor is refused, or gradwire communicates between replicas only.
         """
+        if compressors:
+            given = ", ".join(map(repr, compressors))
+            raise TypeError(
+                f"FSDP2 has two compressors, of weights and of gradients, got {given}: name them, as in "
+                "swap(gather='int8', reduce='int8')"
+            )
         if not self._of_shards:
             raise ValueError(
                 "torch communicates among the shards here: swap the compressor of replicas, handle.replicas"
@@ -77,11 +92,11 @@ class ShardHandle(Observed):
         reduction = None if reduce is None else shard_sum(reduce, optimizer)
         weights = None if gather is None else weight_gather(gather)
         self.averager.between_steps(lambda: self._replace(reduction, weights))
-        self.suit(reduce or "none", optimizer, {})
+        self.suit(optimizer, {}, reduce or "none")
 
-    def suit(self, spec: Spec, optimizer: Optimizers | None, names: Mapping[Tensor, str]) -> None:
-        """Do as any handle, for what `reduce` sends between hosts."""
-        super().suit(split_hosts(split_option(spec, "inside")[1])[1], optimizer, names)
+    def suit(self, optimizer: Optimizers | None, names: Mapping[Tensor, str], *specs: Spec) -> None:
+        """Do as any handle, for the compressors between hosts."""
+        super().suit(optimizer, names, *(split_hosts(split_option(spec, "inside")[1])[1] for spec in specs))
 
     def _replace(self, reduction: ShardSum | None, weights: WeightGather | None) -> None:
         averager = self.averager
@@ -164,8 +179,8 @@ class ShardHandle(Observed):
         frozen = frozenset().union(
             *(set(module.names).difference(module.layout().whole.names) for module in self._modules)
         )
-        names, first = memory.names() - frozen, self._modules[0].place[0] == 0
-        state = checked(inside, memory.reduction, names, frozen, warn=first)
+        names = memory.names() - frozen
+        state = checked(inside, memory.reduction, names, frozen, warn=bool(self.first))
         if self.replicas is None:
             of_replicas = None
         else:

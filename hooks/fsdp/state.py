@@ -21,6 +21,7 @@ from ...ddp_core.memory.checkpoint import merged as merged_replicas
 logger = logging.getLogger(__name__)
 FORMAT = 5
 FIELDS = ("gradwire", "reduce", "step", "parameters", "weights")
+HELD = {"residual"}  # the fields of a parameter, as `ShardState` names them
 
 
 def key_of(rank: int, ranks: int, part: str) -> str:
@@ -62,7 +63,7 @@ def checked(
     ):
         if state[key] != here:
             raise ValueError(f"the state was saved with {key} = {state[key]}, here it is {here}: {advice}")
-    check_form({"buckets": (), **state})
+    check_entries(state)
     saved = {name for name, fields in state["parameters"].items() if fields}
     if gone := sorted(saved.intersection(frozen)):
         saved = saved.difference(gone)
@@ -75,6 +76,17 @@ def checked(
     check_whole(state)
     detached = {name: {field: each.detach() for field, each in state["parameters"][name].items()} for name in saved}
     return {**state, "parameters": detached}
+
+
+def check_entries(state: Mapping[str, Any]) -> None:
+    """Raise ValueError unless a state has what a handle saves of each parameter, and nothing else."""
+    check_form({"buckets": (), **state})
+    for name, fields in state["parameters"].items():
+        if fields and set(fields) != HELD:
+            raise ValueError(
+                f"parameter {name!r} of the state has the fields {', '.join(sorted(fields))}, and {', '.join(HELD)} is "
+                "expected: load the result of a handle's state_dict() unchanged"
+            )
 
 
 def among_replicas(state: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -106,6 +118,8 @@ def merged(states: Any, part: str) -> dict[str, Any]:
     for key in ("reduce", "step"):
         if len(values := {part[key] for part in parts}) > 1:
             raise ValueError(f"the states differ in their {key}: {values}")
+    for each in parts:
+        check_entries(each)
     replicas = {"replicas": [part["replicas"] for part in parts]} if all("replicas" in part for part in parts) else {}
     return {**parts[0], "parameters": {name: _mean(parts, name) for name in parts[0]["parameters"]}, **replicas}
 

@@ -1,11 +1,15 @@
+import csv
 import json
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
 import gradwire
 from gradwire.experiments.cli import main
+from gradwire.experiments.sharded_step import Module
+from gradwire.experiments.sharded_step import _seconds as step_of
 from gradwire.experiments.workloads.models import MODELS, ModelConfig, build_model
 
 COLUMNS = ["compressor", "payload_bytes_per_step", "sent_bytes_per_step", "compression_ratio"]
@@ -146,8 +150,8 @@ TIMES = ["network_seconds", "saves_at_most_seconds", "step_seconds", "speed_up"]
 def test_a_number_of_parameters_is_planned_without_a_model_and_without_sites(planned):
     document = planned("--parameters=124M", "--workers=2")
     assert (document["parameters"], document["world_size"]) == (124_000_000, 2)
-    assert [row["compressor"] for row in document["rows"]] == ["none", "bf16", "int8", "int4", "powersgd:rank=4"]
-    assert [list(row) for row in document["rows"]] == [COLUMNS] * 5
+    assert [row["compressor"] for row in document["rows"]] == ["none", "bf16", "int8", "int4"]
+    assert [list(row) for row in document["rows"]] == [COLUMNS] * 4
     assert document["rows"][0]["sent_bytes_per_step"] == 4 * 124e6  # of two ranks in a ring
 
 
@@ -177,10 +181,58 @@ def test_ranks_of_a_host_share_its_card_unless_hosts_average_first(planned):
         (["--link=1gbit"], "did you mean --rate?"),
         (["--gpus-per-host=8"], "goes with --hosts"),
         (["--hosts=2", "--micro-batches=0"], "--micro-batches are at least 1"),
-        (["--parallel=fsdp", "--rate=10gbit"], "are of ddp"),
+        (["--parallel=fsdp", "--rate=10gbit", "--dtype=bf16"], "are of ddp"),
+        (
+            ["--parallel=fsdp", "--rate=10gbit", "--micro-batches=2", "--step-seconds=1"],
+            "weights travel in each micro-",
+        ),
+        (["--parallel=fsdp", "--step-seconds=1"], "--step-seconds goes with a network: add --rate"),
+        (["--step-seconds=1"], "--step-seconds goes with a network: add --rate"),
+        (["--hosts=2", "--rate=10gbit", "--micro-batches=2"], "--micro-batches goes with --step-seconds"),
         (["--local-every=4", "--rate=10gbit"], "leave out --rate and --step-seconds"),
     ],
 )
 def test_what_makes_no_cluster_is_refused(flags, message, capsys):
     assert main(["plan", *flags]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_gpus_that_share_a_card_are_planned_with_hosts_that_send_once(planned, parallel):
+    flags = (*GPT2, f"--parallel={parallel}", "--hosts=2", "--gpus-per-host=8")
+    names = [row["compressor"] for row in planned(*flags)["rows"]]
+    assert names[-3:] == ["hosts+bf16", "hosts+int8", "hosts+int4"]
+    assert not any("powersgd" in name for name in names)
+
+
+def test_powersgd_of_a_large_model_is_planned_when_it_is_named_and_with_the_loss_that_was_measured(capsys):
+    with (Path(__file__).parents[2] / "docs/results/claims.csv").open() as file:
+        losses = {row["claim"]: row for row in csv.DictReader(file)}
+    measured = losses["loss powersgd:rank=32,payload=int4 AdamW"]
+    assert (measured["parameters"], measured["steps"]) == ("128 M", "400")
+    for parameters, warned in (("124M", True), ("19M", False)):
+        assert main(["plan", f"--parameters={parameters}", "--compressors=powersgd:rank=4"]) == 0
+        assert (f"ended {float(measured['value']):.1f} % above the loss of none" in capsys.readouterr().out) == warned
+
+
+FSDP = ("--parallel=fsdp", "--parameters=124M", "--hosts=4")
+
+
+def test_fsdp2_sends_weights_twice_and_gradients_once_and_a_step_lasts_as_long_as_they_or_its_computation(planned):
+    slow = planned(*FSDP, "--rate=1gbit", "--compressors=none,bf16,int8", "--step-seconds=0.1")["rows"]
+    assert [list(row) for row in slow] == [COLUMNS + TIMES] * 3
+    whole = 4 * 124e6 * 3 / 4 / 1.25e8 / 0.94  # of each gather and of the reduction, on four ranks
+    assert slow[0]["network_seconds"] == pytest.approx(3 * whole, rel=0.03)  # but for the root, gathered once
+    assert slow[1]["saves_at_most_seconds"] == pytest.approx(slow[0]["network_seconds"] / 2, rel=1e-3)
+    assert all(row["network_seconds"] <= row["step_seconds"] < row["network_seconds"] + 0.11 for row in slow)
+    assert slow[0]["speed_up"] == pytest.approx(1)  # alltoall or reduce-scatter: as many bytes on hosts of one rank
+    (fast,) = planned(*FSDP, "--rate=100000gbit", "--compressors=none", "--step-seconds=0.1")["rows"]
+    assert fast["step_seconds"] == pytest.approx(0.1, rel=1e-3)
+
+
+def test_a_step_of_fsdp2_is_the_longest_chain_of_weights_computation_and_gradients():
+    module = Module(gather=1.0, again=1.0, reduce=1.0, forward=5.0, backward=10.0)
+    assert step_of([module]) == 1 + 5 + 10 + 1  # backward's gather has come while forward computed
+    assert step_of([module] * 3) == 1 + 3 * 5 + 3 * 10 + 1
+    slow = Module(gather=5.0, again=5.0, reduce=5.0, forward=1.0, backward=2.0)
+    assert step_of([slow] * 3) == 9 * 5

@@ -48,6 +48,42 @@ def test_a_failed_run_is_shown_with_its_output_and_the_others_stand(tmp_path, ca
     assert "no memory" in shown
 
 
+UNDER_TORCHRUN = """
+import sys
+raised = '''Traceback (most recent call last):
+  File "/home/me/train.py", line 7, in <module>
+    step()
+ValueError: no such layer
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/home/me/train.py", line 9, in <module>
+    clean_up()
+train.BrokenStep: the cause
+'''
+for rank, lines in ((1, raised), (0, raised.replace("the cause", "connection closed by peer"))):
+    print("\\n".join(f"[rank{rank}]: {line}" for line in lines.splitlines()))
+print(raised.replace("train.BrokenStep: the cause", "torch.ChildFailedError: \\n" + 20 * "=====\\n"))
+raise SystemExit(3)
+"""
+
+
+def test_the_exception_that_ended_a_training_is_shown_and_not_what_it_led_to(tmp_path, capsys):
+    assert tried(tmp_path, UNDER_TORCHRUN, "--compressors=none", code=1) == []
+    shown = capsys.readouterr().out
+    assert "clean_up()\ntrain.BrokenStep: the cause\nlosses and output of the script" in shown  # nothing behind it
+    assert "ended with exit code 3" in shown
+
+
+def test_both_compressors_of_fsdp2_are_taken_and_checked(tmp_path, capsys):
+    script = SCRIPT.replace('losses[os.environ["GRADWIRE_COMPRESSOR"]]', "2.0")
+    pair, _ = tried(tmp_path, script, "--compressors=int8/int4,int8")
+    assert pair["compressor"] == "int8/int4"
+    assert main(["try", "--compressors=int8/powersgd", "--", "true"]) == 2
+    assert "no rank has whole" in capsys.readouterr().err
+
+
 def test_a_script_without_report_loss_is_told_what_to_call(tmp_path, capsys):
     assert tried(tmp_path, "", "--compressors=none", code=1) == []
     assert "call gradwire.report_loss(loss, handle) on all ranks" in " ".join(capsys.readouterr().out.split())

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradwire import kernels
-from gradwire.compress import Layout, Ranks, simulate
+from gradwire.compress import Layout, Ranks, compressors, simulate
 from gradwire.compress.protocol.requests import next_request
 from gradwire.compress.shards.layout import ShardLayout
 from gradwire.compress.shards.reduction import Finite, shard_sum
@@ -306,8 +306,8 @@ def test_a_module_takes_as_many_launches_on_64_ranks_as_on_4(spec):
     ("make", "spec", "words"),
     [
         (shard_sum, "powersgd", "no rank has whole"),
-        (shard_sum, "topk", "none, bf16, int8, int4, int2 or onebit"),
-        (weight_gather, "bf16+topk:k=3", "none, bf16, int8|packs its own bytes"),
+        (shard_sum, "topk", "shards take bf16, fp16, hosts, int2, int4, int8, none, onebit"),
+        (weight_gather, "bf16+topk:k=3", "shards take bf16|packs its own bytes"),
         (shard_sum, "bf16+powersgd", "no rank has whole"),
         (weight_gather, "int8:rounding=stochastic", "to the nearest"),
         (weight_gather, "int4:residual_bits=8", "weights have none: leave it out"),
@@ -386,3 +386,20 @@ def test_a_shard_that_is_shorter_than_others_makes_no_sign_smaller(feedback):
             shards = [each[name][first : first + rows] for each in named]
             expected = sum(shard.abs().mean() * torch.where(shard >= 0, 1, -1) for shard in shards) / ranks
             assert torch.allclose(mean[name][first : first + rows], expected, atol=1e-6)
+
+
+def accepted(function, spec):
+    try:
+        function(spec)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("function", [shard_sum, weight_gather])
+def test_an_unknown_compressor_is_answered_by_the_names_that_shards_take(function):
+    with pytest.raises(ValueError, match="unknown compressor 'in4'") as caught:
+        function("in4")
+    named = str(caught.value).partition("there are: ")[2].split(", ")
+    assert named == [name for name in compressors() if accepted(function, name)]
+    assert "powersgd" not in named

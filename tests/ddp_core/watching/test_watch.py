@@ -58,15 +58,24 @@ def test_where_nothing_is_known_of_the_link_no_dense_step_is_told(options):
 class Watching:
     """A watch of steps that a test makes up, on rank 0 of 2."""
 
-    def __init__(self, *sinks, every=1):
-        self.totals, self.steps = Totals(), []
+    def __init__(self, *sinks, every=1, before=0):
+        self.totals, self.steps, self.before = Totals(), [], before  # steps before a checkpoint
         averager = SimpleNamespace(totals=self.totals, measured=lambda: measured(*self.steps))
         self.handle = SimpleNamespace(averager=averager, _what=lambda: "bf16")
         self.watch = Watch(self.handle, every, list(sinks))
+        self.totals.begin(Step(), before)
 
     def step(self, made):
         self.steps.append(made)
-        self.totals.begin(Step(), len(self.steps))
+        self.totals.begin(Step(), self.before + len(self.steps))
+
+
+def test_after_a_resume_the_first_report_is_of_a_step_that_ended_here():
+    reports = []
+    resumed = Watching(reports.append, every=2, before=4)
+    for _ in range(2):
+        resumed.step(step_of(encode=0.05))
+    assert [report.step for report in reports] == [6]
 
 
 def test_advice_comes_once_after_three_reports_that_agree_and_not_where_compression_pays():

@@ -281,3 +281,16 @@ def test_an_unknown_option_is_answered_with_the_one_that_is_meant_and_no_other(w
     assert main(words) == 2
     message = capsys.readouterr().err
     assert (f"(did you mean {meant}?)" in message) if meant else ("did you mean" not in message)
+
+
+@pytest.mark.parametrize(("rank", "local_rank"), [(0, 0), (1, 1), (2, 0)])
+def test_of_torchruns_ranks_one_prints_what_is_refused_and_one_of_each_host_what_its_system_refuses(
+    rank, local_rank, monkeypatch, capsys
+):
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("LOCAL_RANK", str(local_rank))
+    commands = {function.__name__: command(function) for function in (record, refuse, fill_the_disk)}
+    for arguments in (["traim"], ["record", "--lr=fast"], ["refuse"], ["fill_the_disk"]):
+        assert main(arguments, commands) == 2
+        shown = capsys.readouterr().err
+        assert bool(shown) == (local_rank == 0 if arguments == ["fill_the_disk"] else rank == 0)

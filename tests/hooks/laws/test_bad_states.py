@@ -35,6 +35,7 @@ INSIDE = {  # what a rank's state may have become
     "emptied": lambda state: {**state, "parameters": {name: {} for name in state["parameters"]}},
     "without parameters": lambda state: {**state, "parameters": {}},
     "another format": lambda state: {**state, "gradwire": 99},
+    "another field": lambda state: with_parameters(state, renamed_fields),
     "a parameter too many": lambda state: with_parameters(state, lambda its: {**its, "q9": its[NAME]}),
     "a parameter too few": lambda state: with_parameters(
         state, lambda its: {k: v for k, v in its.items() if k != NAME}
@@ -49,7 +50,6 @@ OF_BUCKETS = {  # of whole gradients
     "buckets of numbers": lambda state: {**state, "buckets": [[0, 1]]},
     "a bucket twice": lambda state: {**state, "buckets": [*state["buckets"], *state["buckets"]]},
     "a bucket of a stranger": lambda state: {**state, "buckets": [["q8"], *state["buckets"]]},
-    "another field": lambda state: with_parameters(state, renamed_fields),
     "emptied and old": lambda state: {
         **{key: value for key, value in state.items() if key != "tensors"},
         "parameters": {name: {} for name in state["parameters"]},

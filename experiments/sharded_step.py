@@ -1,0 +1,108 @@
+"""The step of an FSDP2 model on GPUs that nobody has measured, predicted for `gradwire plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from ..compress.protocol.requests import ReduceScatter, Request
+from ..hooks.advice.network import kind_of
+from ..hooks.advice.predict import Prediction
+from ..hooks.plan import Shards
+from .assumed_parts import BACKWARD, Cluster, cost_of
+from .workloads.sharding import TORCH, payloads
+
+ENCODED = (
+    1 / 3,
+    2 / 3,
+)  # of DDP's arithmetic: by a gather, which decodes all, and by a reduction, which encodes all, too
+
+
+@dataclass(frozen=True)
+class Module:
+    """Seconds of a module: of the network for its gathers and its reduction, and of the GPU, compression included."""
+
+    gather: float
+    again: float
+    reduce: float
+    forward: float
+    backward: float
+
+
+def predicted_shards(
+    parts: Sequence[Mapping[str, Tensor]], cluster: Cluster, spec: str, computation: float
+) -> Prediction:
+    """Predict a step. Latency is left out, and computation takes time by elements.
+
+    Args:
+        parts: the modules, as `plan_sharded` takes them.
+        cluster: the hosts.
+        spec: the compressors of weights and gradients, or "torch" for FSDP2 by itself, on NCCL.
+        computation: seconds of a step's computation.
+    """
+    pair = ("none", "none") if spec == TORCH else payloads(spec)
+    shards = Shards.of(parts, *pair, cluster.ranks)
+    encode = [part * cost_of(each, cluster).encode for part, each in zip(ENCODED, pair, strict=True)]
+    root, *others = [_module(shards, place, cluster, computation, encode, spec) for place in _in_forward(shards)]
+    network = sum(each.gather + each.again + each.reduce for each in (root, *others))
+    arithmetic = sum(each.forward + each.backward for each in (root, *others))
+    return Prediction(_seconds([root, *others]), max(network, arithmetic), shards.traffic().sent_bytes, network=network)
+
+
+def _in_forward(shards: Shards) -> list[int]:
+    """Return the places of the modules in forward: the root, then the others."""
+    last = len(shards.layouts) - 1
+    return [last, *range(last - 1, -1, -1)]
+
+
+def _module(
+    shards: Shards, place: int, cluster: Cluster, computation: float, encode: Sequence[float], spec: str
+) -> Module:
+    layout = shards.layouts[place]
+    root = place == len(shards.layouts) - 1
+    elements, everything = layout.whole.numel, sum(each.whole.numel for each in shards.layouts)
+    reduction: Iterable[Request] = shards.reduce(layout)
+    if spec == TORCH:
+        reduction = [ReduceScatter(torch.empty(layout.numel, device="meta"))]
+    gather, reduce = (_network(each, cluster) for each in (shards.gather(layout), reduction))
+    once = root or shards.weights.differences
+    part = computation * elements / everything
+    decode, both = (each * elements for each in encode)
+    return Module(
+        gather,
+        0.0 if once else gather,
+        reduce,
+        (1 - BACKWARD) * part + decode,
+        BACKWARD * part + both + (0.0 if once else decode),
+    )
+
+
+def _network(requests: Iterable[Request], cluster: Cluster) -> float:
+    return sum(
+        cluster.seconds_a_byte(kind_of(each)) * each.sent_bytes(len(cluster.ranks.members(each.scope)))
+        for each in requests
+    )
+
+
+def _seconds(modules: Sequence[Module]) -> float:
+    """Return the seconds of a step. `modules`: in the order of forward; backward goes the other way.
+
+    While a module computes, the weights of the next one travel, as FSDP2 prefetches them, behind gradients sent before.
+    """
+    forward = [(each.gather, each.forward, 0.0) for each in modules]
+    backward = [(each.again, each.backward, each.reduce) for each in reversed(modules)]
+    turns = [*forward, *backward, (0.0, 0.0, 0.0)]
+    now = link = arrived = turns[0][0]
+    for (_, computes, sends), (gather, _, _) in pairwise(turns):
+        now = max(now, arrived)
+        if gather:
+            link = max(link, now) + gather
+        arrived = link if gather else now
+        now += computes
+        if sends:
+            link = max(link, now) + sends
+    return max(now, link)

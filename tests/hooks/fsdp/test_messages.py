@@ -1,0 +1,136 @@
+"""What a handle of shards says of itself, and what is said once of a model, on whatever number of ranks."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import gradwire
+
+from .given import mesh_of, network, trained
+
+
+class Kept(logging.Handler):
+    """The messages of warnings."""
+
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.messages = []
+
+    def emit(self, record):
+        self.messages.append(record.getMessage())
+
+
+def warnings_of(call):
+    kept, logger = Kept(), logging.getLogger("gradwire")
+    logger.addHandler(kept)
+    try:
+        call()
+    finally:
+        logger.removeHandler(kept)
+    return kept.messages
+
+
+def muon_of(model):
+    matrices = [each for each in model.parameters() if each.ndim == 2]
+    return [torch.optim.Muon(matrices), torch.optim.AdamW(each for each in model.parameters() if each.ndim != 2)]
+
+
+def attached(mesh, made, **compressors):
+    """The warnings of an attach, with the optimizers that `made` makes."""
+    model = network(0, mesh)
+
+    def attach():
+        gradwire.attach(model, **compressors, optimizer=None if made is None else made(model)).close()
+
+    return warnings_of(attach)
+
+
+def reported(mesh, folder):
+    """Report a loss to `gradwire try`."""
+    handle = gradwire.attach(network(0, mesh), replicas="int8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRADWIRE_TRY_FOLDER", folder)
+        patch.setenv("GRADWIRE_TRY_STEPS", "9")
+        gradwire.report_loss(1.0, handle)
+    handle.close()
+
+
+def of_hybrid(rank, world_size, folder):
+    """Warnings on a mesh of two shards and two replicas."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+    every = {"gather": "int8", "reduce": "int4", "replicas": "int4"}
+    foreign = torch.optim.AdamW(nn.Linear(2, 2).parameters())
+    reported(mesh, folder)
+    return [
+        attached(mesh, None, **every),
+        attached(mesh, lambda model: foreign, **every),
+        attached(mesh, muon_of, **every),
+        attached(mesh, None, replicas="int8"),
+    ]
+
+
+def test_of_a_hybrid_model_the_first_rank_alone_warns_once_and_all_report_losses(ranks, tmp_path):
+    (unknown, foreign, muon, silent), *others = ranks.run(of_hybrid, 4, str(tmp_path))
+    assert len(list(tmp_path.iterdir())) == 4
+    assert others == [[[], [], [], []]] * 3
+    assert [len(each) for each in (unknown, foreign, muon, silent)] == [1, 1, 1, 0]
+    assert "int4 keeps its default error feedback" in unknown[0]
+    assert "updates none of the model's 6 trainable parameters" in foreign[0]
+    assert "sends 3 sharded matrices between the ranks, several times and uncompressed" in muon[0]
+
+
+def of_shards(rank, world_size):
+    mesh, both = mesh_of(world_size), {"gather": "int8", "reduce": "int8"}
+    alone = init_device_mesh("cpu", (world_size, 1), mesh_dim_names=("replicas", "shards"))
+    return [
+        attached(mesh, muon_of, **both),
+        attached(mesh, lambda model: muon_of(model)[1], **both),
+        attached(alone, muon_of, replicas="int8"),
+        attached(mesh, None),
+        attached(mesh, None, reduce="int8"),
+        attached(mesh, None, gather="none", reduce="none"),
+    ]
+
+
+def test_what_travels_uncompressed_unasked_is_said(ranks):
+    (muon, adam, whole, nothing, weights, asked), others = ranks.run(of_shards, 2)
+    assert others == [[]] * 6
+    assert [len(each) for each in (muon, adam, whole, nothing, weights, asked)] == [1, 0, 0, 1, 1, 0]
+    assert "gradwire neither compresses nor counts these bytes" in muon[0]
+    assert nothing[0].startswith(
+        "weights and gradients of the FSDP2 model travel uncompressed: pass gather='int8', reduce"
+    )
+    assert weights[0].startswith(
+        "weights of the FSDP2 model travel uncompressed: pass gather='int8' to gradwire.attach"
+    )
+
+
+def described(rank, world_size):
+    """A handle in words, before and after a swap and steps; and what a swap by DDP's signature raises."""
+    model = network(world_size)
+    optimizer = torch.optim.AdamW(model.parameters())
+    handle = gradwire.attach(model, gather="int4:send=weights", reduce="hosts:ranks=1+int4", optimizer=optimizer)
+    texts = [repr(handle)]
+    handle.swap(gather="int8", reduce={"name": "int4", "block": 64})
+    trained(model, rank, 2)
+    texts.append(repr(handle))
+    try:
+        handle.swap("int4")
+    except TypeError as error:
+        texts.append(str(error))
+    return texts
+
+
+def test_a_handle_names_the_compressors_as_they_are_written(ranks):
+    (before, after, refused), _ = ranks.run(described, 2)
+    assert before.startswith(
+        "<ShardHandle: gather int4:send=weights, reduce hosts:ranks=1+int4:error_feedback=false, rank 0 of 2, 0 steps"
+    )
+    assert after.startswith(
+        "<ShardHandle: gather int8, reduce int4:block=64,error_feedback=false, rank 0 of 2, 2 steps"
+    )
+    assert refused.endswith("got 'int4': name them, as in swap(gather='int8', reduce='int8')")
+    assert "FSDP2 has two compressors" in refused
