@@ -2,8 +2,8 @@
 
     python docs/benchmarks/small_parameters.py
 
-Each gradient is one direction, with noise of 0.3 of its size on each of two simulated ranks. Shapes are those of a small layer
-with an adapter. A parameter's movement is its distance from the start after 100 steps.
+Each gradient is one direction, with noise of 0.3 of its size on each of two simulated ranks. Shapes are those of a small
+layer with an adapter. A parameter's movement is its distance from the start after 100 steps.
 """
 
 import torch
