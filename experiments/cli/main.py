@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 from ... import __version__
 from ...compress.builder.options import did_you_mean
@@ -55,8 +56,14 @@ def _refuse(prog: str, message: str, *, of_host: bool = False) -> int:
     return REFUSED
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Refuse as for any other reason, once for all ranks."""
+        sys.exit(_refuse(self.prog, message))
+
+
 def _top_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=PROGRAM,
         usage=f"{PROGRAM} COMMAND [options]",
         description=DESCRIPTION,

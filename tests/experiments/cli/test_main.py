@@ -290,6 +290,9 @@ def test_of_torchruns_ranks_one_prints_what_is_refused_and_one_of_each_host_what
     monkeypatch.setenv("RANK", str(rank))
     monkeypatch.setenv("LOCAL_RANK", str(local_rank))
     commands = {function.__name__: command(function) for function in (record, refuse, fill_the_disk)}
+    with pytest.raises(SystemExit, match="2"):
+        main(["--traim"], commands)
+    assert bool(capsys.readouterr().err) == (rank == 0)
     for arguments in (["traim"], ["record", "--lr=fast"], ["refuse"], ["fill_the_disk"]):
         assert main(arguments, commands) == 2
         shown = capsys.readouterr().err
