@@ -21,7 +21,7 @@ IN_A_ROW = 3  # reports that say so
 
 
 class Watched(Protocol):
-    """What a watch asks a handle for."""
+    """The part of a handle that a watch asks."""
 
     averager: CompressedAverager | ShardAverager
 

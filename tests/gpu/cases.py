@@ -104,6 +104,8 @@ HARD = {
     "differ in the last bits": lambda size: (torch.arange(size) % 700 + 0x3F800000).to(torch.int32).view(torch.float32),
     "denormal": lambda size: numbers(size) * 1e-42,
     "huge": lambda size: numbers(size).sign() * 3.4e38,
+    "all large at the end": lambda size: numbers(size) + 1000 * (torch.arange(size) >= 199 * size // 200),
+    "periodic": lambda size: (torch.arange(size) % 4096 == 0).float(),
     "not finite": lambda size: torch.where(
         torch.arange(size) % 7 == 0, NAN, torch.where(torch.arange(size) % 5 == 0, -INF, numbers(size))
     ),

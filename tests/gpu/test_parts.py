@@ -5,10 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-from . import __main__ as command
-from .parts import PARTS, ROOT, Part
+from .parts import PARTS, ROOT
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -29,29 +27,3 @@ def test_every_test_of_a_gpu_is_in_a_part(tmp_path):
     here = Path(__file__)
     without_one = {here.with_name(f"test_{name}.py") for name in ("parts", "host_reads", "quality", "shared_card")}
     assert {*marked, *ROOT.glob("tests/gpu/test_*.py")} - in_parts == without_one
-
-
-def part(code, **settings):
-    return Part("a part", lambda out: [sys.executable, "-c", code], **{"device": False, **settings})
-
-
-@pytest.mark.parametrize(
-    ("made", "verdict", "word"),
-    [
-        (part("pass"), "passed", ""),
-        (part("raise SystemExit(3)"), "failed", "exit code 3"),
-        (part("pass", modules=("no_such_module",)), "left out", "no_such_module not installed"),
-        (part("pass", device=True), "left out", "no CUDA device"),
-        (part("pass", misses=lambda out: ["too slow"]), "short of its goal", "too slow"),
-        (part("import time; time.sleep(60)"), "failed", "not done"),
-    ],
-    ids=["good", "failing", "without a module", "without a device", "slow", "endless"],
-)
-def test_every_part_gets_a_verdict(made, verdict, word, tmp_path, monkeypatch):
-    monkeypatch.setitem(PARTS, "made", made)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    if word == "not done":
-        monkeypatch.setattr(command, "LIMIT", 1)
-    result = command.run("made", tmp_path)
-    assert result["verdict"] == verdict
-    assert word in " ".join(result["why"])

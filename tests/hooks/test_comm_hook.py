@@ -95,26 +95,6 @@ def test_two_models_with_one_hook_share_no_state_even_in_one_backward(ranks):
         assert same(shared, apart)
 
 
-def saved_before_and_loaded(rank, world_size):
-    """Averages after a resume by the wrapped model's handle, which was there before the first bucket, and without a stop."""
-    whole = TorchDDP(Given(SHAPES))
-    whole.register_comm_hook(None, gradwire.comm_hook(SPEC))
-    averages(whole, rank)
-    state = gradwire.handle_of(whole).state_dict()
-    resumed = TorchDDP(Given(SHAPES))
-    resumed.register_comm_hook(None, gradwire.comm_hook(SPEC))
-    gradwire.handle_of(resumed).load_state_dict(state)
-    found = averages(resumed, rank), averages(whole, rank)
-    for model in (whole, resumed):
-        gradwire.handle_of(model.module).close()
-    return found
-
-
-def test_a_training_resumes_by_the_handle_of_the_wrapped_model(ranks):
-    for resumed, whole in ranks.run(saved_before_and_loaded, 2):
-        assert same(resumed, whole)
-
-
 def wrapped_anew(rank, world_size):
     """Whether a module that is wrapped again starts with a handle of its own, which lives as long as the new wrapper."""
     module, hook = Given(SHAPES), gradwire.comm_hook(SPEC)

@@ -62,6 +62,7 @@ def refused(rank, world_size):
         lambda: loaded.rescale(2.0),
         lambda: (loaded.swap("onebit"), loaded.state_dict()),
         lambda: handle.rescale(float("inf")),
+        lambda: gradwire.Handle("topk").load_state_dict([saved], resize=True),
     ):
         with pytest.raises((ValueError, RuntimeError)) as raised:
             call()
@@ -72,7 +73,9 @@ def refused(rank, world_size):
 
 def test_what_would_lose_or_spoil_something_is_refused(ranks):
     for messages in ranks.run(refused, 2):
-        for message, expected in zip(messages, ["p1", "stranger", "loaded", "loaded", "finite"], strict=True):
+        for message, expected in zip(
+            messages, ["p1", "stranger", "loaded", "loaded", "finite", "handle.bind(model)"], strict=True
+        ):
             assert expected in message
 
 

@@ -6,7 +6,8 @@ import torch
 from gradwire import kernels
 from gradwire.kernels import native
 
-from .native_given import LARGE, needs_native, numbers
+from ..gpu.cases import numbers
+from .native_given import LARGE, needs_native
 from .test_residual import ENCODERS, WIDE, beside_and_in_place
 
 pytestmark = needs_native

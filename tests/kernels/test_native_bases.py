@@ -6,7 +6,8 @@ import torch
 from gradwire import kernels
 from gradwire.kernels import native
 
-from .native_given import INF, NAN, native_of, needs_native, numbers
+from ..gpu.cases import INF, NAN, numbers
+from .native_given import native_of, needs_native
 from .test_native_low_rank import laid_out
 
 pytestmark = needs_native

@@ -6,7 +6,8 @@ import torch
 from gradwire import kernels
 from gradwire.kernels import native
 
-from .native_given import GRADS, LARGE, NAN, SIZES, native_of, needs_native, numbers, same, unaligned
+from ..gpu.cases import GRADS, NAN, numbers, same
+from .native_given import LARGE, SIZES, native_of, needs_native, unaligned
 
 pytestmark = needs_native
 X = torch.ones(16)

@@ -6,7 +6,8 @@ import torch
 
 from gradwire import kernels
 
-from .native_given import GRADS, INF, NAN, SIZES, native_of, needs_native, numbers, unaligned
+from ..gpu.cases import GRADS, INF, NAN, numbers
+from .native_given import SIZES, native_of, needs_native, unaligned
 
 pytestmark = needs_native
 

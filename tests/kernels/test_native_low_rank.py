@@ -6,8 +6,9 @@ import torch
 from gradwire import kernels
 from gradwire.kernels import Factors, Matrix, native
 
+from ..gpu.cases import NAN, numbers
 from ..residuals import in_place
-from .native_given import NAN, native_of, needs_native, numbers
+from .native_given import native_of, needs_native
 
 pytestmark = needs_native
 

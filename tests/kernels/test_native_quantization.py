@@ -7,8 +7,9 @@ from gradwire import kernels
 from gradwire.kernels import Residual
 from gradwire.kernels.quantization import FORMATS
 
+from ..gpu.cases import GRADS, INF, NAN, numbers, same
 from ..residuals import in_place
-from .native_given import GRADS, INF, LARGE, NAN, needs_native, numbers, same, unaligned
+from .native_given import LARGE, needs_native, unaligned
 
 pytestmark = needs_native
 IMPLEMENTATIONS = kernels.quantize_blocks, kernels.quantize_blocks.reference

@@ -6,38 +6,17 @@ import torch
 from gradwire import kernels
 from gradwire.kernels import Residual
 
+from ..gpu.cases import GRADS, HARD, NAN, check_selection, numbers, same
 from ..residuals import in_place
-from .native_given import GRADS, INF, NAN, SIZES, native_of, needs_native, numbers, same, unaligned
+from .native_given import SIZES, native_of, needs_native, unaligned
 
 pytestmark = needs_native
 
 
-HARD_TO_SELECT_FROM = {
-    "heavy tail": numbers(200_003),
-    "mostly zero": numbers(200_003).mul_((torch.arange(200_003) % 1000 == 0).float()),
-    "all equal": torch.full((200_003,), -0.5),
-    "zero": torch.zeros(200_003),
-    "rising": torch.arange(200_003.0),
-    "falling": torch.arange(200_003.0).flip(0),
-    "few values": numbers(200_003).mul_(2).round_(),
-    "all large at the end": torch.cat([numbers(199_000), numbers(1_003).add_(1000)]),
-    "not finite": torch.where(
-        torch.arange(200_003) % 7 == 0, NAN, torch.where(torch.arange(200_003) % 5 == 0, INF, 1.0)
-    ),
-    "periodic": torch.arange(200_003) % 4096 == 0,
-}
-
-
 @pytest.mark.parametrize("k", [1, 300, 3_001, 100_000, 200_002])
-@pytest.mark.parametrize("kind", HARD_TO_SELECT_FROM)
+@pytest.mark.parametrize("kind", HARD)
 def test_the_selection_is_that_of_the_reference_whatever_the_sample_said(threads, kind, k):
-    grad, found = HARD_TO_SELECT_FROM[kind].float(), []
-    for select in (native_of(kernels.select_largest), kernels.select_largest.reference):
-        indices, values = torch.full((1, k), -1, dtype=torch.int32), torch.full((1, k), NAN)
-        residual = torch.zeros(len(grad))
-        select(grad, in_place(residual), indices, values, len(grad))
-        found.append((indices, values, residual))
-    assert all(map(same, *found))
+    check_selection("cpu", HARD[kind](200_003).float(), torch.zeros(200_003), k, 200_003)
 
 
 @pytest.mark.parametrize("fill", [0.0, 2.0])
@@ -67,14 +46,7 @@ def test_selections_and_means_are_those_of_the_reference(level, size, value_dtyp
 
 @pytest.mark.parametrize("length", [70, 5_000, 100_000])
 def test_rows_are_selected_from_on_any_number_of_threads(threads, length):
-    grad, k, found = numbers(200_003), 5, []
-    rows = -(-len(grad) // length)
-    for select in (native_of(kernels.select_largest), kernels.select_largest.reference):
-        indices, values = torch.full((rows, k), -1), torch.full((rows, k), NAN)
-        residual = numbers(len(grad), seed=1)
-        select(grad, in_place(residual), indices, values, length)
-        found.append((indices, values, residual))
-    assert all(map(same, *found))
+    check_selection("cpu", numbers(200_003), numbers(200_003, seed=1), 5, length, index=torch.int64)
 
 
 def test_nothing_selected_leaves_all_in_the_residual():

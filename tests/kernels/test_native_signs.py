@@ -5,8 +5,9 @@ import torch
 
 from gradwire import kernels
 
+from ..gpu.cases import GRADS, NAN, numbers, same
 from ..residuals import in_place
-from .native_given import GRADS, LARGE, NAN, SIZES, needs_native, numbers, same, unaligned
+from .native_given import LARGE, SIZES, needs_native, unaligned
 
 pytestmark = needs_native
 

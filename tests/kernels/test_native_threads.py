@@ -12,7 +12,8 @@ import torch
 import gradwire
 from gradwire import kernels
 
-from .native_given import native_of, needs_native, numbers
+from ..gpu.cases import numbers
+from .native_given import native_of, needs_native
 
 pytestmark = needs_native
 SIZE = 500_000

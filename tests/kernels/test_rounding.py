@@ -5,7 +5,7 @@ import torch
 
 from gradwire import kernels
 
-from .native_given import numbers, same
+from ..gpu.cases import numbers, same
 from .test_quantization import levels
 from .test_signs import signed
 

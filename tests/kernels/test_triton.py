@@ -12,9 +12,9 @@ from gradwire import kernels
 from gradwire.kernels import Backend, Factors, Matrix, dispatch, triton_kernels
 from gradwire.kernels.quantization import FORMATS
 
+from ..gpu.cases import HARD, check_selection, numbers, same
 from ..residuals import in_place
 from .forgetting import forget
-from .native_given import numbers, same
 
 BACKEND = {backend.name: backend for backend in kernels.backends()}[triton_kernels.NAME]
 INF, NAN = torch.inf, torch.nan
@@ -43,46 +43,20 @@ def test_every_operation_has_a_triton_kernel():
     assert [name for name, each in kernels.operations().items() if "triton" not in each.implementations] == []
 
 
-FEW = numbers(SIZE).mul_(2).round_()
-HARD_TO_SELECT_FROM = {
-    "heavy tail": numbers(SIZE),
-    "mostly zero": numbers(SIZE).mul_((torch.arange(SIZE) % 1000 == 0).float()),
-    "all equal": torch.full((SIZE,), -0.5),
-    "zero": torch.zeros(SIZE),
-    "rising": torch.arange(float(SIZE)),
-    "few values": FEW,
-    "all large at the end": torch.cat([numbers(8_000), numbers(SIZE - 8_000).add_(1000)]),
-    "not finite": torch.where(torch.arange(SIZE) % 7 == 0, NAN, torch.where(torch.arange(SIZE) % 5 == 0, INF, 1.0)),
-}
-
-
 @pytest.mark.parametrize("k", [1, 300, SIZE - 1])
-@pytest.mark.parametrize("kind", HARD_TO_SELECT_FROM)
+@pytest.mark.parametrize("kind", HARD)
 def test_the_selection_from_a_long_row_is_that_of_the_reference_whatever_the_sample_said(kind, k, monkeypatch):
     """With little room for candidates, so that some kinds spill."""
     from gradwire.kernels.triton_kernels import long_rows
 
     monkeypatch.setattr(long_rows, "SPARE", 100)
-    found = []
-    for select in (kernels.select_largest, kernels.select_largest.reference):
-        indices, values = torch.full((1, k), -1, dtype=torch.int32), torch.full((1, k), NAN)
-        residual = torch.zeros(SIZE)
-        select(HARD_TO_SELECT_FROM[kind], in_place(residual), indices, values, SIZE)
-        found.append((indices, values, residual))
-    assert all(map(same, *found))
+    check_selection("cpu", HARD[kind](SIZE).float(), torch.zeros(SIZE), k, SIZE)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("k", "rows"), [(40, 3), (5_500, 2)])
 def test_several_long_rows_the_last_short_or_empty_are_selected_from_by_themselves(k, rows, dtype):
-    grad, found = numbers(SIZE, dtype), []
-    for select in (kernels.select_largest, kernels.select_largest.reference):
-        payload = torch.full((rows, k + 3), NAN)
-        indices = torch.full((rows, k + 3), -1, dtype=torch.int64)[:, 1 : k + 1]
-        values = payload.to(dtype)[:, 1 : k + 1]
-        select(grad, None, indices, values, 5_000)
-        found.append((indices, values))
-    assert all(map(same, *found))
+    check_selection("cpu", numbers(SIZE, dtype), None, k, 5_000, dtype, torch.int64, rows)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -8,8 +8,8 @@ import torch
 from gradwire import kernels
 from gradwire.kernels import Block, Factors, Matrix, Rows
 
+from ..gpu.cases import numbers
 from ..residuals import in_place
-from .native_given import numbers
 from .test_residual import ENCODERS, WIDE, beside_and_in_place
 
 pytestmark = pytest.mark.gpu

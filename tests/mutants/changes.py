@@ -371,7 +371,7 @@ MUTANTS = [
         "ddp_core/engine/engine.py",
         "return not all(task.left for task in self._live)",
         "return bool(self._live)",
-        "tests/hooks/laws/test_threads.py -k broke_off",
+        "tests/hooks/fsdp/test_state.py -k broke_off",
     ),
     Mutant(
         "an evaluation in inference mode leaves tensors that no step can write to",

@@ -2,19 +2,12 @@
 
 import numpy
 import pytest
-import torch
 
 from gradwire.compress import Gathered, OneBit, Simulation, TopK, TwoShot, compressor
 from gradwire.compress.state.tree import Leaves as leaves_of
 
 from ..given import gradients, layout
 from ..test_laws import ROUNDING
-
-
-def signs(vector, block):
-    """Blocks of mean magnitude times sign, in float64; the last block may be short."""
-    parts = [vector[start : start + block] for start in range(0, len(vector), block)]
-    return numpy.concatenate([numpy.abs(part).mean() * numpy.where(part >= 0, 1.0, -1.0) for part in parts])
 
 
 def largest(vector, k):
@@ -31,23 +24,6 @@ def test_gathered_is_the_mean_of_what_each_rank_says(world_size):
     expected = sum(largest(gradient.double().numpy(), 5) for gradient in given) / world_size
     for out in Simulation(Gathered(TopK(k=5)), within).step(given):
         assert numpy.allclose(out.numpy(), expected, atol=1e-6)
-
-
-@pytest.mark.parametrize("feedback", [True, False])
-@pytest.mark.parametrize(("world_size", "part"), [(1, 64), (2, 32), (4, 16)])
-def test_two_shot_rounds_each_rank_s_gradient_then_each_server_s_mean(world_size, part, feedback):
-    within = layout((64,), dtype=torch.float64, world_size=world_size)
-    simulation = Simulation(compressor(f"onebit:block=16,rotate=false,error_feedback={int(feedback)}"), within)
-    worker, server = numpy.zeros((world_size, 64)), numpy.zeros(64)
-    for step in range(3):
-        given = gradients(within, step)
-        corrected = numpy.stack([gradient.numpy() for gradient in given]) + worker
-        said = numpy.stack([signs(row, 16) for row in corrected])
-        served = said.mean(0) + server
-        average = numpy.concatenate([signs(served[start : start + part], 16) for start in range(0, 64, part)])
-        if feedback:
-            worker, server = corrected - said, served - average
-        assert all(numpy.allclose(out.numpy(), average, atol=1e-5) for out in simulation.step(given))
 
 
 @pytest.mark.parametrize("spec", [*ROUNDING, "int4:error_feedback=false", "onebit:error_feedback=0,start_iter=2"])

@@ -30,26 +30,33 @@ def quantized(vector, block, limit, steps, offset):
     return numpy.concatenate([scale * level.clip(-limit, limit) for level, scale in zip(levels, scales, strict=True)])
 
 
+def signs(vector, block):
+    """Blocks of mean magnitude times sign, in float64; the last block may be short."""
+    parts = [vector[start : start + block] for start in range(0, len(vector), block)]
+    return numpy.concatenate([numpy.abs(part).mean() * numpy.where(part >= 0, 1.0, -1.0) for part in parts])
+
+
 def averages(spec, within, steps=4, seed=0):
     simulation = Simulation(compressor(spec), within)
     return [simulation.step(gradients(within, seed + step))[0] for step in range(steps)], simulation
 
 
 @pytest.mark.parametrize("feedback", [True, False])
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", [*SPECS, "onebit"])
 @pytest.mark.parametrize(("world_size", "part"), [(1, 64), (2, 32), (4, 16)])
-def test_two_shot_quantizes_each_rank_s_gradient_then_each_server_s_mean(world_size, part, spec, feedback):
+def test_two_shot_rounds_each_rank_s_gradient_then_each_server_s_mean(world_size, part, spec, feedback):
     within = layout((64,), dtype=torch.float64, world_size=world_size)
-    more = ",rotate=false" if spec == "int2" else ""
-    simulation = Simulation(compressor(f"{spec}:block=16,error_feedback={feedback}{more}"), within)
+    more = ",rotate=false" if spec in ("int2", "onebit") else ""
+    coded = (lambda row: quantized(row, 16, *SPECS[spec])) if spec in SPECS else (lambda row: signs(row, 16))
+    simulation = Simulation(compressor(f"{spec}:block=16,error_feedback={int(feedback)}{more}"), within)
     worker, server = numpy.zeros((world_size, 64)), numpy.zeros(64)
     for step in range(3):
         given = gradients(within, step)
         corrected = numpy.stack([gradient.numpy() for gradient in given]) + worker
-        said = numpy.stack([quantized(row, 16, *SPECS[spec]) for row in corrected])
+        said = numpy.stack([coded(row) for row in corrected])
         served = said.mean(0) + server
         starts = range(0, 64, part)
-        average = numpy.concatenate([quantized(served[start : start + part], 16, *SPECS[spec]) for start in starts])
+        average = numpy.concatenate([coded(served[start : start + part]) for start in starts])
         if feedback:
             worker, server = corrected - said, served - average
         assert all(numpy.allclose(out.numpy(), average, atol=1e-5) for out in simulation.step(given))

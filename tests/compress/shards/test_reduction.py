@@ -91,16 +91,24 @@ def test_what_is_cut_and_joined_is_as_it_was(ranks):
     assert all(torch.equal(joined[name], whole) for name, whole in named.items())
 
 
+HOSTS = ["hosts+none", "hosts+int4", "hosts+onebit:error_feedback=1", "hosts+int2", "hosts+int4:residual_bits=8"]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", [*SPECS, *HOSTS])
 def test_means_and_what_is_held_back_add_up_to_the_gradients(spec, dtype):
-    simulated, total, given = SimulatedRanks(spec, 4, dtype), 0, 0
+    simulated, total, given = SimulatedRanks(spec, 4, dtype, 2 if spec in HOSTS else 1), 0, 0
     for step in range(3):
         named = [wholes(10 * rank + step, dtype) for rank in range(4)]
-        total = total + simulated.step(named).double()
+        for each in named if spec in HOSTS else ():
+            each["a"][0] = 0
+        mean = simulated.step(named).double()
+        total = total + mean
+        assert spec not in HOSTS or not layouts(4, torch.float64)[0].joined(mean)["a"][0].any()
         given = given + sum(flat_of(layouts(4)[0], each, torch.float64) for each in named) / 4
     held = sum(each.double() for each in simulated.held()) / 4
-    rounded = dtype == torch.bfloat16 or spec in ("bf16", "fp16")  # the mean, by its owner, or what is sent, for good
+    # rounded for good: the mean, by its owner, or what is sent
+    rounded = dtype == torch.bfloat16 or spec in ("bf16", "fp16") or "bits=8" in spec
     tolerance = 3e-2 if rounded else 1e-5
     joined = layouts(4, torch.float64)[0].joined  # what pads shards is no gradient
     torch.testing.assert_close(joined(total + held), joined(given), rtol=tolerance, atol=tolerance)
@@ -209,9 +217,15 @@ def test_the_mean_is_scaled():
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("spec", ["int8:error_feedback=1", "int4", "onebit", "int4:residual_bits=8"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *("int8:error_feedback=1", "int4", "onebit", "int4:residual_bits=8", "hosts+int8:error_feedback=1"),
+        *("hosts:inside=int8+int4", "hosts:inside=bf16+onebit:error_feedback=1"),
+    ],
+)
 def test_what_is_not_finite_reaches_the_owner_and_all_ranks_hear_of_it(spec, bad):
-    simulated = SimulatedRanks(spec, 4)
+    simulated = SimulatedRanks(spec, 4, per_host=2 if spec.startswith("hosts") else 1)
     fine = [wholes(rank) for rank in range(4)]
     simulated.step(fine)
     assert all(bool(state.finite.everywhere) for state in simulated.states)
@@ -224,7 +238,7 @@ def test_what_is_not_finite_reaches_the_owner_and_all_ranks_hear_of_it(spec, bad
     for state, old in zip(simulated.states, before, strict=True):
         assert not state.finite.everywhere
         Leaves(state).undo()
-        assert torch.equal(state.residual.wide(), old)
+        assert torch.equal(state.residual.layout.spread(state.residual.wide()), old)
 
 
 def kind_of(whole):

@@ -94,7 +94,6 @@ class LateReplies:
     @pytest.mark.parametrize(
         ("own", "dtype", "specs"),
         [
-            (True, torch.float32, FEW),
             (False, torch.bfloat16, FEW),
             pytest.param(True, torch.float32, SPECS, marks=pytest.mark.slow),
             pytest.param(False, torch.bfloat16, SPECS, marks=pytest.mark.thorough),

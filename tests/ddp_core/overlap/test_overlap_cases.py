@@ -29,39 +29,42 @@ def case(**options):
     return add
 
 
-def loop(setting, between, steps=STEPS):
+def loop(
+    setting,
+    between=lambda *_: None,
+    steps=STEPS,
+    *,
+    clear=lambda setting: setting.optimizer.zero_grad(),
+    backward=lambda setting: setting.loss().backward(),
+    read=lambda *_: None,
+    step=lambda setting, _: setting.optimizer.step(),
+    waits=False,
+):
+    """Steps as users write them: what was seen after each backward, by `read`, and after each step.
+
+    `waits`: that, or the step, waits for updates; whether any was under way is noted before.
+    """
     seen = []
-    for step in range(steps):
-        setting.optimizer.zero_grad()
-        setting.loss().backward()
-        setting.optimizer.step()
-        setting.names.append(setting.pending)
-        seen.append(between(setting, step))
+    for number in range(steps):
+        clear(setting)
+        backward(setting)
+        under_way = setting.pending
+        seen.append(read(setting, number))
+        step(setting, number)
+        setting.names.append(under_way if waits else setting.pending)
+        seen.append(between(setting, number))
     return seen
 
 
 @case()
 def gradients_are_read(setting):
-    seen = []
-    for _ in range(STEPS):
-        setting.optimizer.zero_grad()
-        setting.loss().backward()
-        setting.names.append(setting.pending)
-        seen.append(setting.model.module.large.weight.grad.clone())
-        setting.optimizer.step()
-    return seen
+    return loop(setting, read=lambda setting, _: setting.model.module.large.weight.grad.clone(), waits=True)
 
 
 @case()
 def gradients_are_clipped(setting):
-    seen = []
-    for _ in range(STEPS):
-        setting.model.zero_grad()
-        setting.loss().backward()
-        setting.names.append(setting.pending)
-        seen.append(nn.utils.clip_grad_norm_(setting.model.parameters(), 0.5))
-        setting.optimizer.step()
-    return seen
+    norm = lambda setting, _: nn.utils.clip_grad_norm_(setting.model.parameters(), 0.5)  # noqa: E731
+    return loop(setting, clear=lambda setting: setting.model.zero_grad(), read=norm, waits=True)
 
 
 @case(net=Plain)
@@ -87,61 +90,49 @@ def a_scheduler_steps_after_the_optimizer(setting):
 
 @case(net=Plain, gradient_as_bucket_view=True)
 def gradients_are_views_of_buckets(setting):
-    return loop(setting, lambda *_: None)
+    return loop(setting)
 
 
 @case()
 def gradients_are_zeroed_in_place(setting):
-    for _ in range(STEPS):
-        setting.loss().backward()
-        setting.optimizer.step()
-        setting.names.append(setting.pending)
-        setting.optimizer.zero_grad(set_to_none=False)
+    loop(setting, lambda setting, _: setting.optimizer.zero_grad(set_to_none=False), clear=lambda _: None)
     return [parameter.grad.clone() for parameter in setting.model.parameters()]
 
 
 @case()
 def gradients_are_cleared_twice(setting):
-    seen = []
-    for _ in range(STEPS):
-        setting.loss().backward()
-        setting.optimizer.step()
-        setting.names.append(setting.pending)
-        for to_none in ((False, True), (True, False))[len(seen) % 2]:
+    def twice(setting, number):
+        for to_none in ((False, True), (True, False))[number % 2]:
             setting.optimizer.zero_grad(set_to_none=to_none)
-        seen.append([parameter.grad is None for parameter in setting.model.parameters()])
-    return seen
+        return [parameter.grad is None for parameter in setting.model.parameters()]
+
+    return loop(setting, twice, clear=lambda _: None)
 
 
 @case()
 def gradients_pile_up_over_micro_batches(setting):
-    for _ in range(STEPS):
-        setting.optimizer.zero_grad()
+    def backwards(setting):
         for _ in range(2):
             with setting.model.no_sync():
                 setting.loss().backward()
         setting.loss().backward()
-        setting.optimizer.step()
-        setting.names.append(setting.pending)
+
+    loop(setting, backward=backwards)
 
 
 @case()
 def gradients_are_never_cleared(setting):
-    for _ in range(STEPS):
-        setting.loss().backward()
-        setting.optimizer.step()
-        setting.names.append(setting.pending)
+    loop(setting, clear=lambda _: None)
 
 
 @case()
 def gradients_are_cleared_without_a_step(setting):
-    for step in range(STEPS):
-        setting.loss().backward()
-        setting.names.append(setting.pending)
-        if step % 2:
-            setting.optimizer.step()
+    def clear(setting):
         for parameter in setting.model.parameters():
             parameter.grad = None
+
+    step = lambda setting, number: setting.optimizer.step() if number % 2 else None  # noqa: E731
+    loop(setting, clear=clear, step=step, waits=True)
 
 
 @case()
@@ -197,7 +188,7 @@ def states_are_saved(setting):
         state = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
         return state["parameters"] if step % 3 == 2 else list(state.values())[:1] if step % 3 else list(state.values())
 
-    return [each for place, each in enumerate(loop(setting, states, 6)) if place % 3 != 1]
+    return [each for place, each in enumerate(loop(setting, states, 6)[1::2]) if place % 3 != 1]
 
 
 @case(compressor="topk:ratio=0.1", slice_mb=0.002)
@@ -217,7 +208,7 @@ def a_checkpoint_is_loaded(setting):
 
 @case(compressor="bf16", net=Plain)
 def compression_is_closed(setting):
-    loop(setting, lambda *_: None)
+    loop(setting)
     setting.model.compression.close()
     assert not setting.pending
     return [parameter.detach().clone() for parameter in setting.model.parameters()]
@@ -253,14 +244,10 @@ def compressors_are_swapped_between_forward_and_backward(setting):
 
 @case(compressor="topk:ratio=0.1", slice_mb=0.002)
 def steps_are_discarded(setting):
-    for step in range(STEPS):
-        setting.optimizer.zero_grad()
-        setting.loss().backward()
-        setting.names.append(setting.pending)
-        if step % 2:
-            setting.model.compression.discard_step()
-        else:
-            setting.optimizer.step()
+    def step(setting, number):
+        setting.model.compression.discard_step() if number % 2 else setting.optimizer.step()
+
+    loop(setting, step=step, waits=True)
 
 
 class Checkpointed(Plain):
@@ -271,29 +258,24 @@ class Checkpointed(Plain):
 
 @case(net=Checkpointed)
 def layers_are_computed_again_in_backward(setting):
-    return loop(setting, lambda *_: None)
+    return loop(setting)
 
 
 @case()
 def forward_runs_twice_before_backward(setting):
-    for _ in range(STEPS):
-        setting.optimizer.zero_grad()
-        (setting.loss() + setting.loss()).backward()
-        setting.optimizer.step()
-        setting.names.append(setting.pending)
+    loop(setting, backward=lambda setting: (setting.loss() + setting.loss()).backward())
 
 
 @case()
 def an_old_graph_adds_to_gradients(setting):
+    def backwards(setting):
+        first = setting.loss(setting.model.module)
+        setting.loss().backward()
+        first.backward()
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of gradients that come late, which is meant
-        for _ in range(STEPS):
-            setting.optimizer.zero_grad()
-            first = setting.loss(setting.model.module)
-            setting.loss().backward()
-            first.backward()
-            setting.names.append(setting.pending)
-            setting.optimizer.step()
+        loop(setting, backward=backwards, waits=True)
 
 
 @case()
@@ -320,12 +302,12 @@ def of_matrices(parameters, lr):
 
 @case(optimizer=of_matrices)
 def the_optimizer_orthogonalizes_matrices(setting):
-    return loop(setting, lambda setting, step: None)
+    return loop(setting)
 
 
 @case(optimizer=torch.optim.Adafactor)
 def the_optimizer_keeps_sums_of_rows_and_columns(setting):
-    return loop(setting, lambda setting, step: None)
+    return loop(setting)
 
 
 @case(optimizer=torch.optim.SGD)
@@ -337,7 +319,7 @@ def the_optimizers_state_is_read(setting):
 
 @case(compressor="bf16", static_graph=True)
 def the_graph_is_static(setting):
-    return loop(setting, lambda *_: None)
+    return loop(setting)
 
 
 @case(net=Plain)
@@ -402,7 +384,7 @@ def compiled(rank, world_size):
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 setting = Setting(rank, order, net=lambda: torch.compile(Layers(), backend="eager"))
-                loop(setting, lambda *_: None)
+                loop(setting)
                 told = [str(each.message) for each in caught if "torch.compile or TorchScript" in str(each.message)]
             results.append((setting.end(), len(told), any(setting.names)))
     finally:
@@ -426,7 +408,7 @@ def scripted(rank, world_size):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             setting = Setting(rank, order, net=lambda: nn.Sequential(*(torch.jit.script(layer) for layer in Layers())))
-            loop(setting, lambda *_: None)
+            loop(setting)
             told = [each for each in caught if "torch.compile or TorchScript" in str(each.message)]
         found.append((setting.end(), len(told), any(setting.names)))
     (one, told, never), (other, told_once, overlapped) = found
@@ -528,7 +510,7 @@ def uneven(rank, world_size):
         setting = Setting(rank, order, net=Plain, optimizer=torch.optim.SGD)
         with setting.model.join(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            loop(setting, lambda *_: None, 3 + rank)
+            loop(setting, steps=3 + rank)
         results.append(setting.end())
         assert not any(setting.names)
     return equal(*results)

@@ -60,6 +60,13 @@ def given_model(world_size=None, mesh=None, **options):
     return model
 
 
+def divided(model):
+    for module in (model[0], model[2], model):
+        module.set_gradient_divide_factor(7.0)
+        module.set_force_sum_reduction_for_comms(True)  # Gloo cannot multiply while it adds up
+    return model
+
+
 def seen_by_a_hook(model):
     """The gradients of a weight, each as a hook reads it as soon as it is there."""
     seen = []

@@ -1,6 +1,7 @@
 """What is held back of sharded parameters: saved by name, loaded, resized, swapped, taken back; and ranks that fail."""
 
 import os
+import threading
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.distributed.fsdp import fully_shard
 import gradwire
 from gradwire.compress.shards.reduction import shard_sum
 from gradwire.ddp_core import DEFAULT_TIMEOUT
+from gradwire.ddp_core.averaging import steps as stepping
 from gradwire.hooks.fsdp.state import checked, merged
 
 from ...ddp_core.errors import message_of
@@ -229,3 +231,28 @@ def test_on_another_number_of_ranks_each_part_takes_the_mean_of_its_own_states()
     for wrong, part in ((states, ""), (states[1:], "part 0 of 2"), ([*states, states[0]], "part 0 of 2")):
         with pytest.raises(ValueError, match="each of them once"):
             merged(wrong, part)
+
+
+def interrupted(gradient):
+    raise ArithmeticError("on purpose")
+
+
+def saved_after_a_backward_that_broke_off(rank, world_size):
+    """The steps in a state that another thread saves while gradients of a module are on their way that nobody awaits."""
+    model = network(world_size)
+    handle, states = gradwire.attach(model, reduce="int4"), []
+    trained(model, rank, 2)
+    model[1].register_forward_hook(lambda module, inputs, outputs: outputs.register_hook(interrupted) and None)
+    with pytest.raises(ArithmeticError):
+        trained(model, rank, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stepping, "QUIET", 0.3)
+        thread = threading.Thread(target=lambda: states.append(handle.state_dict()), daemon=True)
+        thread.start()
+        thread.join(20)
+    handle.close()
+    return [inside["step"] for state in states for inside in state.values()]
+
+
+def test_a_save_waits_for_no_backward_that_broke_off(ranks):
+    assert ranks.run(saved_after_a_backward_that_broke_off, 2) == [[2], [2]]

@@ -66,6 +66,7 @@ WORDS = {  # what a refusal says
     "a bucket of a stranger": "q8",
     "seven": NAME,
     "another rank's": "rank",
+    "one rank's for all": "each of them once",
 }
 
 
@@ -106,6 +107,11 @@ def refused(rank, world_size, wrapper, spec):
             answers[kind] = "accepted"
         except Exception as error:
             answers[kind] = f"{type(error).__name__}: {error}"
+    try:
+        training.handle.load_state_dict([state, state], resize=True)
+        answers["one rank's for all"] = "accepted"
+    except ValueError as error:
+        answers["one rank's for all"] = f"ValueError: {error}"
     unchanged = alike(training.handle.state_dict(), state)
     if wrapper in WHOLE:
         training.handle.load_state_dict({**state, "compressor": "the same, of a version with fewer options"})

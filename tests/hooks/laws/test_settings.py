@@ -1,5 +1,7 @@
 """What modules of torch's `fully_shard` and `replicate` can be set to: they train with gradwire as without."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -10,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 import gradwire
 
-from ..fsdp.given import seen_by_a_hook
+from ..fsdp.given import GivenParts, divided, seen_by_a_hook
 from ..replicate.given import bare, inputs, replicate, step_of
-from .wrappers import over, whole
+from .wrappers import WHOLE, Training, held, over, whole
 
 STEPS = 4
 WRAPS = {"FSDP2": fully_shard, "replicate": replicate}
@@ -45,13 +47,6 @@ def frozen(model):
 
 def frozen_whole(model):
     model[0].requires_grad_(False)
-    return model
-
-
-def divided(model):
-    for module in (model[0], model[2], model):
-        module.set_gradient_divide_factor(7.0)
-        module.set_force_sum_reduction_for_comms(True)  # Gloo cannot multiply while it adds up
     return model
 
 
@@ -197,3 +192,23 @@ def test_it_trains_as_torch_does_whatever_a_module_is_set_to(ranks, wrapper, wor
                 )
                 torch.testing.assert_close(each, answers[0][name][2], rtol=0, atol=0)  # alike on all ranks
                 assert not all(torch.equal(each[part], theirs[part]) for part in each), "nothing was compressed"
+
+
+def held_back(rank, world_size, wrapper):
+    """Whether int4 keeps residuals: with SGD, with AdamW, and after a swap there and back, which takes the same one."""
+    found = []
+    for kind in (partial(torch.optim.SGD, lr=0.1), torch.optim.AdamW):
+        training = Training(wrapper, "int4", model := GivenParts(), optimizer=kind(model.parameters()))
+        for specs in ((), ("bf16", "int4")):
+            for spec in specs:
+                training.swap(spec)
+            training.step(0)
+            states = held(training.handle.state_dict()).values()
+            found.append(any(numbers.any() for fields in states for numbers in fields.values()))
+        training.close()
+    return found
+
+
+@over(*WHOLE, "FSDP2", "replicas")
+def test_int4_keeps_a_residual_with_sgd_and_none_with_adam_also_after_a_swap(ranks, wrapper):
+    assert ranks.run(held_back, 2, wrapper) == [[True, True, False, False]] * 2

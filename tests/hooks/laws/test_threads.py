@@ -275,7 +275,7 @@ def test_a_save_after_a_backward_that_broke_off_is_of_the_step_before(ranks, wra
 
 
 @pytest.mark.parametrize(("undo", "elsewhere"), [(False, False), (True, True)])
-@over("own", "FSDP2")
+@over("attach", "own", "FSDP2")
 def test_so_is_one_that_broke_off_with_a_copy_or_on_training_s_own_thread(ranks, wrapper, undo, elsewhere):
     assert_of_the_step_before(ranks, wrapper, undo, elsewhere)
 

@@ -12,11 +12,6 @@ import torch.distributed as dist
 
 import gradwire
 from gradwire import LocalSteps
-from gradwire.ddp_core.transport.protocol import Decorated
-from gradwire.hooks.local_sgd.fragment import fragments
-from gradwire.hooks.local_sgd.outer import outer
-from gradwire.hooks.local_sgd.rounds import Rounds
-from gradwire.hooks.local_sgd.sites import GroupMeeting
 
 from ...ddp_core.errors import message_of
 from ...ranks import LostRank
@@ -136,50 +131,6 @@ def test_ranks_with_states_of_different_trainings_or_rounds_are_refused_by_name(
             "load states that all sites saved after one step of one training: rank 2: it is of training 3333" in other
         )
         assert "rank 2: it is at round 900, where the others are at 4" in later
-
-
-class SameMeeting:
-    """Sites of a group that meet again after a failure."""
-
-    def __init__(self):
-        self.meeting = GroupMeeting(dist.group.WORLD, timedelta(seconds=20))
-
-    def meet(self, claim):
-        return self.meeting
-
-    def break_up(self, error):
-        assert "on purpose" in str(error)
-
-
-class FailsOnce(Decorated):
-    """The first request of a round raises, at all sites."""
-
-    fails = True
-
-    def start(self, request, channel):
-        if FailsOnce.fails:
-            FailsOnce.fails = False
-            raise RuntimeError("on purpose")
-        return self.inner.start(request, channel)
-
-
-def failing_after_a_take_over(rank, world_size):
-    """A round that fails once, in which the last site has taken over the other's model; its own had missed a round."""
-    network = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
-    parts = fragments({name: torch.full_like(p, float(rank)) for name, p in network.named_parameters()}, 2)
-    FailsOnce.fails = True
-    rounds = Rounds(SameMeeting(), parts, torch.empty(0), outer("sgd:lr=1"), gradwire.compressor("none"), FailsOnce)
-    rounds.round = 1 - rank
-    part = parts[rounds.turn]
-    stats = rounds.begin(torch.full_like(part.anchor, 5.0), None).result()
-    return stats.round, stats.replaced, [part.anchor for part in parts]
-
-
-def test_a_site_that_took_over_a_model_gives_no_difference_where_the_round_is_done_again(ranks):
-    for rank, (number, replaced, (first, second)) in enumerate(ranks.run(failing_after_a_take_over, 2)):
-        assert (number, replaced) == (2, rank == 1)
-        assert torch.equal(first, torch.zeros_like(first))
-        assert torch.equal(second, torch.full_like(second, -5.0))
 
 
 def plain_net():
