@@ -224,7 +224,7 @@ def test_fsdp2_sends_weights_twice_and_gradients_once_and_a_step_lasts_as_long_a
     whole = 4 * 124e6 * 3 / 4 / 1.25e8 / 0.94  # of each gather and of the reduction, on four ranks
     assert slow[0]["network_seconds"] == pytest.approx(3 * whole, rel=0.03)  # but for the root, gathered once
     assert slow[1]["saves_at_most_seconds"] == pytest.approx(slow[0]["network_seconds"] / 2, rel=1e-3)
-    assert all(row["network_seconds"] <= row["step_seconds"] < row["network_seconds"] + 0.11 for row in slow)
+    assert all(-1e-9 < row["step_seconds"] - row["network_seconds"] < 0.11 for row in slow)
     assert slow[0]["speed_up"] == pytest.approx(1)  # alltoall or reduce-scatter: as many bytes on hosts of one rank
     (fast,) = planned(*FSDP, "--rate=100000gbit", "--compressors=none", "--step-seconds=0.1")["rows"]
     assert fast["step_seconds"] == pytest.approx(0.1, rel=1e-3)
