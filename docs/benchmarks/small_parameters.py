@@ -3,7 +3,8 @@
     python docs/benchmarks/small_parameters.py
 
 Each gradient is one direction, with noise of 0.3 of its size on each of two simulated ranks. Shapes are those of a small
-layer with an adapter. A parameter's movement is its distance from the start after 100 steps.
+layer with an adapter. A parameter's movement is its distance from the start after 100 steps. A second training masks half of
+the elements of the first matrix: their gradients are zero on both ranks.
 """
 
 import torch
@@ -32,8 +33,8 @@ COMPRESSORS = (
 RANKS, STEPS, NOISE, LR = 2, 100, 0.3, 1e-3
 
 
-def movements(spec: str) -> Tensor:
-    """Train with a compressor. Return how far each parameter went, a vector of floats."""
+def trained(spec: str, mask: Tensor | float = 1.0) -> nn.ParameterList:
+    """Train from zeros with a compressor, where `mask` weighs the gradients of the first matrix."""
     drawn = torch.Generator().manual_seed(0)
     model = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in SHAPES])
     directions = [torch.randn(shape, generator=drawn) for shape in SHAPES]
@@ -45,17 +46,30 @@ def movements(spec: str) -> Tensor:
             loss = torch.zeros(())
             for each, direction, size in zip(model, directions, SIZES, strict=True):
                 noise = torch.randn(each.shape, generator=drawn)
-                loss = loss + (each * size * (direction + NOISE * noise)).sum()
+                gradient = size * (direction + NOISE * noise)
+                loss = loss + (each * (gradient * mask if each is model[0] else gradient)).sum()
             loss.backward()
         ranks.average()
         optimizer.step()
-    return torch.tensor([each.norm().item() for each in model])
+    return model
+
+
+def movements(spec: str) -> Tensor:
+    """Return how far each parameter went, a vector of floats."""
+    return torch.tensor([each.norm().item() for each in trained(spec)])
+
+
+def masked(spec: str) -> float:
+    """Return how far masked elements went, relative to the others of their matrix."""
+    mask = torch.rand(SHAPES[0], generator=torch.Generator().manual_seed(1)) < 0.5
+    weights = trained(spec, mask.float())[0].detach()
+    return (weights[~mask].norm() / weights[mask].norm()).item()
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     whole = movements("none")
-    print("| compressor | least | most |\n|---|---|---|")
+    print("| compressor | least | most | masked elements |\n|---|---|---|---|")
     for spec in COMPRESSORS:
         parts = movements(spec) / whole
-        print(f"| `{spec}` | {parts.min():.2f} | {parts.max():.2f} |", flush=True)
+        print(f"| `{spec}` | {parts.min():.2f} | {parts.max():.2f} | {masked(spec):.2f} |", flush=True)
