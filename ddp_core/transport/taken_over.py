@@ -40,6 +40,16 @@ class Collective:
     written: Sequence[Tensor]
     op: Any = None
 
+    @property
+    def whole(self) -> Sequence[Tensor]:
+        """The tensors that have all ranks' parts."""
+        return self.written if self.kind == "all-gather" else self.given
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all ranks' parts."""
+        return sum(tensor.nbytes for tensor in self.whole)
+
 
 Taker: TypeAlias = Callable[[Collective], "torch.futures.Future[Any] | None"]  # None: it goes to the backend
 _takers: dict[dist.ProcessGroup, Taker] = {}

@@ -1,6 +1,6 @@
 """Validation losses of training loops without DDP, with and without `compress_group`, and the bytes against a formula.
 
-    python docs/benchmarks/loop_losses.py
+    python docs/benchmarks/loop_losses.py flat FSDP1 Muon
 
 Each loop trains on two Gloo ranks of this host for 400 steps, from three seeds. The loops are those of
 docs/loops-without-ddp.md: a flat all-reduce, FSDP1, and Muon with a reduce-scatter and an all-gather.
@@ -10,6 +10,7 @@ import math
 import os
 import random
 import statistics
+import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
@@ -23,12 +24,13 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 import gradwire
 from gradwire.experiments.workloads.muon import orthonormalized
 
-RANKS, STEPS, BATCH, SEEDS, WIDTH = 2, 400, 32, (0, 1, 2), 512
+RANKS, STEPS, BATCH, SEEDS = 2, 400, 32, (0, 1, 2)
+WIDTHS = {"flat": 512, "FSDP1": 512, "Muon": 384}
 STUDENT_T = 4.303  # of 95 % and three seeds
 
 
-def net(width: int = WIDTH) -> nn.Sequential:
-    """Return a network of 0.6 M parameters, or a narrower one."""
+def net(width: int) -> nn.Sequential:
+    """Return a network with two square matrices of a width."""
     widths = [64, width, width, width, 8]
     layers = [part for pair in pairwise(widths) for part in (nn.Linear(*pair), nn.Tanh())]
     return nn.Sequential(*layers[:-1])
@@ -63,12 +65,12 @@ def sharded(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 def muon(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Give each square matrix to one rank, which updates it for all; average the rest by all-reduces."""
-    matrices = [each for each in model.parameters() if each.shape == (WIDTH, WIDTH)]
+    matrices = [each for each in model.parameters() if each.shape == (WIDTHS["Muon"],) * 2]
     mine = matrices[dist.get_rank()]
     total = torch.empty_like(mine)
     under_way = dist.reduce_scatter(total, [each.grad for each in matrices], async_op=True)
     for parameter in model.parameters():
-        if parameter.shape != (WIDTH, WIDTH) and parameter.grad is not None:
+        if parameter.shape != (WIDTHS["Muon"],) * 2 and parameter.grad is not None:
             dist.all_reduce(parameter.grad)
             parameter.grad.div_(RANKS)
     under_way.wait()
@@ -85,7 +87,8 @@ LOOPS: dict[str, Callable[[nn.Module, torch.optim.Optimizer], None]] = {"flat": 
 
 def computed_bytes(loop: str) -> float:
     """Return the bytes that compressed calls of a step send on a rank, by int8's 8 bits and 4 bytes a block of 128."""
-    numbers = 2 * WIDTH**2 if loop == "Muon" else sum(parameter.numel() for parameter in net().parameters())
+    width = WIDTHS[loop]
+    numbers = 2 * width**2 if loop == "Muon" else sum(parameter.numel() for parameter in net(width).parameters())
     times = 2 if loop == "flat" else 1  # a reduce-scatter is half of an all-reduce
     return times * (RANKS - 1) / RANKS * numbers * (1 + 4 / 128)
 
@@ -94,7 +97,7 @@ def trained(loop: str, seed: int, *, compressed: bool) -> tuple[float, float]:
     """Train. Return the validation loss, and the bytes that compressed calls of a step sent."""
     handle = gradwire.compress_group() if compressed else None
     torch.manual_seed(seed)
-    model: nn.Module = net()
+    model: nn.Module = net(WIDTHS[loop])
     if loop == "FSDP1":
         model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -111,12 +114,12 @@ def trained(loop: str, seed: int, *, compressed: bool) -> tuple[float, float]:
     return float(torch.stack(held_out).mean()), sent
 
 
-def run(rank: int, port: int) -> None:
-    """Train all loops on a rank; the first one prints."""
+def run(rank: int, port: int, loops: list[str]) -> None:
+    """Train loops on a rank; the first one prints."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(RANKS)}
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    for loop in LOOPS:
+    for loop in loops:
         both: list[tuple[Any, Any]] = [
             (trained(loop, seed, compressed=False), trained(loop, seed, compressed=True)) for seed in SEEDS
         ]
@@ -131,4 +134,4 @@ def run(rank: int, port: int) -> None:
 
 
 if __name__ == "__main__":
-    mp.spawn(run, (random.randrange(20000, 30000),), RANKS)
+    mp.spawn(run, (random.randrange(20000, 30000), sys.argv[1:]), RANKS)

@@ -47,7 +47,7 @@ HERE, REMEDY = (
 
 @dataclass(frozen=True)
 class CollectiveStats:
-    """What compressed collectives of a group cost on this rank.
+    """The cost of a group's compressed collectives on this rank.
 
     Attributes:
         calls: the number of compressed calls.
@@ -64,7 +64,7 @@ class CollectiveStats:
 
 @dataclass(frozen=True)
 class Choice:
-    """What of a group's collectives is compressed, and how; alike on all ranks, and decided by sizes and types alone."""
+    """The choice of the collectives that are compressed; sizes and types alone decide, so all ranks choose the same ones."""
 
     compressor: str
     min_bytes: int
@@ -81,12 +81,13 @@ class Choice:
         gathers = "" if self.gather is None else f", all-gathers of float32: {self.gather}"
         return f"compresses all-reduces and reduce-scatters from {size}: {self.compressor}{gathers}"
 
-    def takes(self, call: Collective, codec: Codec) -> bool:
-        """Return True if a call is compressed."""
-        whole = call.written if call.kind == "all-gather" else call.given
-        dtype, size = whole[0].dtype, sum(each.nbytes for each in whole)
-        alike = {(each.dtype, each.numel()) for each in whole}
-        if size < self.min_bytes or len(alike) > 1 or any(each.dtype != dtype for each in (*call.given, *call.written)):
+    def takes(self, call: Collective, codec: Codec, ranks: int) -> bool:
+        """Return True if a call is compressed. Calls whose sizes do not fit together are left for torch to refuse."""
+        dtype, whole = call.given[0].dtype, call.whole
+        part = call.given[0] if call.kind == "all-gather" else call.written[0]
+        parts = 1 if call.kind == "all-reduce" else ranks
+        fits = {(each.dtype, each.numel()) for each in whole} == {(dtype, part.numel() * parts // len(whole))}
+        if call.nbytes < self.min_bytes or part.dtype != dtype or len(whole) not in (1, parts) or not fits:
             return False
         if call.kind == "all-gather":
             return self.gather is not None and dtype == torch.float32
@@ -138,12 +139,16 @@ class GroupHandle:
 
     def _begin(self, call: Collective) -> torch.futures.Future[Any] | None:
         """Begin a call that is compressed; None for others, which go to the backend."""
-        if self._paused or self._ranks.world_size == 1 or not self._choice.takes(call, self._codec):
+        if (
+            self._paused
+            or self._ranks.world_size == 1
+            or not self._choice.takes(call, self._codec, self._ranks.world_size)
+        ):
             return None
-        device, size = call.given[0].device, sum(each.nbytes for each in call.given)
-        task = Task(self._program(call), f"an {call.kind} of {size} bytes", needs_future=True, nbytes=size)
+        label = f"the {call.kind} of {call.nbytes} bytes"
+        task = Task(self._program(call), label, needs_future=True, nbytes=call.nbytes)
         began = time.perf_counter()
-        pending = self._engine(device).submit(task)
+        pending = self._engine(call.given[0].device).submit(task)
         assert isinstance(pending, FuturePending)
         return pending.future.then(partial(self._ended, call, task, began))
 
@@ -164,19 +169,15 @@ class GroupHandle:
         try:
             done.value()
         except ProgramError as error:
-            raise RuntimeError(error.args[0]) from None
-        others, size = self._ranks.world_size - 1, sum(each.nbytes for each in (*call.given, *call.written))
-        whole = (
-            size
-            if call.kind == "all-reduce"
-            else max(sum(each.nbytes for each in tensors) for tensors in (call.given, call.written))
-        )
+            raise RuntimeError(error.args[0]) from None  # its own text is for DDP's hooks
+        rounds = 2 if call.kind == "all-reduce" else 1  # of a ring
+        others = rounds * (self._ranks.world_size - 1) / self._ranks.world_size
         with self._lock:
             now = self._stats
             self._stats = replace(
                 now,
                 calls=now.calls + 1,
-                bytes_before=now.bytes_before + others / (others + 1) * whole,
+                bytes_before=now.bytes_before + others * call.nbytes,
                 bytes_sent=now.bytes_sent + sum(sent for _, _, sent in task.record.requests),
                 seconds=now.seconds + time.perf_counter() - began,
             )
@@ -232,6 +233,7 @@ def compress_group(
         The handle: `stats()`, `off()` and `close()`.
 
     Raises:
+        TypeError: `group` is no process group of this rank.
         ValueError: another compressor, ranks whose arguments differ, or a group that is compressed already.
         RuntimeError: there is no process group, or some ranks do not call it.
     """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,12 +23,12 @@ SHAPES = 256  # whose cuts are kept, of what a loop sends again and again
 
 
 @lru_cache(SHAPES)
-def _whole(codec: Codec, ranks: Ranks, numel: int, dtype: torch.dtype, device: torch.device) -> TwoShotState:
+def _whole(codec: Any, ranks: Ranks, numel: int, dtype: torch.dtype, device: torch.device) -> TwoShotState:
     return averaging(codec).init(Layout(("",), ((numel,),), dtype, device, ranks))
 
 
 @lru_cache(SHAPES)
-def _sharded(codec: Codec, ranks: Ranks, numel: int, dtype: torch.dtype, device: torch.device) -> ShardState:
+def _sharded(codec: Any, ranks: Ranks, numel: int, dtype: torch.dtype, device: torch.device) -> ShardState:
     return ShardSum(codec).init(ShardLayout(Layout(("",), ((numel,),), dtype, device, ranks), (0,)))
 
 

@@ -213,7 +213,7 @@ def test_a_rank_that_dies_is_an_error_of_the_others(ranks):
     failure, dead = ranks.run(dying, 2, expect_errors=True)
     assert dead == LostRank(1, "died with exit code 3")
     assert failure.seconds < 11
-    assert "an all-reduce of 8000 bytes" in failure.message
+    assert "the all-reduce of 8000 bytes" in failure.message
     assert "rank 1 has ended" in failure.message
 
 
@@ -366,3 +366,15 @@ def own_messages(rank, size):
 
 def test_requests_of_gradwire_itself_are_left_alone(ranks):
     assert ranks.run(own_messages, 2) == [(True, 0)] * 2
+
+
+def misfit(rank, size):
+    handle = gradwire.compress_group(min_bytes=LIMIT)
+    with pytest.raises((RuntimeError, ValueError)):
+        dist.reduce_scatter_tensor(torch.empty(2000), torch.ones(4002))
+    handle.close()
+    return handle.stats().calls
+
+
+def test_sizes_that_do_not_fit_together_are_left_for_torch_to_refuse(ranks):
+    assert ranks.run(misfit, 2) == [0, 0]
