@@ -38,7 +38,7 @@ def averaging(codec: Codec) -> TwoShot:
 
 
 def all_reduced(
-    tensor: Tensor, codec: Codec, ranks: Ranks, factor: Tensor | float | None, times: float
+    tensor: Tensor, codec: Any, ranks: Ranks, factor: Tensor | float | None, times: float
 ) -> Program[Tensor]:
     """`times` the mean over ranks of `factor` times a tensor, in its place."""
     _keep(tensor)
@@ -54,7 +54,7 @@ def all_reduced(
 
 
 def reduce_scattered(
-    rows: Sequence[Tensor], output: Tensor, codec: Codec, ranks: Ranks, factor: Tensor | float | None, times: float
+    rows: Sequence[Tensor], output: Tensor, codec: Any, ranks: Ranks, factor: Tensor | float | None, times: float
 ) -> Program[Tensor]:
     """`times` the mean over ranks of `factor` times this rank's row, in `output`. `rows`: one tensor, or one a rank."""
     _keep(*rows, output)
