@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from . import comm_hooks
     from .hooks.advice.advise import advise
     from .hooks.advice.recommendation import Advice
+    from .hooks.collectives.compress_group import compress_group
     from .hooks.comm_hook import comm_hook
     from .hooks.frameworks.accelerate import accelerate, accelerate_locally
     from .hooks.frameworks.accelerate_kwargs import AccelerateKwargs
@@ -49,6 +50,7 @@ _FILES = {  # imported when they are first asked for
     "accelerate_locally": "hooks.frameworks.accelerate",
     "advise": "hooks.advice",
     "comm_hook": "hooks.comm_hook",
+    "compress_group": "hooks.collectives.compress_group",
     "overlap": "hooks.overlap",
     "plan": "hooks.plan",
     "report_loss": "hooks.report_loss",
@@ -90,6 +92,7 @@ __all__ = [
     "attach",
     "comm_hook",
     "comm_hooks",
+    "compress_group",
     "compressor",
     "compressors",
     "handle_of",

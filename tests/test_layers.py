@@ -50,7 +50,7 @@ FLOORS = {  # the rooms of a layer, folders and files, from the ground up; those
         "module",
     ],
     "hooks": [
-        "handle_of internet torch_ddp_checks torch_steps overlap report_loss slice_sizes",
+        "collectives handle_of internet torch_ddp_checks torch_steps overlap report_loss slice_sizes",
         "torch_ddp",
         "comm_hook",
         "fsdp local_sgd",

@@ -31,6 +31,7 @@ from .direct.collectives import GLOO, PINNED, Collectives, Direct
 from .private_group import meeting_place, new_name, private_group
 from .protocol import MESSAGE_LIMIT, Reply, Transport
 from .setup_agreement import CHECK_EVERY, Check, nothing
+from .taken_over import OWN_REQUESTS
 from .torch_groups import (
     ALL_GATHER,
     ALL_TO_ALL,
@@ -218,7 +219,8 @@ class ProcessGroup(Transport):
             rows, equal = (size, not request.sizes) if isinstance(request, AllGather) else (1, True)
             if equal and rows * request.tensor.nbytes >= LARGE:
                 direct = self._direct(request, channel, group)
-        return direct or started(request, group, self.check, by_streams=self._by_streams)
+        with OWN_REQUESTS:
+            return direct or started(request, group, self.check, by_streams=self._by_streams)
 
     @cached_property
     def limit(self) -> timedelta:
@@ -235,9 +237,11 @@ class ProcessGroup(Transport):
         timed = tensor.is_cuda or takes_time_limits(self.group, tensor.device)
         if isinstance(request, AllGather):  # row by row, which every backend knows
             reply = tensor.new_empty((self.group.size(), *tensor.shape))
-            pending = GroupPending(self.group.allgather([list(reply)], [tensor]), reply, timed=timed)
+            with OWN_REQUESTS:
+                pending = GroupPending(self.group.allgather([list(reply)], [tensor]), reply, timed=timed)
         else:
-            pending = started(request, self.group, by_streams=self._by_streams, timed=timed)
+            with OWN_REQUESTS:
+                pending = started(request, self.group, by_streams=self._by_streams, timed=timed)
         pending.limit = self.limit
         return pending
 

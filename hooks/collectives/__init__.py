@@ -1,0 +1,1 @@
+"""gradwire on collectives that a training loop calls by itself."""
