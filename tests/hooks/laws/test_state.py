@@ -168,7 +168,7 @@ def test_the_mean_of_what_is_held_back_stays_on_other_ranks_and_under_another_wr
 
 def swapped(rank, world_size, wrapper, detours):
     """All that averages brought, before and after what was held back; the sums of what they stand for."""
-    specs = [*WRAPPERS[wrapper].specs, *reversed(WRAPPERS[wrapper].specs)]
+    specs = [*EVERY[wrapper].specs, *reversed(EVERY[wrapper].specs)]
     training, averages = Training(wrapper), []
     training.swap(specs[0])  # before the first step there is nothing to lose
     for phase, spec in enumerate(specs):
@@ -187,10 +187,10 @@ def swapped(rank, world_size, wrapper, detours):
     return result
 
 
-@over()
+@over(*WRAPPERS, *HOSTS)
 def test_swaps_lose_nothing_whether_the_state_is_saved_or_loaded_or_swapped_again_in_between(ranks, wrapper):
     detours = ("int4", "none") if wrapper in ("own", "replicate", "HSDP") else ()
-    answers = ranks.run(swapped, WRAPPERS[wrapper].world_size, wrapper, detours)
+    answers = ranks.run(swapped, EVERY[wrapper].world_size, wrapper, detours)
     for before, total, expected in answers:
         assert all(torch.equal(each, answers[0][1][name]) for name, each in total.items())
         torch.testing.assert_close(total, expected, rtol=0, atol=2e-4)

@@ -102,7 +102,7 @@ WRAPPERS = {
 }
 HOSTS = {  # of two ranks each, which sum exactly; each rank of one holds a part of what is held back
     "own, hosts": Wrapper(
-        own, [f"hosts:ranks=2+{each}" for each in ("topk:ratio=0.05", "onebit", "powersgd:rank=2")], 4
+        own, [f"hosts:ranks=2+{each}" for each in ("topk:ratio=0.05", "onebit:error_feedback=1", "powersgd:rank=2")], 4
     ),
 }
 VARIANTS = {  # where a step's buckets, or their numbers, tell differently when it is over
