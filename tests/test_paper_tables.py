@@ -1,7 +1,8 @@
-"""docs/benchmarks/ef21_bits.py, muloco_sites.py, low_rank_choices.py and muon_feedback.py, on small inputs."""
+"""docs/benchmarks/ef21_bits.py, muloco_sites.py, muon_feedback.py and powersgd_delay.py: tables of pages, small inputs."""
 
 import importlib
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 PAPERS = ROOT / "docs" / "results" / "papers"
-LOSS = PAPERS.parent / "loss"
+LOSS, DELAY = PAPERS.parent / "loss", PAPERS.parent / "powersgd-delay"
 PAGE = (PAPERS / "README.md").read_text("utf-8")
 
 
@@ -45,6 +46,19 @@ def test_the_table_of_local_sgd_on_the_page_is_that_of_its_file(script):
     sites = script("muloco_sites")
     for line in sites.lines(sites.Known(PAPERS / "muloco-sites.json"), range(2)):
         assert f"{line}\n" in PAGE
+
+
+def test_the_table_of_delays_on_the_page_is_that_of_its_file(script):
+    delay = script("powersgd_delay")
+    for line in delay.table(delay.FinishedRuns(DELAY / "runs.json")):
+        assert f"{line}\n" in (DELAY / "README.md").read_text("utf-8")
+
+
+def test_a_training_at_half_the_pace_is_half_of_its_steps_behind(script):
+    """Validations come every 25 steps; before the other's first one, and below its last, nothing is known."""
+    fast, slow = ([10 - pace * step for step in range(25, 125, 25)] for pace in (0.02, 0.01))
+    assert script("powersgd_delay").behind(slow, fast)[2:] == pytest.approx([37.5, 50])
+    assert all(map(math.isnan, script("powersgd_delay").behind([9.9, 1.0], fast)))
 
 
 def test_a_finished_run_is_not_repeated(script, tmp_path):

@@ -33,6 +33,7 @@ from ..results.recommendation import filled, losses, recommendation
 from ..results.report import write_report
 from ..results.seeds import over_seeds, seeds_table
 from ..results.table import table
+from ..results.time_to_loss import steps_behind
 from ..workloads.checkpoint import Checkpoint
 from ..workloads.data import Dataset, load_dataset
 from ..workloads.history import Steps
@@ -262,7 +263,7 @@ def write_output(results: Results, out: Path) -> None:
     for network in results.by_network():
         for each in network.by_seed():
             console.print(table(each))
-            lines = filter(None, (losses(each), filled(each), recommendation(each)))
+            lines = filter(None, (steps_behind(each), losses(each), filled(each), recommendation(each)))
             console.print(*lines, "", soft_wrap=True, sep="\n")
         if (seeds := seeds_table(network)) is not None:
             console.print(seeds, "")

@@ -12,7 +12,7 @@ from . import table
 from .comparison import Results
 from .recommendation import filled, losses, recommendation
 from .seeds import over_seeds, seeds_line
-from .time_to_loss import meaning
+from .time_to_loss import meaning, steps_behind
 
 TEMPLATE = "report.html.j2"
 REMARKS = (
@@ -48,6 +48,7 @@ def _section(results: Results, pictures: Sequence[Path]) -> dict[str, Any]:
     source = (
         f"{data['source']}: {data['train_samples']} samples to train on, {data['held_out_samples']} for validation."
     )
+    told = meaning(results), steps_behind(results), losses(results), filled(results)
     return {
         "title": ", ".join(filter(None, [f"{results.model['name']} on {data['name']}", network])),
         "about": f"{results.model['parameters']:,} parameters, {results.ranks}; "
@@ -55,7 +56,7 @@ def _section(results: Results, pictures: Sequence[Path]) -> dict[str, Any]:
         "headings": ("compressor", *table.HEADINGS, *table.DETAILS),
         "rows": [(row.compressor, *row.figures, *row.details) for row in table.rows(results)],
         "verdict": recommendation(results) if results.runs else "",
-        "remarks": " ".join(filter(None, (meaning(results), losses(results), filled(results), REMARKS, *seeds))),
+        "remarks": " ".join(filter(None, (*told, REMARKS, *seeds))),
         "pictures": {picture.stem: b64encode(picture.read_bytes()).decode() for picture in pictures},
         "details": {
             **({"Command": results.command} if results.command else {}),

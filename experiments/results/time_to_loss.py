@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import mean, quantiles
 
 from .comparison import Results, RunResult
-from .statistics import NEAR, smoothed, steps_to
+from .statistics import NEAR, smoothed, steps_to, steps_with_loss_of
 
 UNCOMPRESSED = ("bf16", "fp16", "none", "torch")  # what a user gets without giving anything up, the usual ones first
 REPEATS = 5  # of a run that has enough turns
@@ -57,6 +58,20 @@ def times_to_loss(results: Results) -> list[TimeToLoss | None]:
     target = smoothed(wanted.loss)[-1] * (1 + NEAR)
     steps = [steps_to(target, run.loss) for run in results.runs]
     return [None if each is None else time_of(run, each) for run, each in zip(results.runs, steps, strict=True)]
+
+
+def steps_behind(results: Results) -> str:
+    """Return by how many steps each compressor is behind the reference at its end, as a sentence; nothing without one.
+
+    A compressor has as many steps more than those after which the reference has its last smoothed loss.
+    """
+    wanted = reference(results)
+    lossy = [run for run in results.runs if run.compressor not in UNCOMPRESSED]
+    finite = [run for run in lossy if run.loss and all(map(math.isfinite, run.loss))]
+    if wanted is None or not finite or not all(map(math.isfinite, wanted.loss)):
+        return ""
+    late = (f"{len(run.loss) - steps_with_loss_of(wanted.loss, run.loss):,} with {run.compressor}" for run in finite)
+    return f"Steps behind {wanted.compressor} after {len(wanted.loss):,} steps (training loss): {', '.join(late)}."
 
 
 def time_of(run: RunResult, steps: int) -> TimeToLoss:

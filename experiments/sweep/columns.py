@@ -9,7 +9,7 @@ from typing import Any
 
 from ..network.link import parse_rate
 from ..results.rows import Row
-from ..results.statistics import NEAR, NEVER, interval, smoothed, steps_to
+from ..results.statistics import NEAR, NEVER, interval, smoothed, steps_to, steps_with_loss_of
 
 RUNS = "runs"  # the column with the number of rows of a mean
 SPREAD = ".spread"  # behind the name of a column: the standard deviation of a mean's numbers
@@ -62,11 +62,7 @@ def time_to_loss(row: Row, other: Row, *, within: float = NEAR, seconds: str = "
 def as_after(row: Row, other: Row) -> int | None:
     """Return after how many of its steps the other row stays at the smoothed loss that this row ends with; all, if never."""
     mine, theirs = row.get("loss"), other.get("loss")
-    if not mine or not theirs or None in mine or None in theirs:
-        return None
-    target, curve = smoothed(mine)[-1], smoothed(theirs)
-    above = [step for step, loss in enumerate(curve, start=1) if loss > target]
-    return min(len(curve), above[-1] + 1) if above else 1
+    return None if not mine or not theirs or None in mine or None in theirs else steps_with_loss_of(theirs, mine)
 
 
 def seconds_of_steps(row: Row, other: Row) -> list[float] | None:

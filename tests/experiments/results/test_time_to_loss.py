@@ -1,9 +1,10 @@
 import dataclasses
+import math
 
 import pytest
 
 from gradwire.experiments.results.table import table
-from gradwire.experiments.results.time_to_loss import TimeToLoss, reference, times_to_loss
+from gradwire.experiments.results.time_to_loss import TimeToLoss, reference, steps_behind, times_to_loss
 
 from ..given import results_of, run_of, timed_run
 
@@ -81,3 +82,22 @@ def test_quartiles_that_touch_do_not_differ():
     assert not touching.differs_from(one)
     assert one.differs_from(apart)
     assert apart.differs_from(one)
+
+
+def test_a_training_at_half_the_pace_is_half_of_its_steps_behind():
+    """Loss is 100 less a number per step, so a smoothed loss lags alike; what is ahead is not behind."""
+
+    def falling(pace):
+        return [100 - pace * step for step in range(60)]
+
+    runs = [run_of("bf16", loss=falling(1)), run_of("int8", loss=falling(1)), run_of("int4", loss=falling(2))]
+    half, broken = run_of("onebit", loss=falling(0.5)), run_of("topk", loss=[*falling(1)[:-1], math.nan])
+    shown = steps_behind(results_of(*runs, half, broken))
+    late = int(shown.split()[-3])
+    assert shown == f"Steps behind bf16 after 60 steps (training loss): 0 with int8, 0 with int4, {late} with onebit."
+    assert late == pytest.approx(30, abs=5)
+
+
+def test_nothing_is_behind_where_there_is_no_uncompressed_run_or_nothing_else():
+    assert steps_behind(results_of(run_of("onebit"))) == steps_behind(results_of(run_of(), run_of("bf16"))) == ""
+    assert steps_behind(results_of(run_of(loss=[math.nan]), run_of("onebit"))) == ""
