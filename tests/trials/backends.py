@@ -7,9 +7,9 @@ import torch
 
 from gradwire.compress import Ranks, compressor
 from gradwire.compress.simulate import operations_of
-from gradwire.kernels import backends, orthogonalize
+from gradwire.kernels import operations, orthogonalize
 
-from ..ddp_core.averaging.test_same_kernels import trained
+from ..ddp_core.averaging.test_same_kernels import kernels_of, trained
 
 SPECS = (
     "powersgd:rank=2,min_compression_rate=0.1",
@@ -19,7 +19,7 @@ SPECS = (
     "topk",
     "none",
 )
-KERNELS = (None, None, "lacking native", "reference", "native")
+WITH, WITHOUT = (None, "native"), ("lacking native", "reference")  # whose backends differ
 SECONDS = 60
 
 
@@ -42,25 +42,29 @@ class Trial:
 def drawn(seed):
     """The trial of a seed."""
     source = Random(f"backends {seed}")
-    available = {each.name for each in backends() if each.available}
-    known = [each for each in KERNELS if each in (None, "reference") or "native" in available]
-    kernels = tuple(source.choice(known) for _ in range(source.choice((2, 2, 3))))
-    return Trial(seed, source.choice(SPECS), source.choice(("own", "attach")), kernels)
+    kernels = [source.choice(WITH), source.choice(WITHOUT)]
+    kernels += [source.choice((None, *WITH, *WITHOUT)) for _ in range(source.choice((0, 0, 1)))]
+    source.shuffle(kernels)
+    return Trial(seed, source.choice(SPECS), source.choice(("own", "attach")), tuple(kernels))
 
 
 def reference_for(trial):
     """The operation that all ranks run on the reference, as a rank has no other backend: it shows the difference."""
-    name = orthogonalize.name
-    without = any(each in ("lacking native", "reference") for each in trial.kernels)
-    used = name in operations_of(compressor(trial.spec), torch.float32, Ranks(len(trial.kernels)))
-    return name if without and used else None
+    used = operations_of(compressor(trial.spec), torch.float32, Ranks(len(trial.kernels)))
+    return orthogonalize.name if orthogonalize.name in used else None
+
+
+def train(rank, world_size, trial):
+    """As `trained`, and the backend that this rank runs without the others."""
+    with kernels_of(trial.kernels[rank]):
+        alone = operations()[orthogonalize.name].chosen("cpu")
+    return *trained(rank, world_size, trial.kernels, trial.spec, trial.api), alone
 
 
 def undergone(pool, trial, scale):
     """Sentences on laws that do not hold."""
-    given = trial.kernels, trial.spec, trial.api
-    answers = pool.run(trained, len(trial.kernels), *given, timeout=2 * SECONDS * scale, expect_errors=True)
-    if trial.refused:
+    answers = pool.run(train, len(trial.kernels), trial, timeout=2 * SECONDS * scale, expect_errors=True)
+    if trial.refused:  # in words that name backends that differ
         said = [getattr(answer, "message", "") for answer in answers]
         return [f"rank {r} was not refused" for r, text in enumerate(said) if "no kernel backend for" not in text], []
     failed = [f"rank {rank}: {answer}" for rank, answer in enumerate(answers) if not isinstance(answer, tuple)]
@@ -68,7 +72,9 @@ def undergone(pool, trial, scale):
         return failed, []
     first = answers[0][0]
     worst = reference_for(trial)
-    wrong = [f"rank {r} runs {worst} on {chosen}" for r, (*_, chosen) in enumerate(answers) if chosen != "reference"]
-    apart = [r for r, (mine, _, _) in enumerate(answers) if not all(map(torch.equal, mine, first))]
-    differing = [f"rank {rank} ends with other parameters than rank 0" for rank in apart]
-    return [*differing, *(wrong if worst else [])], []
+    wrong = [f"rank {r} runs {worst} on {ran}" for r, (*_, ran, _) in enumerate(answers) if ran != "reference"]
+    apart = [r for r, (mine, *_) in enumerate(answers) if not all(map(torch.equal, mine, first))]
+    found = [f"rank {rank} ends with other parameters than rank 0" for rank in apart]
+    if len({alone for *_, alone in answers}) == 1:
+        found.append("the ranks' backends do not differ")
+    return [*found, *(wrong if worst else [])], []

@@ -22,6 +22,7 @@ SPECS = (
     "topk:ratio=0.2,start_iter=3",
     "int8:block=8,error_feedback=1",
 )
+HOLDING = 4  # steps after which any of them holds something back
 EXACT = 1e-6  # of the largest number
 
 
@@ -42,13 +43,18 @@ def drawn(seed):
     """The trial of a seed."""
     source = Random(f"halves {seed}")
     shapes = tuple(
-        tuple(source.randint(1, 12) for _ in range(source.randint(1, 3))) for _ in range(source.randint(1, 6))
+        tuple(source.randint(1, 12) for _ in range(source.randint(1, 3))) for _ in range(source.randint(0, 5))
     )
+    shapes = ((source.randint(6, 12), source.randint(6, 12)), *shapes)
     options = {"bucket_cap_mb": source.choice((0.0002, 0.001, 25)), "find_unused_parameters": source.random() < 0.4}
-    swaps = [source.choice(SPECS) if source.random() < 0.4 else None for _ in range(source.randint(3, 8))]
+    swaps = [source.choice(SPECS) if source.random() < 0.4 else None for _ in range(source.randint(5, 9))]
+    swaps[0] = source.choice(SPECS)
+    late = source.randrange(HOLDING, len(swaps))
+    now = [each for each in swaps[:late] if each][-1]
+    swaps[late] = source.choice([each for each in SPECS if each != now])
     world_size, ours = source.choice((2, 2, 3)), source.random() < 0.6
     dtype = source.choice((torch.bfloat16, torch.float16))
-    return Trial(seed, world_size, ours, dtype, shapes, options, (source.choice(SPECS), *swaps))
+    return Trial(seed, world_size, ours, dtype, shapes, options, tuple(swaps))
 
 
 def mean(flat, world_size):
@@ -72,7 +78,7 @@ def held(handle, model):
 
 def train(rank, world_size, trial):
     """The steps in which gradient was lost or made up; in words."""
-    spec, wrong = trial.swaps[0], []
+    spec, wrong, met = trial.swaps[0], [], False
     if trial.ours:
         model = gradwire.DistributedDataParallel(Given(trial.shapes, trial.dtype), compressor=spec, **trial.options)
         handle = model.compression
@@ -82,7 +88,8 @@ def train(rank, world_size, trial):
     before = held(handle, model)
     for step, swap in enumerate(trial.swaps):
         if swap is not None and step:
-            handle.swap(swap)
+            met |= swap != spec and bool(before.any())
+            handle.swap(spec := swap)
         given = [each.to(trial.dtype) for each in gradients(rank, step, trial.shapes)]
         averages = average(model, given)
         came, after = torch.cat([each.double().flatten() for each in averages.values()]), held(handle, model)
@@ -91,7 +98,7 @@ def train(rank, world_size, trial):
         wrong += [f"step {step} is off by {off:.1g}"] if off > EXACT else []
         before = after
     handle.close()
-    return ", ".join(wrong)
+    return ", ".join(wrong if met else [*wrong, "nothing was held back at a swap"])
 
 
 def broken(trial, answers):

@@ -2,7 +2,7 @@
 
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import torch
@@ -32,6 +32,7 @@ OPTIMIZERS = {
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, foreach=False),
     "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01, foreach=True),
 }
+LATE, WAITED = 0.3, 0.05  # seconds that a rank is late, and that others then wait for at the least
 PLACES = ("cleared", "forward", "backward", "step")  # after which a rank may wait for all, or look at a parameter
 
 
@@ -44,7 +45,6 @@ class Step:
     to_none: bool
     early: bool
     clip: bool
-    both: tuple[bool, ...]
     pauses: tuple[float, ...]
     waits: tuple[tuple[str, ...], ...]
     looks: tuple[tuple[str, ...], ...]
@@ -70,13 +70,16 @@ def drawn(seed):
     """The trial of a seed."""
     source = Random(f"overlap {seed}")
     parts, options = draw.model_and_options(source, ours=True)
-    if source.random() < 0.7:  # else most are synchronous
+    single = "static_graph" in options
+    if not single:  # other models with parts that are not used are synchronous
         options = {name: value for name, value in options.items() if name.startswith(("bucket", "gradient"))}
-        parts = tuple(part for part in parts if part not in models.LEAVES_OUT | models.NEVER_USES | models.SPARSE)
+    synchronous = models.SPARSE if single else models.LEAVES_OUT | models.NEVER_USES | models.SPARSE
+    parts = tuple(part for part in parts if part not in synchronous)
     world_size = source.choice((2, 2, 3))
-    optimizer = source.choice(["sgd"] if models.SPARSE & set(parts) else list(OPTIMIZERS))
-    dynamic, single = "find_unused_parameters" in options, "static_graph" in options
-    steps = tuple(step(source, number, world_size, dynamic, single) for number in range(source.randint(3, 9)))
+    optimizer = source.choice(list(OPTIMIZERS))
+    steps = [step(source, number, world_size, single) for number in range(source.randint(3, 9))]
+    late = source.randrange(1, len(steps) - 1)
+    steps[late : late + 2] = with_a_late_average(*steps[late : late + 2], source.randrange(world_size))
     return Trial(
         seed,
         world_size,
@@ -85,13 +88,23 @@ def drawn(seed):
         optimizer,
         source.choice((0.0002, 0.0005, 0.002, 1.0)),
         source.random() < 0.6,
-        steps,
+        tuple(steps),
         source.random() < 0.15,
         options,
     )
 
 
-def step(source, number, world_size, dynamic, single):
+def with_a_late_average(before, after, slow):
+    """Two steps, between which nobody waits; a rank is so slow in the first that others begin the second without it."""
+    pauses = tuple(LATE if rank == slow else 0.0 for rank in range(len(before.pauses)))
+    nothing = ((),) * len(pauses)
+    return (
+        replace(before, clip=False, pauses=pauses, waits=nothing, looks=nothing),
+        replace(after, events=(), waits=nothing, looks=nothing),
+    )
+
+
+def step(source, number, world_size, single):
     """What a step is like."""
 
     def of_ranks(chance):
@@ -104,7 +117,6 @@ def step(source, number, world_size, dynamic, single):
         source.random() < 0.7,
         source.random() < 0.5,
         source.random() < 0.2,
-        tuple(source.random() < 0.7 for _ in range(world_size)) if dynamic else (True,) * world_size,
         tuple(source.choice((0.0, 0.0, 0.0, 0.02)) for _ in range(world_size)),
         of_ranks(source.choice((0.0, 0.1))),
         of_ranks(source.choice((0.0, 0.15))),
@@ -121,7 +133,7 @@ class Training:
     def __init__(self, trial, rank, order):
         self.trial, self.rank, self.order, self.spec = trial, rank, order, trial.spec
         self.overlapped = order != "synchronous"
-        self.noted = []
+        self.noted, self.waited = [], 0.0
         self.raises = {"forward": False, "backward": False}
         self.make(Headed(trial.parts, trial.seed))
 
@@ -164,19 +176,27 @@ class Training:
         for micro_batch in range(plan.micro_batches):
             last = micro_batch == plan.micro_batches - 1
             with nullcontext() if last else self.model.no_sync():
-                loss = loss_of(self.model(Batch.drawn(self.rank, number, micro_batch)), plan.both[self.rank])
+                loss = loss_of(self.forward(Batch.drawn(self.rank, number, micro_batch)), True)
                 self.passed("forward", plan)
                 if self.overlapped:
                     time.sleep(plan.pauses[self.rank])
                 loss.backward()
             self.noted.append(loss.detach())
         self.passed("backward", plan)
-        if plan.clip and not models.SPARSE & set(self.trial.parts):
+        if plan.clip:
             self.noted.append(clip_grad_norm_([p for p in self.model.parameters() if p.grad is not None], 0.5))
         self.optimizer.step()
         self.passed("step", plan)
         if not plan.early:
             self.clear(plan)
+
+    def forward(self, batch):
+        """The model's, noting how long it waits for averages that it finds under way."""
+        began, overlap = time.perf_counter(), self.model._overlap
+        outputs = self.model(batch)
+        waits = (update.waited for update in overlap._updates if update.needed > began)
+        self.waited = max(self.waited, sum(waits))
+        return outputs
 
     def clear(self, plan):
         whose = self.optimizer if self.trial.seed % 2 else self.model
@@ -187,7 +207,7 @@ class Training:
         if place in plan.looks[self.rank]:
             trained = list(self.model.parameters())
             chosen = trained[(self.trial.seed + len(self.noted)) % len(trained)]
-            self.noted.append([chosen.detach().clone(), None if chosen.grad is None else dense(chosen.grad)])
+            self.noted.append([chosen.detach().clone(), None if chosen.grad is None else chosen.grad.clone()])
         if place in plan.waits[self.rank]:
             self.optimizer.drain()
 
@@ -218,9 +238,7 @@ class Training:
             group["lr"] *= 0.7
 
     def decay(self, _):
-        """Another weight decay, in place, right after the step; torch has none of sparse gradients."""
-        if any(getattr(module, "sparse", False) for module in self.model.modules()):
-            return
+        """Another weight decay, in place, right after the step."""
         for group in self.optimizer.param_groups:
             group["weight_decay"] = 0.01
 
@@ -261,10 +279,6 @@ EVENTS = {
 }
 
 
-def dense(gradient):
-    return (gradient.to_dense() if gradient.is_sparse else gradient).clone()
-
-
 def comparable(note):
     """A note in which NaN is equal to itself."""
     if isinstance(note, list):
@@ -275,19 +289,20 @@ def comparable(note):
 
 
 def train(rank, world_size, trial):
-    """Where the overlapped training on this rank, and the one without, differ; in words."""
+    """Where the overlapped training on this rank, and the one without, differ, in words; seconds of its longest wait."""
     with environment(trial):
         expected = Training(trial, rank, "synchronous").run()
-        found = Training(trial, rank, "priority").run()
+        overlapped = Training(trial, rank, "priority")
+        found = overlapped.run()
     if len(expected) != len(found):
-        return f"{len(found)} notes in place of {len(expected)}"
-    return ", ".join(
-        f"note {place}"
-        for place, pair in enumerate(zip(expected, found, strict=True))
-        if not equal(*map(comparable, pair))
-    )
+        return f"{len(found)} notes in place of {len(expected)}", overlapped.waited
+    pairs = enumerate(zip(expected, found, strict=True))
+    differing = [f"note {place}" for place, pair in pairs if not equal(*map(comparable, pair))]
+    return ", ".join(differing), overlapped.waited
 
 
 def broken(trial, answers):
-    """Sentences on all ranks that differ."""
-    return [f"rank {rank}: not as without overlap: {answer}" for rank, answer in enumerate(answers) if answer]
+    """Sentences on all ranks that differ, and where no forward has found an average under way."""
+    found = [f"rank {rank}: not as without overlap: {said}" for rank, (said, _) in enumerate(answers) if said]
+    late = any(waited > WAITED for _, waited in answers)
+    return found if late else [*found, "no average came after the next forward had begun"]

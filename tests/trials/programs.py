@@ -31,6 +31,7 @@ SPECS = (
     "none",
 )
 SHAPES = ((3,), (17,), (8, 6), (24, 3), (5, 1), (2, 33), (16, 4, 2), (40,), (1, 9))
+LARGE = (16, 4, 2)  # of which each compressor holds something back
 SIZES = (1e-30, 1.0, 1e30)
 
 
@@ -60,12 +61,12 @@ def drawn(seed):
     """The trial of a seed."""
     source = Random(f"programs {seed}")
     hosts, world_size = source.choice(((1, 1), (1, 2), (1, 3), (2, 4), (2, 6), (3, 6), (4, 8)))
-    shapes = tuple(source.choices(SHAPES, k=source.randint(1, 6)))
+    shapes = (LARGE, *source.choices(SHAPES, k=source.randint(0, 5)))
     rows = [(place, row) for place, shape in enumerate(shapes) if len(shape) > 1 for row in range(shape[0])]
-    never = tuple(place for place in range(len(shapes)) if source.random() < 0.2)
+    never = tuple(place for place in range(1, len(shapes)) if source.random() < 0.2)
     unused = tuple(each for each in rows if source.random() < 0.3)
     steps = [Step(order(source, len(shapes)), None)]
-    for _ in range(source.randint(1, 5)):
+    for _ in range(source.randint(3, 5)):
         bad = (source.randrange(world_size), source.randrange(10**6), source.choice((torch.inf, -torch.inf, torch.nan)))
         steps.append(
             Step(
@@ -73,6 +74,10 @@ def drawn(seed):
                 (*bad, source.choice(SIZES)) if source.random() < 0.4 else None,
             )
         )
+    bad = source.randrange(world_size), source.randrange(10**6), torch.nan, source.choice(SIZES)
+    steps[-1] = Step(
+        steps[-1].order or order(source, len(shapes)), steps[-1].bad or bad
+    )  # when all hold something back
     return Trial(seed, source.choice(SPECS), hosts, world_size, shapes, never, unused, tuple(steps))
 
 
@@ -129,18 +134,22 @@ class Model:
 def undergone(pool, trial, scale):
     """Sentences on laws that do not hold."""
     model, generator, found = Model(trial), torch.Generator().manual_seed(trial.seed), []
+    anew, bad = False, False
     for number, step in enumerate(trial.steps):
         before = model.held()
         if step.order is not None:
             model.arrange(step.order, number)
+            anew |= number > 0 and (trial.spec == "none" or bool(before.any()))
             if (lost := float((model.held() - before).abs().max())) > ROUGH * max(1.0, float(before.abs().max())):
                 found.append(f"step {number}: new buckets lost {lost:.2g}")
         random = (torch.randn(model.whole.numel, generator=generator) for _ in range(trial.world_size))
         given = [model.zeroed(numbers) for numbers in random]
         if step.bad is not None:
+            bad = True
             found += [f"step {number}: {each}" for each in hidden(model, given, step.bad)]
         found += [f"step {number}: {each}" for each in unlawful(model, given)]
-    return found, []
+    found += [] if anew else ["no buckets were made anew with what others held back"]
+    return [*found, *([] if bad else ["no number was bad"])], []
 
 
 def hidden(model, given, bad):

@@ -49,7 +49,7 @@ def drawn(seed):
     trial, source = lossless(seed), Random(f"shards {seed} compressed")
     if source.random() < 0.5:
         return trial
-    asked = {"gather": source.choice(("none", "int8")), "reduce": source.choice(SUMS)}
+    asked = {"gather": source.choice(("none", "int8")), "reduce": source.choice(SUMS[trial.replicas == 1 :])}
     if trial.replicas > 1:
         asked["replicas"] = source.choice(AMONG_REPLICAS)
     return replace(trial, asked=asked, loses=True)
@@ -59,23 +59,26 @@ def lossless(seed):
     """A trial whose communication loses nothing."""
     source = Random(f"shards {seed}")
     world_size, replicas = source.choice(((2, 1), (2, 1), (3, 1), (4, 2)))
-    widths = tuple(source.randint(1, 33) for _ in range(source.randint(2, 5)))
+    widths = [source.randint(1, 33) for _ in range(source.randint(2, 5))]
     layers = len(widths) - 1
+    large = source.randrange(layers)  # of which each compressor holds something back
+    widths[large : large + 2] = [max(8, width) for width in widths[large : large + 2]]
     asked = {"gather": "none"} if source.random() < 0.5 else {}
     if source.random() < 0.3:
         asked["reduce"] = "none"
     if replicas > 1 and source.random() < 0.5:
         asked["replicas"] = "none"
+    asked = asked or {source.choice(("gather", "reduce")): "none"}
     return Trial(
         seed,
         world_size,
         replicas,
-        widths,
+        tuple(widths),
         tuple(sorted(source.sample(range(layers), source.randint(0, layers)))),
         source.random() < 0.6,
         source.choice((None, None, "bf16", "bf16 sums")),
         source.choice(("sgd", "adamw")),
-        tuple(source.choice((1, 1, 2, 3)) for _ in range(source.randint(2, 5))),
+        tuple(source.choice((1, 1, 2, 3)) for _ in range(source.randint(3, 5))),
         asked,
     )
 
@@ -118,13 +121,16 @@ def trained(trial, model, rank):
 
 
 def account(trial, rank):
-    """{name: (mean of what all ranks gave, sum of what came out and then was still held back)}, in float64."""
+    """{name: (mean of what all ranks gave, sum of what came out and then was still held back)}, in float64.
+
+    And whether anything was held back.
+    """
     pairs = list(zip(trial.widths, trial.widths[1:], strict=False))
     shapes = [((outputs, inputs), (outputs,)) for inputs, outputs in pairs]
     model = GivenParts(shapes)
     handle = gradwire.attach(sharded(trial, model, model.parts), **trial.asked)
     given = [[torch.zeros(shape, dtype=torch.float64) for shape in part] for part in shapes]
-    came = dict.fromkeys(dict(model.named_parameters()), 0.0)
+    came, held = dict.fromkeys(dict(model.named_parameters()), 0.0), False
     for step, micro_batches in enumerate((*trial.micro_batches, 1)):
         flushes = step == len(trial.micro_batches)
         if flushes:
@@ -140,11 +146,12 @@ def account(trial, rank):
                 for place, numbers in enumerate(zip(*parts, strict=True)):
                     total[place] += scale * sum(each.double() for each in numbers) / trial.world_size
         for name, parameter in model.named_parameters():
-            came[name] = came[name] + parameter.grad.full_tensor().double()
+            whole = parameter.grad.full_tensor().double()
+            came[name], held = came[name] + whole, held or (flushes and bool(whole.any()))
         model.zero_grad()
     handle.close()
     due = [numbers for part in given for numbers in part]
-    return {name: (mean, came[name]) for (name, _), mean in zip(model.named_parameters(), due, strict=True)}
+    return {name: (mean, came[name]) for (name, _), mean in zip(model.named_parameters(), due, strict=True)}, held
 
 
 def forget_meshes():
@@ -159,22 +166,25 @@ def train(rank, world_size, trial):
     forget_meshes()
     if trial.loses:
         narrow = "residual_bits" in trial.asked["reduce"]  # each step rounds what is held back
-        pairs, tolerance = account(trial, rank), (ROUGH if narrow else 10 * TIGHT) * len(trial.micro_batches)
+        (pairs, met), tolerance = account(trial, rank), (ROUGH if narrow else 10 * TIGHT) * len(trial.micro_batches)
     else:
-        pairs, tolerance = beside_torch(trial, rank), ROUGH if trial.half == "bf16 sums" else TIGHT
+        (pairs, met), tolerance = beside_torch(trial, rank), ROUGH if trial.half == "bf16 sums" else TIGHT
     off = {name: float((expected - numbers).abs().max()) for name, (expected, numbers) in pairs.items()}
-    return ", ".join(f"{name} by {by:.2g}" for name, by in off.items() if not by <= tolerance)
+    found = [f"{name} by {by:.2g}" for name, by in off.items() if not by <= tolerance]
+    return ", ".join(found if met else [*found, "nothing was held back" if trial.loses else "gradwire sent nothing"])
 
 
 def beside_torch(trial, rank):
-    """{name: whole parameter as torch's communication makes it, and as ours does}."""
+    """{name: whole parameter as torch's communication makes it, and as ours does}, and whether ours sent anything."""
     with torch.backends.mkldnn.flags(enabled=False):  # which refuses bf16 on some processors
         theirs = trained(trial, network(trial), rank)
         model = network(trial)
         handle = gradwire.attach(model, **trial.asked)
         ours = trained(trial, model, rank)
+    handles = [handle] if handle.replicas is None else [handle, handle.replicas]
+    sent = sum(each.stats().total.traffic.payload_bytes for each in handles)
     handle.close()
-    return {name: (theirs[name], numbers) for name, numbers in ours.items()}
+    return {name: (theirs[name], numbers) for name, numbers in ours.items()}, sent > 0
 
 
 def broken(trial, answers):

@@ -1,7 +1,10 @@
 """A few fixed trials, of each kind; `make fuzz` runs more."""
 
+from dataclasses import replace
+
 import pytest
 
+from ..ddp_core.averaging.test_same_kernels import native
 from ..torch_versions import buffers_by_argument, complex_numbers, fsdp_of_others
 from . import draw, known
 from .kinds import KINDS
@@ -16,7 +19,7 @@ OTHERS += [("halves", 4), ("pauses", 0)]
 OTHERS += [("scales", 1), ("formats", 0), ("tokens", 0), ("tasks", 0)]
 OTHERS += [pytest.param("saves", seed, marks=fsdp_of_others) for seed in (0, 2)]
 OTHERS += [pytest.param("meshes", seed, marks=fsdp_of_others) for seed in (10, 11)]  # tensor parallel; replicas
-OTHERS += [("programs", seed) for seed in range(2)] + [("backends", 2)]
+OTHERS += [("programs", seed) for seed in range(2)] + [pytest.param("backends", 2, marks=native)]
 OTHERS += [pytest.param(kind, seed, marks=complex_numbers) for kind, seed in (("hosts", 4), ("options", 1))]
 OTHERS += [pytest.param("shards", seed, marks=fsdp_of_others) for seed in (0, 14)]  # torch's; hybrid, that compresses
 
@@ -34,6 +37,37 @@ def test_a_mishap_ends_in_errors_within_the_time_limit(ranks, seed):
 @pytest.mark.parametrize(("kind", "seed"), OTHERS)
 def test_the_laws_hold_in_trials_of_other_kinds(ranks, kind, seed):
     assert outcome(ranks, seed, kind=kind).found == []
+
+
+def uncompressed(trial):
+    return replace(trial, asked=dict.fromkeys(trial.asked, "none"))
+
+
+def awaited(trial):
+    """Without a step between whose end and the next one an average is under way."""
+    everywhere = (("backward",),) * trial.world_size
+    return replace(trial, steps=tuple(replace(step, waits=everywhere) for step in trial.steps))
+
+
+WITHOUT = [
+    (
+        "halves",
+        4,
+        lambda trial: replace(trial, swaps=(*trial.swaps[:1], None, None)),
+        "nothing was held back at a swap",
+    ),
+    ("programs", 0, lambda trial: replace(trial, steps=trial.steps[:1]), "no buckets were made anew"),
+    ("backends", 2, lambda trial: replace(trial, kernels=("reference",) * 2), "the ranks' backends do not differ"),
+    pytest.param("meshes", 10, uncompressed, "nothing was held back", marks=fsdp_of_others),
+    pytest.param("shards", 14, uncompressed, "nothing was held back", marks=fsdp_of_others),
+    ("overlap", 8, awaited, "no average came after the next forward had begun"),
+]
+
+
+@pytest.mark.parametrize(("kind", "seed", "cut", "said"), WITHOUT)
+def test_a_trial_fails_whose_fault_is_cut_out(ranks, kind, seed, cut, said):
+    found, _ = KINDS[kind].undergone(ranks, cut(KINDS[kind].drawn(seed)), 1.0)
+    assert any(said in sentence for sentence in found), found
 
 
 @pytest.mark.parametrize("kind", KINDS)
