@@ -1,13 +1,13 @@
 """Faulty members: what a site says of itself is measured and bounded by the others."""
 
-import json
-
 import pytest
 import torch
 
 import gradwire
 from gradwire import LocalSteps
+from gradwire.ddp_core.averaging.same_kernels import follow_kernels, kernel_offer
 from gradwire.hooks.internet import rendezvous
+from gradwire.hooks.internet.meeting import CPU
 from gradwire.hooks.internet.offers import checked_offers
 from gradwire.hooks.internet.records import written
 from gradwire.hooks.local_sgd import reports
@@ -95,33 +95,42 @@ def test_a_parameter_that_is_unfrozen_without_finite_numbers_is_named_at_its_sit
     local.close()
 
 
-OWN = {"offers": {"add": ["native", "reference"]}, "by": "", "versions": {"torch": "2"}}
-MALFORMED = [
-    b"?",
-    b"[]",
-    b"{}",
-    *(
-        json.dumps({**OWN, **change}).encode()
-        for change in (
-            {"offers": {}},
-            {"offers": {"add": []}},
-            {"offers": {"add": [3]}},
-            {"offers": {"add": "native"}},
-            {"offers": {"add": ["x\x1b[31m"]}},
-            {"versions": {}},
-            {"versions": {"torch": 2}},
-            {"by": None},
-        )
-    ),
-]
+OWN = kernel_offer({"quantize_blocks"}, CPU)
+FORGED = "2\n2026 WARNING all is well\x1b[31m"
 
 
-@pytest.mark.parametrize("text", MALFORMED)
+def changed(part):
+    """Every form of a part of an offer with one field absent, added, or of another type or with a forged text."""
+    match part:
+        case dict():
+            yield {**part, "other": "more"}
+            for key in part:
+                yield {each: value for each, value in part.items() if each != key}
+                for value in changed(part[key]):
+                    yield {**part, key: value}
+        case list():
+            yield from ([], [3], [*part, FORGED])
+        case str():
+            yield FORGED
+    yield from (wrong for wrong in (None, 3, "text", [], {}, True) if type(wrong) is not type(part))
+
+
+MALFORMED = [b"?", b"[]", *map(written, filter(lambda each: isinstance(each, dict), changed(OWN)))]
+
+
+@pytest.mark.parametrize("text", [*MALFORMED, written({**OWN, "offers": {"quantize_blocks": ["of another planet"]}})])
 def test_an_offer_of_kernels_that_cannot_be_counts_as_the_reference(text, caplog):
     first, second = checked_offers([written(OWN), text], ["site 0", "site 1"], OWN)
     assert first == OWN
-    assert second == {**OWN, "offers": {"add": ["reference"]}}
-    assert "operations run on the kernel backend reference: the kernels of site 1" in caplog.text
+    assert second == {**OWN, "offers": {"quantize_blocks": ["reference"]}}
+    follow_kernels([first, second], 0, CPU)
+    assert "operations run on the kernel backend that every site has: the kernels of site 1" in caplog.text
+    assert all(record.getMessage().isprintable() for record in caplog.records)
+
+
+def test_where_a_backend_is_requested_a_malformed_offer_counts_as_that_one():
+    own = {**OWN, "offers": {"quantize_blocks": ["native"]}, "by": "GRADWIRE_KERNELS"}
+    assert checked_offers([b"{}"], ["site 1"], own) == [{**own, "by": ""}]
 
 
 def test_sites_go_on_with_a_member_whose_offer_of_kernels_cannot_be(places, monkeypatch):
