@@ -39,7 +39,7 @@ def _checked(record: dict[str, Any], own: Mapping[str, Any], name: str) -> Mappi
     return record
 
 
-def _is_like(given: object, own: object) -> bool:
+def _is_like(given: Any, own: Any) -> bool:
     """Return True for the fields and types of a part of this site's own offer."""
     match own:
         case dict():
