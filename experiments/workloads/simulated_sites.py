@@ -75,7 +75,7 @@ class SimulatedSites:
         self.patience = WAITS * timeout.total_seconds()
         self._meeting = SimulatedMeeting(exchange, site, timeout)
 
-    def join(self, setup: str, operations: Collection[str] = ()) -> None:
+    def join(self, setup: str, operations: Collection[str] = (), *, varies_with_threads: bool = False) -> None:
         """Nothing: sites of one process are set up alike."""
 
     def meet(self, claim: Claim) -> Meeting:

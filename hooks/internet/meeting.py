@@ -28,11 +28,13 @@ class Meeting(Transport):
     """The sites that have met, and the transport between them. Its tensors are on the CPU.
 
     `names`: the sites, in rank order. `timeout`: of each wait. `training` and `round`: as the rendezvous found them, None
-    where the participants find them. `lineage`: a number of this meeting, alike at all its sites.
+    where the participants find them. `lineage`: a number of this meeting, alike at all its sites. `differ`: True if its
+    sites may round differently.
     """
 
     training = ""
     lineage = 0
+    differ = False
     round: int | None = None
 
     def __init__(self, group: dist.ProcessGroup, names: Sequence[str], timeout: timedelta) -> None:

@@ -135,10 +135,11 @@ class Rendezvous:
             name, prefix = f"rank {rank} of {name}", f"{prefix}, rank {rank} of {size}"
         self._name, self._prefix = name, prefix
 
-    def join(self, setup: str, operations: Collection[str] = ()) -> None:
+    def join(self, setup: str, operations: Collection[str] = (), *, varies_with_threads: bool = False) -> None:
         """Remember how this site is set up; the first meeting compares.
 
         `operations`: of kernels, which run on the same backend at all sites of a meeting.
+        `varies_with_threads`: the trait of the compressor.
         """
         self._expected = frozenset()
         requested = ", ".join(requested_backends()) if operations else ""
@@ -146,7 +147,7 @@ class Rendezvous:
         limit = PHASES * self._phase.total_seconds()
         waits = f"limit={limit:g} s, grace={self.grace.total_seconds():g} s"
         self._setup, self._met = f"{setup}, {waits}, gradwire {_release()}{kernels}", 0
-        self._kernels = kernel_offer(operations, CPU)
+        self._kernels = kernel_offer(operations, CPU, varies_with_threads=varies_with_threads)
         if self._closed:  # by a training before this one
             self._open()
 
@@ -254,7 +255,7 @@ class Rendezvous:
             self._meeting = meeting = SiteMeeting(self._background, lines, names, rank, self._phase)
             self._token = record["token"]
             offers = meeting.exchange(written(self._kernels))
-            follow_kernels(checked_offers(offers, names, self._kernels), rank, CPU)
+            meeting.differ = follow_kernels(checked_offers(offers, names, self._kernels), rank, CPU)
         meeting.training, meeting.round = record["training"], record["round"]
         meeting.lineage = int.from_bytes(hashlib.sha256(record["token"].encode()).digest()[:7], "big")
         return meeting

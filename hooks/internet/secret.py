@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import ssl
 import stat
@@ -12,11 +11,10 @@ from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
 
-logger = logging.getLogger(__name__)
 SECRET = "GRADWIRE_SECRET"
 PATHS = ("/", "~", "./", "../")  # what a secret does not begin with
 FILES = (".pem", ".key", ".crt", ".cer", ".txt", ".secret", ".token")  # nor end with
-OTHERS = stat.S_IRGRP | stat.S_IROTH  # who may read a file beside its owner
+OTHERS = stat.S_IRWXG | stat.S_IRWXO  # what anybody but the owner may do with a file
 LEAST = 16  # characters of a secret
 PAIRS, STEPS = 12, 8  # different neighbours in it, and different distances between them: fewer are a pattern
 PRIVATE = "PRIVATE KEY-----"  # in the file of a key
@@ -42,7 +40,8 @@ class Secret:
     def of(cls, given: str | Path | Secret | None) -> Secret:
         """Return a secret: as given, or from a file, or from the environment.
 
-        Raises ValueError for an empty file, for a text that looks like a path or a key, and for one that can be guessed.
+        Raises ValueError for a file that is empty or open to others, for a text that looks like a path or a key, and for one
+        that can be guessed.
         """
         if isinstance(given, Secret):
             return given
@@ -50,7 +49,7 @@ class Secret:
             text = given.read_text("utf-8").strip()
             if not text:
                 raise ValueError(f"the file {given} holds no secret")
-            _warn_of_readers(given)
+            _refuse_open(given)
             made = cls(text, given if PRIVATE in text else None)
         else:
             made = cls(os.environ.get(SECRET, "") if given is None else given)
@@ -115,12 +114,13 @@ def _is_path(text: str) -> bool:
     return text.startswith(PATHS) or text.lower().endswith(FILES) or (bool(text) and os.path.exists(text))
 
 
-def _warn_of_readers(file: Path) -> None:
-    if os.name == "posix" and file.stat().st_mode & OTHERS:
-        logger.warning(
-            "other users of this host may read the secret in %s (mode %s): `chmod 600` it, as ssh wants a private key",
-            file,
-            oct(stat.S_IMODE(file.stat().st_mode)),
+def _refuse_open(file: Path) -> None:
+    """Raise ValueError for a file of this user that others may use, as ssh does. Another owner decides on theirs."""
+    found = file.stat()
+    if os.name == "posix" and found.st_uid == os.getuid() and found.st_mode & OTHERS:
+        raise ValueError(
+            f"other users of this host may use the secret in {file}, whose mode is {oct(stat.S_IMODE(found.st_mode))}: "
+            f"`chmod 600 {file}`, so that its owner alone may"
         )
 
 

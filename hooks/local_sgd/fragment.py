@@ -1,4 +1,4 @@
-"""Parts of a model that are averaged one after the other, so that the network is used evenly; and its buffers."""
+"""Parts of a model that are averaged one after the other, so that the network is used evenly."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from itertools import accumulate
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...compress import Layout
 from ...compress.protocol.layout import working_dtype
@@ -133,38 +133,6 @@ class Fragment:
     def _put(self, flat: Tensor) -> None:
         for parameter, value in zip(self.parameters.values(), self.layout.views(flat).values(), strict=True):
             self.part(parameter).copy_(value)
-
-
-class Buffers:
-    """The buffers of a module that sites average: those of real numbers that it has now."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._shapes = {name: each.shape for name, each in module.named_buffers() if each.is_floating_point()}
-
-    def _now(self) -> list[Tensor]:
-        """Return the buffers as they are: a module may have replaced some, by others of their shapes."""
-        now = dict(self._module.named_buffers())
-        for name, shape in self._shapes.items():
-            if name not in now or now[name].shape != shape:
-                raise RuntimeError(
-                    f"the buffer {name} of shape {tuple(shape)} is averaged over sites, and is not there any more or has "
-                    "another shape: keep its shape, or leave it out of the model"
-                )
-        return [now[name] for name in self._shapes]
-
-    def flat(self) -> Tensor:
-        """Return a copy of the buffers one behind the other, in 64 bits where any of them has as many, else in 32."""
-        now = self._now()
-        dtype = torch.float64 if any(each.dtype == torch.float64 for each in now) else torch.float32
-        empty = torch.empty(0, dtype=dtype)
-        return torch.cat([empty, *(each.detach().to("cpu", dtype).reshape(-1) for each in now)])
-
-    def take(self, flat: Tensor) -> None:
-        """Set the buffers to these numbers."""
-        now = self._now()
-        for buffer, value in zip(now, flat.split([each.numel() for each in now]), strict=True):
-            buffer.copy_(value.view(buffer.shape))
 
 
 def fragments(

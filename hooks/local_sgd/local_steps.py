@@ -18,17 +18,19 @@ from torch import nn
 
 from ...compress import Optimizers, Spec, compressor, specification
 from ...compress.builder.options import whole_number
+from ...compress.protocol.compressor import traits_of
 from ...ddp_core.engine.engine import DEFAULT_TIMEOUT
 from ...ddp_core.transport.protocol import Decorator
 from ...ddp_core.transport.rank_messages import checksum
 from ..internet.rendezvous import Rendezvous, TrainingEnded
 from . import arguments, saved
 from .arguments import rounds_of
-from .fragment import Buffers, Fragment
+from .buffers import Buffers
+from .fragment import Fragment
 from .inside import inside_of, sharded_modules, show_shards
 from .joining import stray_message, strays
 from .outer import outer, suited
-from .rounds import RoundStats
+from .reports import RoundStats
 
 logger = logging.getLogger(__name__)
 SLOW = 3  # rounds in a row to which a slow site gave nothing
@@ -64,7 +66,7 @@ class LocalSteps:
         timeout: limit of each wait among ranks.
         transport: a function that wraps each transport, for example in an emulated link.
         outliers: what becomes of a change whose norm is more than 3 times the median of the others', with three sites or
-            more: "keep", "clip" (to the median) or "drop".
+            more: "keep", "clip" (to the median) or "drop". Both limit weights and changes of buffers, too.
         weight: the weight of this site's changes in the average, such as its batch size where sites have different ones.
 
     Attributes:
@@ -126,7 +128,8 @@ class LocalSteps:
         self._replaced = False  # a round brought another model, which the next turn takes over
         self._warned: set[str] = set()  # names of parameters that a warning has named
         self._lock = threading.RLock()  # held at a turn, and while a thread saves or loads
-        self._rounds.sites.join(self._setup, self._rounds.operations)
+        varies = traits_of(self._rounds.compressor).varies_with_threads
+        self._rounds.sites.join(self._setup, self._rounds.operations, varies_with_threads=varies)
         self._start()
         self._hooks = [each.register_step_pre_hook(self._stepping) for each in inner]
         self._hooks.append(inner[-1].register_step_post_hook(self._stepped))
@@ -238,8 +241,8 @@ class LocalSteps:
                     raise RuntimeError(text) from error
         return None
 
-    def _land(self) -> None:
-        """Wait for the round on its way, and take up what it tells."""
+    def _land(self, *, counts: bool = True) -> None:
+        """Wait for the round on its way, and take up what it tells. `counts`: False where no site gives a difference."""
         began = time.perf_counter()
         try:
             stats = self._arrived()
@@ -252,7 +255,8 @@ class LocalSteps:
         self.history.append(stats)
         self._sent_bytes += stats.sent_bytes
         self._own_round = stats.round
-        self._count_missed(stats)
+        if counts:
+            self._count_missed(stats)
         self._replaced = self._replaced or stats.replaced
 
     def _let_go(self, ended: Future[RoundStats]) -> None:
@@ -320,6 +324,10 @@ class LocalSteps:
             self._begin(self._parts[self._rounds.turn])
             self._settle()
             left = left - 1 if self._rounds.joined == before else len(self._parts)  # once more with those that joined
+        if self._rounds.differ:  # their last bits may be others
+            self._rounds.lineage = self._rounds.digest()
+            self._begin(None)
+            self._land(counts=False)
         self._reset()
 
     def finish(self) -> None:

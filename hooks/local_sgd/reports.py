@@ -6,6 +6,7 @@ reports its norm and its weight itself, so the others bound both by the median o
 
 from __future__ import annotations
 
+import hashlib
 import math
 import secrets
 import struct
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import all_finite
+from ..internet.meeting import bytes_of
 from ..internet.standing import Claim
 from .fragment import Fragment
 from .joining import flags
@@ -27,7 +29,7 @@ LEAST = 3  # sites: of two nobody knows which one is faulty
 BEYOND = 10.0  # an average has no larger norm than this times the reported ones: compressors round, some upwards
 DIGEST = 1 << 62  # digests and identities are below it, so that they fit a tensor's numbers
 PART = 1 << 20  # elements
-REALS = 3  # numbers of a report whose bits travel: norm, owed, weight
+REALS = 4  # numbers of a report whose bits travel: norm, owed, weight, drift
 BITS = struct.Struct(f"<{REALS}d"), struct.Struct(f"<{REALS}q")
 
 
@@ -36,6 +38,7 @@ class Report:
     """A site before a round. `able`: its difference is finite; `norm`: of the difference; `weight`: of it in the average.
 
     `owed`: the norm of what its compressor holds back, which joins the average.
+    `drift`: the norm of the change of its buffers.
     `drawn`: a random number, of which the first site's is the identity of a new training. `lineage`: alike at sites whose
     models are. `flags`: of the parameters that were frozen at the start.
     """
@@ -47,6 +50,7 @@ class Report:
     norm: float
     owed: float
     weight: float
+    drift: float
     lineage: int
     flags: list[int]
 
@@ -60,28 +64,51 @@ class Report:
         fragments: Sequence[Fragment],
         unfrozen: Mapping[str, Tensor],
         owed: float = 0.0,
+        drift: float = 0.0,
     ) -> Report:
         """Return this site's."""
         norm = 0.0 if difference is None else norm_of(difference)
         able = difference is not None and bool(all_finite(difference))
         drawn = secrets.randbelow(DIGEST)
-        return cls(claim.round, able, claim.training, drawn, norm, owed, weight, lineage, flags(fragments, unfrozen))
+        return cls(
+            claim.round, able, claim.training, drawn, norm, owed, weight, drift, lineage, flags(fragments, unfrozen)
+        )
 
     @classmethod
     def of(cls, row: Sequence[int]) -> Report:
         """Return what these numbers say."""
         number, able, training, drawn, *told, lineage = row[: 4 + REALS + 1]
-        norm, owed, weight = BITS[0].unpack(BITS[1].pack(*told))
-        able = bool(able) and is_weight(weight) and 0 <= norm < math.inf and 0 <= owed < math.inf
+        norm, owed, weight, drift = BITS[0].unpack(BITS[1].pack(*told))
+        able = bool(able) and is_weight(weight) and all(0 <= each < math.inf for each in (norm, owed, drift))
         rest = list(row[4 + REALS + 1 :])
-        return cls(number, able, identity(training), drawn, norm, owed, weight, lineage, rest)
+        return cls(number, able, identity(training), drawn, norm, owed, weight, drift, lineage, rest)
 
     @property
     def row(self) -> list[int]:
         """The numbers that other sites get."""
         training = int(self.training or "0", 16)
-        told = BITS[1].unpack(BITS[0].pack(self.norm, self.owed, self.weight))
+        told = BITS[1].unpack(BITS[0].pack(self.norm, self.owed, self.weight, self.drift))
         return [self.round, self.able, training, self.drawn, *told, self.lineage, *self.flags]
+
+
+@dataclass(frozen=True)
+class RoundStats:
+    """A finished round. `fragment`: its number; `seconds` it took beside training; `sites`: that took part.
+
+    `payload_bytes` that this site gave to collectives, `sent_bytes` that left it: as counted between sites that meet, in
+    ring collectives of a process group. `replaced`: this site took the others' model over, as it was late, or its
+    difference was not finite or left out. `outliers`: the names of sites whose differences or buffers were clipped
+    or left out.
+    """
+
+    round: int
+    fragment: int
+    sites: int
+    seconds: float
+    payload_bytes: int
+    sent_bytes: float
+    replaced: bool
+    outliers: tuple[str, ...] = ()
 
 
 def identity(number: int) -> str:
@@ -168,6 +195,28 @@ def largest_average(
     return BEYOND * (fmean(norm if math.isfinite(norm) else 0.0 for norm in norms) + fmean(owed))
 
 
+def buffer_limits(reports: Sequence[Report], shared: Sequence[float], outliers: str) -> list[float]:
+    """Return the largest norm that the change of each site's buffers may have: infinity where nobody bounds it."""
+    here = [place for place, share in enumerate(shared) if share]
+    if outliers == "keep" or len(here) < LEAST:
+        return [math.inf] * len(reports)
+    limits = dict(zip(here, bounded([reports[place].drift for place in here], outliers), strict=True))
+    return [limits.get(place, math.inf) for place in range(len(reports))]
+
+
+def largest_change(shared: Sequence[float], limits: Sequence[float]) -> float:
+    """Return the largest norm that the change of the buffers' mean may have by these limits."""
+    return sum(share * most for share, most in zip(shared, limits, strict=True) if share) / len(limits)
+
+
 def norm_of(numbers: Tensor) -> float:
     """Return the norm in 64 bits, part by part: torch would copy all numbers in 64 bits."""
     return math.hypot(*(float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in numbers.split(PART)))
+
+
+def digest_of(tensors: Sequence[Tensor]) -> int:
+    """Return a digest of these tensors' bits."""
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(bytes_of(tensor))
+    return int.from_bytes(found.digest()[:8], "big") % DIGEST

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import threading
@@ -18,42 +17,35 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from ...compress import Compressor, Layout, Program, Ranks
-from ...compress.protocol.requests import all_reduce, together
+from ...compress import Compressor, Layout, Ranks
 from ...compress.simulate import operations_of
 from ...ddp_core.engine.lanes import Task
 from ...ddp_core.measure.step import Record
 from ...ddp_core.memory.bucket_memory import BucketMemory
 from ...ddp_core.transport.protocol import Decorator, Transport
-from ..internet.meeting import Meeting, bytes_of
+from ..internet.meeting import Meeting
 from ..internet.standing import NEW, Claim, Verdict, judge
+from .buffers import change, with_buffers, within
 from .fragment import Fragment
 from .inside import Sites
 from .joining import anchors, joined
 from .outer import Outer
-from .reports import DIGEST, Report, identity, is_weight, largest_average, norm_of, shares_of
+from .reports import (
+    Report,
+    RoundStats,
+    buffer_limits,
+    digest_of,
+    identity,
+    is_weight,
+    largest_average,
+    largest_change,
+    norm_of,
+    shares_of,
+)
 
 logger = logging.getLogger(__name__)
 ATTEMPTS = 5  # of a round, among whoever is left
-
-
-@dataclass(frozen=True)
-class RoundStats:
-    """A finished round. `fragment`: its number; `seconds` it took beside training; `sites`: that took part.
-
-    `payload_bytes` that this site gave to collectives, `sent_bytes` that left it: as counted between sites that meet, in
-    ring collectives of a process group. `replaced`: this site took the others' model over, as it was late, or its
-    difference was not finite or left out. `outliers`: the names of sites whose differences were clipped or left out.
-    """
-
-    round: int
-    fragment: int
-    sites: int
-    seconds: float
-    payload_bytes: int
-    sent_bytes: float
-    replaced: bool
-    outliers: tuple[str, ...] = ()
+COMPARED = 100  # rounds from one comparison of the models to the next, where sites may round differently
 
 
 @dataclass(frozen=True)
@@ -90,13 +82,18 @@ class Round:
         self.turn = rounds.turn
         able = [alike and each.able for alike, each in zip(current, reports, strict=True)]
         self.shares, self.clipped = shares_of(reports, able, rounds.outliers)
+        self.limits = buffer_limits(reports, self.shares, rounds.outliers)
+        drifts = [each.drift > most for each, most in zip(reports, self.limits, strict=True)]
+        self.far = [factor < 1 or drifted for factor, drifted in zip(self.clipped, drifts, strict=True)]
         task = None
         if any(self.shares):
             flagged = {site: each.flags for site, each in enumerate(reports) if current[site]}
             joining = anchors(self._meeting, rounds.fragments, flagged, self._given.unfrozen)
             task = self.average()
             self.apply(task.result, largest_average(reports, self.shares, self.clipped, rounds.outliers))
-            rounds.lineage = self._meeting.lineage
+            rounds.differ = self._meeting.differ
+            compared = rounds.differ and rounds.round % COMPARED == 0
+            rounds.lineage = rounds.digest() if compared else self._meeting.lineage
             if joining:
                 rounds.join(rounds.joined | joining.keys(), joining)
         return self._stats(task, began, before)
@@ -104,9 +101,9 @@ class Round:
     def tell(self) -> list[Report]:
         """Give this site's report to the others, and return those of all."""
         rounds, given = self._rounds, self._given
-        mine = Report.now(
-            rounds.claim, rounds.lineage, given.difference, given.weight, rounds.fragments, given.unfrozen, rounds.owed
-        )
+        owed, drift = rounds.owed, 0.0 if given.buffers is None else rounds.drift(given.buffers)
+        told = given.difference, given.weight, rounds.fragments, given.unfrozen, owed, drift
+        mine = Report.now(rounds.claim, rounds.lineage, *told)
         return [Report.of(row) for row in self._meeting.tell(mine.row)]
 
     def judge(self, reports: Sequence[Report]) -> Verdict:
@@ -175,7 +172,7 @@ class Round:
         if takers:
             meeting.copy_from(source, fresh, takers, rounds.note_move)
         name = meeting.names[source]
-        if _digest(fresh) != digest:
+        if digest_of(fresh) != digest:
             raise RuntimeError(f"the model from {name} is not the one that it has announced")
         if not all(bool(each.isfinite().all()) for each in fresh[1:]):  # a buffer may be infinite, such as a mask
             raise ValueError(f"the model of {name}, which all sites begin with, has values that are not finite")
@@ -190,12 +187,13 @@ class Round:
         layout = rounds.fragments[self.turn].layout
         if share and given.difference is not None:
             flat = given.difference * (share * clipped)
-            buffers = torch.zeros_like(rounds.buffers) if given.buffers is None else given.buffers * share
+            here = rounds.buffers if given.buffers is None else given.buffers
+            buffers = share * within(here, rounds.buffers, self.limits[meeting.ranks.rank])
         else:
             flat, buffers = torch.zeros(layout.numel, dtype=layout.dtype), torch.zeros_like(rounds.buffers)
         program = rounds.memory(meeting.ranks).reduce(flat, rounds.round // len(rounds.fragments), True)
         if self.turn == len(rounds.fragments) - 1 and buffers.numel():
-            program = _with_buffers(program, buffers)
+            program = with_buffers(program, buffers)
         task = Task(program, "a local step's round")
         transport: Transport = meeting if rounds.decorate is None else rounds.decorate(meeting)
         while task.advance(transport, 0, meeting.timeout):
@@ -222,7 +220,7 @@ class Round:
             return
         rounds.outer.step(fragment.anchor, average[:count].to(fragment.layout.dtype), fragment.momentum)
         if average.numel() > count:  # a buffer may be infinite, such as a mask
-            buffers = average[count:]
+            buffers = within(average[count:], rounds.buffers, largest_change(self.shares, self.limits))
             rounds.buffers.copy_(torch.where(buffers.isfinite(), buffers, rounds.buffers))
 
     def _stats(self, task: Task | None, began: float, before: int | None) -> RoundStats:
@@ -230,17 +228,13 @@ class Round:
         traffic = (Record() if task is None else task.record).traffic
         seconds, after = time.perf_counter() - began, meeting.sent_bytes
         sent = traffic.sent_bytes if before is None or after is None else after - before
-        far = tuple(name for name, each in zip(meeting.names, self.clipped, strict=True) if each < 1)
+        far = tuple(name for name, far in zip(meeting.names, self.far, strict=True) if far)
         if far:
-            logger.warning("round %d: the differences of %s are far larger than the others'", number, ", ".join(far))
+            logger.warning(
+                "round %d: the differences or buffers of %s are far larger than the others'", number, ", ".join(far)
+            )
         replaced, sites = not self.shares[meeting.ranks.rank], meeting.ranks.world_size
         return RoundStats(number, self.turn, sites, seconds, traffic.payload_bytes, sent, replaced, far)
-
-
-def _with_buffers(averaging: Program[Tensor], buffers: Tensor) -> Program[Tensor]:
-    """The average with the mean of the buffers behind it, in the wider type of both."""
-    averages: list[Tensor] = yield from together(averaging, all_reduce(buffers))
-    return torch.cat(averages)
 
 
 class Rounds:
@@ -271,6 +265,7 @@ class Rounds:
         self.round, self.divided = NEW, divided
         self.training = ""
         self.moved = 0
+        self.differ = False  # True: the sites of the last meeting may round differently
         self.lineage = 0  # alike at sites whose models are: which meeting's average was the last, or a digest
         self.memories: dict[int, BucketMemory] = {}  # by fragment
         self.outer, self.compressor, self.decorate = outer, compressor, decorate
@@ -348,7 +343,7 @@ class Rounds:
 
     def digest(self) -> int:
         """Return a digest of all that sites have in common."""
-        return _digest(self.common)
+        return digest_of(self.common)
 
     def note_move(self) -> None:
         """A piece of a model has come."""
@@ -374,6 +369,10 @@ class Rounds:
         kept = self.memories.values() if self.outliers != "keep" else ()
         return math.hypot(*(norm_of(each) for memory in kept for each in memory.held_back().values()))
 
+    def drift(self, buffers: Tensor) -> float:
+        """Return the norm of the change of buffers since the last average; 0 where nobody compares norms."""
+        return 0.0 if self.outliers == "keep" else norm_of(change(buffers, self.buffers))
+
     def close(self) -> None:
         """End the thread, once the round that runs has ended; at once after `abandon`."""
         self._thread.shutdown(wait=not self._abandoned, cancel_futures=True)
@@ -390,10 +389,3 @@ def _abandon(rounds: weakref.ref[Rounds]) -> None:
     """End what still waits for other sites."""
     if (here := rounds()) is not None:
         here.abandon()
-
-
-def _digest(tensors: Sequence[Tensor]) -> int:
-    found = hashlib.sha256()
-    for tensor in tensors:
-        found.update(bytes_of(tensor))
-    return int.from_bytes(found.digest()[:8], "big") % DIGEST

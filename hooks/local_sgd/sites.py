@@ -43,15 +43,17 @@ class FixedSites:
         self.group, self._parent, self._timeout = group, over(group), timeout
         self._meeting: GroupMeeting | None = None
 
-    def join(self, setup: str, operations: Collection[str] = ()) -> None:
+    def join(self, setup: str, operations: Collection[str] = (), *, varies_with_threads: bool = False) -> None:
         """Make a group of their own, whose requests do not mix with the user's. A collective call.
 
         `operations`: of kernels, which run on the same backend on all ranks from now on.
+        `varies_with_threads`: the trait of the compressor.
         """
         agree(setup, self._parent, what="the setup of LocalSteps")
-        agree_on_kernels(operations, self._parent, CPU)
+        differ = agree_on_kernels(operations, self._parent, CPU, varies_with_threads=varies_with_threads)
         group = private_group(self._parent.group, self._timeout, new_name(self._parent))
         self._meeting = GroupMeeting(group, self._timeout)
+        self._meeting.differ = differ
 
     def meet(self, claim: Claim) -> Meeting:
         """Return the meeting of all ranks."""

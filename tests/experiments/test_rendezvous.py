@@ -58,6 +58,7 @@ def test_beyond_this_host_it_makes_a_secret_and_prints_what_other_sites_need():
 def test_a_given_secret_is_used_and_not_printed(tmp_path):
     file = tmp_path / "secret"
     file.write_text(SECRET)
+    file.chmod(0o600)
     with kept("--secret-file", str(file)) as lines:
         assert SECRET not in "".join(lines)
         assert reached(lines, SECRET)

@@ -281,6 +281,7 @@ def test_another_secret_takes_no_part(tmp_path):
     server = keep(secret=SECRET)
     file = tmp_path / "secret"
     file.write_text(f"{SECRET}\n")
+    file.chmod(0o600)
     address = f"127.0.0.1:{server.port}"
     Rendezvous(address, 1, secret=file).close()
     for secret in ("", f"{SECRET}!"):

@@ -8,7 +8,7 @@ import torch
 
 from gradwire.hooks.local_sgd.reports import DIGEST, Report, largest_average, shares_of
 
-HERE = Report(7, True, "0" * 15 + "a", DIGEST - 1, 2.5, 0.5, 16.0, 99, [0, 2])
+HERE = Report(7, True, "0" * 15 + "a", DIGEST - 1, 2.5, 0.5, 16.0, 1.5, 99, [0, 2])
 
 
 def travelled(report):
@@ -27,7 +27,7 @@ def test_a_site_whose_weight_is_none_gives_nothing(weight):
 
 
 @pytest.mark.parametrize("number", [-1.0, math.inf, math.nan])
-@pytest.mark.parametrize("field", ["norm", "owed"])
+@pytest.mark.parametrize("field", ["norm", "owed", "drift"])
 def test_a_site_whose_norms_cannot_be_gives_nothing(field, number):
     assert not travelled(replace(HERE, **{field: number})).able
 

@@ -7,8 +7,9 @@ from gradwire import LocalSteps, kernels
 from gradwire.compress import compressor
 from gradwire.compress.protocol.layout import Ranks
 from gradwire.compress.simulate import operations_of
+from gradwire.hooks.local_sgd import rounds
 
-from ...ddp_core.averaging.test_same_kernels import kernels_of, native
+from ...ddp_core.averaging.test_same_kernels import kernels_of, native, versions_of
 from .sites import Net, Town, descend, together, until
 
 SPECS = ["int4", "powersgd:rank=1,min_compression_rate=0.1"]
@@ -69,3 +70,47 @@ def test_a_site_that_requests_another_backend_than_the_others_is_refused_alone(t
     assert isinstance(last, ValueError)
     assert "kernels on native" in str(last)
     assert "kernels on reference" in str(last)
+
+
+def apart(rank, world_size, threads, address, prefix, drifts):
+    """A site's parameters after `synchronize` at a number of threads of its own, the rounds it missed, and the warnings."""
+    torch.set_num_threads(threads[rank])
+    generator = torch.Generator().manual_seed(rank)
+    model = torch.nn.Linear(300, 512)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    place = {} if address is None else {"at": Town.at(address, world_size, f"site {rank}", prefix=prefix)}
+    spec = "powersgd:rank=40,min_compression_rate=0"
+    with pytest.MonkeyPatch.context() as patch, versions_of({"torch": "2"}) as texts:
+        patch.setattr(rounds, "COMPARED", 2 if drifts else 100)
+        local = LocalSteps(model, optimizer, every=1, fragments=1, overlap=False, compressor=spec, **place)
+        for step in range(5):
+            if drifts and (rank, step) == (1, 1):
+                local._parts[0].anchor += 1.0
+            model(torch.randn(16, 300, generator=generator)).square().mean().backward()
+            optimizer.step()
+        missed = local.metrics()["missed_rounds"]
+        if not drifts:
+            local.synchronize()
+        anchor = local._parts[0].anchor.clone()
+        local.close()
+    torch.set_num_threads(1)
+    return anchor, missed, [text for text in texts if "round differently" in text]
+
+
+@native
+@pytest.mark.parametrize("meets", [False, True])
+def test_sites_that_round_differently_have_the_same_bits_once_they_synchronize(ranks, town, meets):
+    first, second = ranks.run(apart, 2, (1, 2), town.address if meets else None, "bits", False)
+    assert torch.equal(first[0], second[0])
+    assert [missed for _, missed, _ in (first, second)] == [0, 0]
+    assert "(threads: 1 on ranks [0], 2 on ranks [1])" in first[2][0]
+    assert second[2] == []
+
+
+@pytest.mark.parametrize("threads", [(1, 2), (1, 1)])
+def test_only_such_sites_compare_their_models_now_and_then(ranks, town, threads):
+    first, second = ranks.run(apart, 2, threads, town.address, f"drift {threads}", True)
+    differ = threads[0] != threads[1]
+    assert torch.allclose(first[0], second[0]) == differ
+    assert first[1] == 0
+    assert (second[1] > 0) == differ
