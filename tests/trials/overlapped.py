@@ -95,11 +95,11 @@ def drawn(seed):
 
 
 def with_a_late_average(before, after, slow):
-    """Two steps, between which nobody waits; a rank is so slow in the first that others begin the second without it."""
+    """Two steps of a model, not its first, between which nobody waits: a rank is late, and others begin the second."""
     pauses = tuple(LATE if rank == slow else 0.0 for rank in range(len(before.pauses)))
     nothing = ((),) * len(pauses)
     return (
-        replace(before, clip=False, pauses=pauses, waits=nothing, looks=nothing),
+        replace(before, events=(), clip=False, pauses=pauses, waits=nothing, looks=nothing),
         replace(after, events=(), waits=nothing, looks=nothing),
     )
 

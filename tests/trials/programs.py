@@ -75,9 +75,8 @@ def drawn(seed):
             )
         )
     bad = source.randrange(world_size), source.randrange(10**6), torch.nan, source.choice(SIZES)
-    steps[-1] = Step(
-        steps[-1].order or order(source, len(shapes)), steps[-1].bad or bad
-    )  # when all hold something back
+    last = steps.pop()  # by then each compressor holds something back
+    steps.append(Step(last.order or order(source, len(shapes)), last.bad or bad))
     return Trial(seed, source.choice(SPECS), hosts, world_size, shapes, never, unused, tuple(steps))
 
 
@@ -134,7 +133,7 @@ class Model:
 def undergone(pool, trial, scale):
     """Sentences on laws that do not hold."""
     model, generator, found = Model(trial), torch.Generator().manual_seed(trial.seed), []
-    anew, bad = False, False
+    anew = bad = False
     for number, step in enumerate(trial.steps):
         before = model.held()
         if step.order is not None:
@@ -149,7 +148,8 @@ def undergone(pool, trial, scale):
             found += [f"step {number}: {each}" for each in hidden(model, given, step.bad)]
         found += [f"step {number}: {each}" for each in unlawful(model, given)]
     found += [] if anew else ["no buckets were made anew with what others held back"]
-    return [*found, *([] if bad else ["no number was bad"])], []
+    found += [] if bad else ["no number was bad"]
+    return found, []
 
 
 def hidden(model, given, bad):
