@@ -96,7 +96,7 @@ class Handle(Observed):
     def forward_begins(self) -> None:
         """Read the scale of a scaler, and note the parameters' values if ranks are to compare them: see `StartingValues`."""
         super().forward_begins()
-        if self.averager.starting_values.due and self._model_named and torch.is_grad_enabled():
+        if self.averager.starting_values.due and torch.is_grad_enabled():
             self.averager.starting_values.note(self.averager.names)
 
     @property

@@ -254,7 +254,8 @@ class CompressedAverager(SteppedAverager):
             engine.agree(setup(memory, layout, values))
             operations = operations_of(self.memory.compressor, flat.dtype, ranks)
             varies = traits_of(self.memory.compressor).varies_with_threads
-            differ = agree_on_kernels(operations, engine.transport, flat.device, varies_with_threads=varies)
+            dtypes = {flat.dtype, *(each.dtype.to_real() for each in self.names)}
+            differ = agree_on_kernels(operations, engine.transport, flat.device, dtypes, varies_with_threads=varies)
             self._replicas.transport = engine.transport if differ else None
             self._log_warm_up()
             self._agreed = True

@@ -20,6 +20,7 @@ import torch
 from ...compress import Compressor, Layout, specification
 from ...compress.simulate import rehearse, variants
 from ...kernels import all_finite, operations
+from ...kernels.argument_checks import FLOATS
 from ...kernels.dispatch import REFERENCE, agree_on, requested_by
 from ..transport.protocol import Transport
 from ..transport.rank_messages import exchange
@@ -32,17 +33,23 @@ _compiled: set[tuple[str, torch.device, torch.dtype, bool]] = set()
 
 
 def agree_on_kernels(
-    names: Collection[str], transport: Transport, device: torch.device, *, varies_with_threads: bool = False
+    names: Collection[str],
+    transport: Transport,
+    device: torch.device,
+    dtypes: Collection[torch.dtype] = (),
+    *,
+    varies_with_threads: bool = False,
 ) -> bool:
     """Have all ranks run these operations on the best backend that all of them have. A collective call.
 
-    A backend that a rank requested is the only one that it has. `varies_with_threads`: the trait of the compressor. Return
-    True if ranks may round differently all the same: see `follow_kernels`. Raises ValueError where ranks requested different
-    backends.
+    A backend that a rank requested is the only one that it has. `dtypes`: of gradients. `varies_with_threads`: the trait of
+    the compressor. Return True if ranks may round differently all the same: see `follow_kernels`. Raises ValueError where
+    ranks requested different backends.
     """
     if transport.ranks.world_size == 1:
         return False
-    offer = kernel_offer(names, device, varies_with_threads=varies_with_threads)
+    by_torch = MULTIPLIES in names and not set(FLOATS).issuperset(dtypes)  # no backend knows others
+    offer = kernel_offer(names, device, varies_with_threads=varies_with_threads or by_torch)
     told = exchange(json.dumps(offer), transport, what="their kernel backends")
     return follow_kernels([json.loads(text) for text in told], transport.ranks.rank, device)
 

@@ -94,6 +94,12 @@ class ShardHandle(Observed):
         self.averager.between_steps(lambda: self._replace(reduction, weights))
         self.suit(optimizer, {}, reduce or "none")
 
+    def forward_begins(self) -> None:
+        """Do as any handle, and have the replicas' note the values of their shards."""
+        super().forward_begins()
+        if self.replicas is not None:
+            self.replicas.forward_begins()
+
     def suit(self, optimizer: Optimizers | None, names: Mapping[Tensor, str], *specs: Spec) -> None:
         """Do as any handle, for the compressors between hosts."""
         super().suit(optimizer, names, *(split_hosts(split_option(spec, "inside")[1])[1] for spec in specs))

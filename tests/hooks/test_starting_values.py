@@ -1,18 +1,25 @@
 """Ranks compare the values with which training starts, not those to which each rank's own ascent has moved them."""
 
 import warnings
+from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 
+from .replicate.given import local, replicate
 from .test_failures import error_of
 
 KINDS = ["attached", "hooked", "own"]
+LATER = pytest.mark.skipif(torch.__version__ < "2.10", reason="replicate() has modules of its own since torch 2.10")
+OF_FSDP = [pytest.param(kind, marks=LATER) for kind in ("replicated", "sharded")]
 
 
 def network(seed=0):
@@ -26,6 +33,13 @@ def wrapped(kind, spec="int8", net=None, **options):
     if kind == "own":
         model = gradwire.DistributedDataParallel(net, compressor=spec, **options)
         return model, model.compression
+    if kind == "replicated":
+        model = replicate(net, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+        return model, gradwire.attach(model, spec, **options)
+    if kind == "sharded":
+        mesh = init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("replicas", "shards"))
+        model = fully_shard(net, mesh=mesh)
+        return model, gradwire.attach(model, replicas=spec, **options)
     model = TorchDDP(net)
     if kind == "attached":
         return model, gradwire.attach(model, spec, **options)
@@ -38,19 +52,32 @@ def loss_of(model, rank, step):
     return model(inputs).square().mean()
 
 
+@contextmanager
+def no_sync(model):
+    """A backward inside of it sends nothing."""
+    if hasattr(model, "no_sync"):
+        with model.no_sync():
+            yield
+    else:
+        model.set_requires_gradient_sync(False)
+        yield
+        model.set_requires_gradient_sync(True)
+
+
 def ascend_and_descend(model, optimizer, rank, step):
-    """A step of sharpness-aware minimization with each rank's own ascent."""
-    with model.no_sync():
+    """A step of sharpness-aware minimization with each rank's own ascent: by its gradient, where the rank has it."""
+    with no_sync(model):
         loss_of(model, rank, step).backward()
     with torch.no_grad():
-        old = [parameter.clone() for parameter in model.parameters()]
+        old = [local(parameter).clone() for parameter in model.parameters()]
         for parameter in model.parameters():
-            parameter.add_(parameter.grad, alpha=0.05)
+            by = 0.05 * (1 + rank) if parameter.grad is None else 0.05 * parameter.grad
+            local(parameter).add_(by)
     optimizer.zero_grad()
     loss_of(model, rank, step).backward()
     with torch.no_grad():
         for parameter, before in zip(model.parameters(), old, strict=True):
-            parameter.copy_(before)
+            local(parameter).copy_(before)
     optimizer.step()
     optimizer.zero_grad()
 
@@ -64,10 +91,10 @@ def sharpness_aware(rank, world_size, kind):
             handle.load_state_dict(handle.state_dict())
         ascend_and_descend(model, optimizer, rank, step)
     handle.close()
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    return torch.cat([local(parameter.detach()).flatten() for parameter in model.parameters()])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *OF_FSDP])
 def test_each_rank_may_have_moved_its_parameters_by_its_own_ascent(ranks, kind):
     first, second = ranks.run(sharpness_aware, 2, kind)
     assert torch.equal(first, second)
@@ -77,13 +104,13 @@ def started_apart(rank, world_size, kind):
     """The error where a rank has other parameters from the first forward on."""
     model, handle = wrapped(kind)
     with torch.no_grad():
-        next(model.parameters()).add_(rank)
+        local(next(model.parameters())).add_(rank)
     error = error_of(lambda: loss_of(model, rank, 0).backward())[1]
     handle.close()
     return error
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *OF_FSDP])
 def test_other_values_from_the_start_on_are_refused(ranks, kind):
     for text in ranks.run(started_apart, 2, kind):
         assert "set up differently" in text

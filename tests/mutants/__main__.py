@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
-from .changes import MUTANTS, ROOT
+from .changes import MUTANTS
+from .mutant import ROOT
 
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "site", "*.egg-info", "results", "benchmarks")
 PASSED, FAILED, TIMED_OUT = 0, 1, -1  # pytest's, and ours

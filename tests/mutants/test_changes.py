@@ -5,7 +5,8 @@ from collections import Counter
 
 import pytest
 
-from .changes import MUTANTS, ROOT, Mutant
+from .changes import MUTANTS
+from .mutant import ROOT, Mutant
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.what)

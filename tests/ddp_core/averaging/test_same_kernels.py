@@ -198,15 +198,15 @@ def test_operations_are_those_of_all_steps_stages_and_ranks_of_a_host(spec):
     assert operations_of(compressor("none"), *within) == set()
 
 
-def with_threads(rank, world_size, spec, backend):
+def with_threads(rank, world_size, spec, backend, dtypes):
     """Whether ranks with other numbers of threads may round differently, and the warnings."""
     torch.set_num_threads(1 + rank)
-    names = operations_of(compressor(spec), torch.float32, Ranks(world_size))
+    names = operations_of(compressor(spec), dtypes[0], Ranks(world_size))
     varies = traits_of(compressor(spec)).varies_with_threads
     with kernels_of(backend), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         differ = same_kernels.agree_on_kernels(
-            names, over(dist.group.WORLD), torch.device("cpu"), varies_with_threads=varies
+            names, over(dist.group.WORLD), torch.device("cpu"), dtypes, varies_with_threads=varies
         )
     torch.set_num_threads(1)
     return differ, [str(each.message) for each in caught]
@@ -214,16 +214,65 @@ def with_threads(rank, world_size, spec, backend):
 
 @native
 @pytest.mark.parametrize(
-    ("spec", "backend", "differ"),
+    ("spec", "backend", "dtypes", "differ"),
     [
-        ("powersgd:rank=33", None, True),
-        ("powersgd:rank=32", None, False),
-        ("powersgd:rank=4", "reference", True),
-        ("int4", "reference", False),
+        ("powersgd:rank=33", None, [torch.float32], True),
+        ("powersgd:rank=32", None, [torch.float32], False),
+        ("powersgd:rank=32", None, [torch.bfloat16, torch.float32], False),
+        ("powersgd:rank=32", None, [torch.float64], True),
+        ("acp-powersgd:rank=4", None, [torch.float32, torch.float64], True),
+        ("powersgd:rank=4", "reference", [torch.float32], True),
+        ("int4", "reference", [torch.float32], False),
+        ("int4", None, [torch.float64], False),
     ],
 )
-def test_threads_that_differ_count_where_torch_multiplies_matrices(ranks, spec, backend, differ):
-    (first, texts), second = ranks.run(with_threads, 2, spec, backend)
+def test_threads_that_differ_count_where_torch_multiplies_matrices(ranks, spec, backend, dtypes, differ):
+    (first, texts), second = ranks.run(with_threads, 2, spec, backend, dtypes)
     assert (first, second) == (differ, (differ, []))
     assert len(texts) == differ
     assert all("threads: 1 on ranks [0], 2 on ranks [1]" in text for text in texts)
+
+
+class Mixed(nn.Module):
+    """A layer of a dtype, and one of float32, whose bucket comes first."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8, dtype=dtype), nn.Linear(8, 8)
+
+    def forward(self, inputs):
+        return self.second(self.first(inputs).float())
+
+
+def on_unlike_processors(rank, world_size, api, factors, dtype, unlike):
+    """The warnings of a step of PowerSGD on ranks of unlike numbers of threads, or vector instructions."""
+    torch.manual_seed(0)
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if unlike == "vectors":
+            patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: f"level {rank}")
+        else:
+            torch.set_num_threads(1 + rank)
+        wrapped, handle = compressed(Mixed(dtype), api, f"powersgd:rank={factors},min_compression_rate=0")
+        wrapped(torch.ones(1, 8, dtype=dtype)).sum().backward()
+        handle.close()
+    torch.set_num_threads(1)
+    return [str(each.message) for each in caught if "drift" in str(each.message)]
+
+
+@native
+@pytest.mark.parametrize("api", ["own", "attach"])
+@pytest.mark.parametrize(
+    ("factors", "dtype", "unlike", "told"),
+    [
+        (33, torch.float32, "threads", "threads: 1 on ranks [0], 2 on ranks [1]"),
+        (33, torch.float32, "vectors", "vectors: level 0 on ranks [0], level 1 on ranks [1]"),
+        (4, torch.float64, "threads", "threads: 1 on ranks [0], 2 on ranks [1]"),
+        (4, torch.float32, "threads", ""),
+    ],
+)
+def test_training_on_unlike_processors_is_told_where_its_bits_depend_on_them(ranks, api, factors, dtype, unlike, told):
+    first, second = ranks.run(on_unlike_processors, 2, api, factors, dtype, unlike)
+    assert second == []
+    assert len(first) == bool(told)
+    assert all(told in text for text in first)

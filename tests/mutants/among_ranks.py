@@ -1,0 +1,48 @@
+"""Changes that break what ranks compare, and what they are told."""
+
+from .mutant import Mutant
+
+AMONG_RANKS = [
+    Mutant(
+        "training does not compare the threads that a compressor's bits depend on",
+        "ddp_core/averaging/averager.py",
+        "varies = traits_of(self.memory.compressor).varies_with_threads",
+        "varies = False",
+        "tests/ddp_core/averaging/test_same_kernels.py -k unlike_processors",
+    ),
+    Mutant(
+        "training does not compare threads where torch multiplies float64",
+        "ddp_core/averaging/averager.py",
+        "dtypes = {flat.dtype, *(each.dtype.to_real() for each in self.names)}",
+        "dtypes = {flat.dtype}",
+        "tests/ddp_core/averaging/test_same_kernels.py -k unlike_processors",
+    ),
+    Mutant(
+        "vector instructions are not compared",
+        "ddp_core/averaging/same_kernels.py",
+        'threads = {"threads": str(torch.get_num_threads()), "vectors": torch.backends.cpu.get_cpu_capability()}',
+        'threads = {"threads": str(torch.get_num_threads())}',
+        "tests/ddp_core/averaging/test_same_kernels.py -k unlike_processors",
+    ),
+    Mutant(
+        "a rank that is alone waits much longer than the limit of its handle",
+        "ddp_core/transport/setup_agreement.py",
+        "await_all(transport.group, HERE, REMEDY, self._limit)",
+        "await_all(transport.group, HERE, REMEDY, 12 * self._limit)",
+        "tests/hooks/test_starting_values.py -k attaches_alone",
+    ),
+    Mutant(
+        "the warning of averaged losses names no compressor without error feedback",
+        "ddp_core/averaging/step_checks.py",
+        '"without error feedback: int8, or error_feedback=false"',
+        '"without it"',
+        "tests/hooks/test_averaged_again.py -k losses",
+    ),
+    Mutant(
+        "L-BFGS is not told",
+        "ddp_core/averaging/step_checks.py",
+        "warnings.warn(LBFGS, stacklevel=3)",
+        "pass",
+        "tests/hooks/test_averaged_again.py -k lbfgs",
+    ),
+]
