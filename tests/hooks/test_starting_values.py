@@ -100,19 +100,24 @@ def test_each_rank_may_have_moved_its_parameters_by_its_own_ascent(ranks, kind):
     assert torch.equal(first, second)
 
 
-def started_apart(rank, world_size, kind):
-    """The error where a rank has other parameters from the first forward on."""
+def started_apart(rank, world_size, kind, after_load):
+    """The error where a rank has other parameters from the first forward on, or from a load on."""
     model, handle = wrapped(kind)
+    if after_load:
+        loss_of(model, rank, 0).backward()
+        handle.load_state_dict(handle.state_dict())
+        model.zero_grad()
     with torch.no_grad():
         local(next(model.parameters())).add_(rank)
-    error = error_of(lambda: loss_of(model, rank, 0).backward())[1]
+    error = error_of(lambda: loss_of(model, rank, 1).backward())[1]
     handle.close()
     return error
 
 
+@pytest.mark.parametrize("after_load", [False, True])
 @pytest.mark.parametrize("kind", [*KINDS, *OF_FSDP])
-def test_other_values_from_the_start_on_are_refused(ranks, kind):
-    for text in ranks.run(started_apart, 2, kind):
+def test_other_values_from_the_start_or_a_load_on_are_refused(ranks, kind, after_load):
+    for text in ranks.run(started_apart, 2, kind, after_load):
         assert "set up differently" in text
         assert "inside backward" not in text
 

@@ -25,6 +25,13 @@ AMONG_RANKS = [
         "tests/ddp_core/averaging/test_same_kernels.py -k unlike_processors",
     ),
     Mutant(
+        "ranks compare no values after a load",
+        "ddp_core/averaging/starting_values.py",
+        "self.due, self._first, self._last = True, {}, {}",
+        "pass",
+        "tests/hooks/test_starting_values.py -k load_on",
+    ),
+    Mutant(
         "a rank that is alone waits much longer than the limit of its handle",
         "ddp_core/transport/setup_agreement.py",
         "await_all(transport.group, HERE, REMEDY, self._limit)",
