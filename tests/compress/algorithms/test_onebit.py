@@ -11,7 +11,12 @@ from gradwire.kernels.quantization import uniform
 
 from ...kernels.test_rotation import hadamard, parts
 from ..given import gradients, layout
-from .test_adapters import signs
+
+
+def signs(vector, block):
+    """Blocks of mean magnitude times sign, in float64; the last block may be short."""
+    parts = [vector[start : start + block] for start in range(0, len(vector), block)]
+    return numpy.concatenate([numpy.abs(part).mean() * numpy.where(part >= 0, 1.0, -1.0) for part in parts])
 
 
 def rotation(numel, block):
