@@ -31,7 +31,7 @@ from .direct.collectives import GLOO, PINNED, Collectives, Direct
 from .private_group import meeting_place, new_name, private_group
 from .protocol import MESSAGE_LIMIT, Reply, Transport
 from .setup_agreement import CHECK_EVERY, Check, nothing
-from .taken_over import OWN_REQUESTS
+from .taken_over import OWN_REQUESTS, TAKERS
 from .torch_groups import (
     ALL_GATHER,
     ALL_TO_ALL,
@@ -219,8 +219,12 @@ class ProcessGroup(Transport):
             rows, equal = (size, not request.sizes) if isinstance(request, AllGather) else (1, True)
             if equal and rows * request.tensor.nbytes >= LARGE:
                 direct = self._direct(request, channel, group)
-        with OWN_REQUESTS:
-            return direct or started(request, group, self.check, by_streams=self._by_streams)
+        if direct is not None:
+            return direct
+        if TAKERS:
+            with OWN_REQUESTS:
+                return started(request, group, self.check, by_streams=self._by_streams)
+        return started(request, group, self.check, by_streams=self._by_streams)
 
     @cached_property
     def limit(self) -> timedelta:

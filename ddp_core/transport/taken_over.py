@@ -52,7 +52,7 @@ class Collective:
 
 
 Taker: TypeAlias = Callable[[Collective], "torch.futures.Future[Any] | None"]  # None: it goes to the backend
-_takers: dict[dist.ProcessGroup, Taker] = {}
+TAKERS: dict[dist.ProcessGroup, Taker] = {}
 _registered: list[torch.library.Library] = []  # one while any group is registered
 _lock = threading.Lock()
 _latest = threading.local()  # the work that this thread has returned last
@@ -125,11 +125,11 @@ def take_over(group: dist.ProcessGroup, taker: Taker) -> None:
             "gradwire.attach for DDP and FSDP2 needs torch 2.8 alone"
         )
     with _lock:
-        if group in _takers:
+        if group in TAKERS:
             raise ValueError(
                 "this process group is compressed already: close() its handle first, or use the handle that there is"
             )
-        _takers[group] = taker
+        TAKERS[group] = taker
         if not _registered:
             _registered.append(_library())
 
@@ -137,8 +137,8 @@ def take_over(group: dist.ProcessGroup, taker: Taker) -> None:
 def hand_back(group: dist.ProcessGroup) -> None:
     """Have a group's collectives go to its backend again."""
     with _lock:
-        _takers.pop(group, None)
-        if not _takers and _registered:
+        TAKERS.pop(group, None)
+        if not TAKERS and _registered:
             _registered.pop()._destroy()
 
 
@@ -182,7 +182,7 @@ def _kernel(call_of: Callable[..., Call]) -> Callable[..., Any]:
         boxed = next(place for place, each in enumerate(given) if isinstance(each, torch.ScriptObject))
         group = dist.ProcessGroup.unbox(given[boxed])
         call = call_of(written, *given[:boxed], *given[boxed + 1 :])
-        return written, call.begin(group, None if OWN_REQUESTS.depth else _takers.get(group)).boxed()
+        return written, call.begin(group, None if OWN_REQUESTS.depth else TAKERS.get(group)).boxed()
 
     return kernel
 
