@@ -34,7 +34,7 @@ ELSEWHERE = {  # a test, and beginnings or all of the commands that it runs, wit
         r"mpirun -n 2 --host",
     ],
     "tests/test_examples.py": [
-        r"(python|torchrun --nproc-per-node 2) docs/examples/train_(lightning|accelerate|transformers|ray|dcp).py$",
+        r"(python|torchrun --nproc-per-node 2) docs/examples/train_(lightning|accelerate|transformers|ray|dcp|dcp_fsdp).py$",
         r"torchrun --nproc-per-node 2 docs/examples/train_(finetune|gpt|gpt_fsdp).py ",
     ],
     "tests/hooks/local_sgd/test_example.py": [r"python docs/examples/train_sites.py", r"openssl "],

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions, _create_work_from_future
 
-from .torch_groups import ALL_GATHER, REDUCE_SCATTER, polled
+from .torch_groups import ALL_GATHER, REDUCE_SCATTER, backend_of, polled
 
 Kind: TypeAlias = Literal["all-reduce", "reduce-scatter", "all-gather"]
 DEVICES = ("CPU", "CUDA")
@@ -167,7 +167,7 @@ class Call:
             first = self.tensors[0]
             while not isinstance(first, Tensor):
                 first = first[0]
-            work: dist.Work = getattr(group._get_backend(first.device), self.method)(*self.tensors, self.options)
+            work: dist.Work = getattr(backend_of(group, first.device), self.method)(*self.tensors, self.options)
         elif sys._getframe(2).f_code.co_filename == BY_PYTHON:
             _latest.work = work = TakenWork(future)  # kept until the caller has it: nobody else holds this object
         else:

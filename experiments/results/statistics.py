@@ -38,7 +38,7 @@ def steps_with_loss_of(losses: Sequence[float], ended: Sequence[float]) -> int:
     """Return after how many steps smoothed `losses` stay at the one that another training ended with; all, if never.
 
     >>> steps_with_loss_of([4.0, 3.0, 2.0, 1.0], ended=[4.0, 3.5, 3.1])
-    3
+    2
     """
     target, curve = smoothed(ended)[-1], smoothed(losses)
     above = [step for step, loss in enumerate(curve, start=1) if loss > target]

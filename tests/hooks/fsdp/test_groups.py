@@ -58,7 +58,7 @@ def steps_of(world_size, spec, codes):
     torch.manual_seed(0)
     module = Mixed(codes)
     model = fully_shard(module, mesh=mesh_of(world_size))
-    handle = gradwire.attach(model, gather=spec)
+    handle = gradwire.attach(model, gather=spec, reduce="none")
     optimizer = torch.optim.SGD(model.wide.parameters(), lr=0.1)
     for step in range(3):
         exact = [each.full_tensor().detach().clone().float() for each in model.parameters()]

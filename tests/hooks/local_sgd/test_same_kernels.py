@@ -103,8 +103,8 @@ def test_sites_that_round_differently_have_the_same_bits_once_they_synchronize(r
     first, second = ranks.run(apart, 2, (1, 2), town.address if meets else None, "bits", False)
     assert torch.equal(first[0], second[0])
     assert [missed for _, missed, _ in (first, second)] == [0, 0]
-    assert "(threads: 1 on ranks [0], 2 on ranks [1])" in first[2][0]
-    assert second[2] == []
+    (text,) = first[2] + second[2]  # of the site that came first
+    assert "threads: " in text
 
 
 @pytest.mark.parametrize("threads", [(1, 2), (1, 1)])
@@ -112,5 +112,6 @@ def test_only_such_sites_compare_their_models_now_and_then(ranks, town, threads)
     first, second = ranks.run(apart, 2, threads, town.address, f"drift {threads}", True)
     differ = threads[0] != threads[1]
     assert torch.allclose(first[0], second[0]) == differ
-    assert first[1] == 0
-    assert (second[1] > 0) == differ
+    least, most = sorted([first[1], second[1]])  # the model of the site that came first counts
+    assert least == 0
+    assert (most > 0) == differ
