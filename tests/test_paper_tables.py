@@ -1,12 +1,17 @@
-"""docs/benchmarks/ef21_bits.py, muloco_sites.py, muon_feedback.py and powersgd_delay.py: tables of pages, small inputs."""
+"""Scripts of docs/benchmarks whose tables pages show, and small inputs to what they compute."""
 
 import importlib
 import json
 import math
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+
+from gradwire.compress import Simulation, compressor
+from gradwire.testing import SHAPES, bucket, check_conservation, check_telescoping, random_gradients
 
 ROOT = Path(__file__).parents[1]
 PAPERS = ROOT / "docs" / "results" / "papers"
@@ -52,6 +57,43 @@ def test_the_table_of_delays_on_the_page_is_that_of_its_file(script):
     delay = script("powersgd_delay")
     for line in delay.table(delay.FinishedRuns(DELAY / "runs.json")):
         assert f"{line}\n" in (DELAY / "README.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("study", ["exact-parameters", "few-bits-muon"])
+def test_the_table_of_few_bits_on_the_page_is_that_of_its_file(script, study):
+    few, folder = script("few_bits"), PAPERS.parent / study
+    for line in few.table(study, few.FinishedRuns(folder / "runs.json")):
+        assert f"{line}\n" in (folder / "README.md").read_text("utf-8")
+
+
+def test_a_core_and_the_rest_lose_nothing_but_what_is_held_back(script):
+    few, layout = script("few_bits"), bucket(SHAPES["layers"], ranks=4)
+    check_conservation(few.core(2, few.INT4), layout)
+    check_telescoping(few.core(2, few.INT4), layout)
+
+
+def test_codes_that_no_kernel_has_round_as_those_of_int4(script):
+    few, layout, generator = script("few_bits"), bucket(SHAPES["layers"], ranks=4), torch.Generator().manual_seed(0)
+    one, other = (Simulation(each, layout) for each in (few.ErrorFeedback(few.in_blocks(4)), compressor("int4")))
+    for _ in range(3):
+        gradients = random_gradients(layout, generator)
+        torch.testing.assert_close(one.step(gradients)[0], other.step(gradients)[0])
+
+
+def test_muon_in_float32_is_torchs_but_for_the_rounding_of_bfloat16(script):
+    few, generator = script("few_bits"), torch.Generator().manual_seed(0)
+    task = few.LONGER["gpt-muon-400"]
+    models = [nn.ModuleDict({"blocks": nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 32))})]
+    models.append(deepcopy(models[0]))
+    before = [each.detach().clone() for each in models[0].parameters()]
+    optimizers = [few.Trial(**vars(task)).optimizers(models[0])[0], task.optimizers(models[1])[0]]
+    for _ in range(3):
+        for own, other in zip(*(model.parameters() for model in models), strict=True):
+            own.grad = other.grad = torch.randn(own.shape, generator=generator)
+        for each in optimizers:
+            each.step()
+    for own, other, first in zip(*(model.parameters() for model in models), before, strict=True):
+        assert (own - other).norm() <= 0.02 * (own - first).norm()
 
 
 def test_a_training_at_half_the_pace_is_half_of_its_steps_behind(script):
