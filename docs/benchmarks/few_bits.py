@@ -13,6 +13,7 @@ import dataclasses
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from muon_feedback import DECAY, MATRICES, MOMENTUM
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from gradwire.compress import Compressor, Layout, Program, all_reduce, compressor, tuned
+from gradwire.compress import Compressor, Layout, Program, Ranks, all_reduce, compressor, tuned
 from gradwire.compress.algorithms.adapters import TwoShot
 from gradwire.compress.algorithms.dense import Dense
 from gradwire.compress.algorithms.powersgd import PowerSGD
@@ -33,19 +34,30 @@ from gradwire.compress.algorithms.quantized import Int2, Int4, Int8, Quantized
 from gradwire.compress.feedback.error_feedback import ErrorFeedback
 from gradwire.compress.feedback.partition import Partition
 from gradwire.compress.feedback.switch import Switch
+from gradwire.compress.protocol.compressor import inside
+from gradwire.compress.simulate import dry_run
 from gradwire.experiments.results.statistics import interval
 from gradwire.experiments.workloads.data import load_dataset
+from gradwire.experiments.workloads.models import ModelConfig, build_model
 from gradwire.experiments.workloads.muon import Muon
 from gradwire.experiments.workloads.training import initial_model
+from gradwire.hooks.plan import bucket_layouts
 from gradwire.kernels import Residual
 
 ROOT = Path(__file__).parents[2]
 VECTORS, EMBEDDINGS, HEAD = ("*bias", "*norm*"), ("tokens.*", "positions.*"), ("head.*",)
 BLOCK, SCALE_BITS = 128, 32
-LAST_QUARTER = 300  # the first step of 400
+QUARTERS = (0, 100, 200, 300)  # their first steps
 SEEDS, MOST_SEEDS = range(3), 9  # by default, and that the table looks for
 LESS = ", momentum 0.9"
 MUON_TASKS = ("gpt-muon-400", f"gpt-muon-400{LESS}", "gpt-muon-0.9m")
+
+SIZES = {
+    "0.14 M": LONGER["gpt-muon-400"].model,
+    "0.9 M": LONGER["gpt-muon-0.9m"].model,
+    "11 M": ModelConfig("gpt", width=384, layers=6, vocabulary=256, context=512),
+    "124 M": ModelConfig("gpt", width=768, layers=12, vocabulary=50257, context=1024),
+}
 
 
 class Trial(Task):
@@ -220,7 +232,7 @@ def feedback_of(codec: Quantized, matrices: bool) -> Compressor:
 
 
 INT4, INT2 = Int4(), Int2()
-LAST_IN_8 = ErrorFeedback(Switch({0: quantized(INT4), LAST_QUARTER: quantized(Int8())}))
+LAST_IN_8 = ErrorFeedback(Switch({0: quantized(INT4), QUARTERS[-1]: quantized(Int8())}))
 COMPRESSORS = ("int8", "int4", "int2", "topk", "onebit")
 KEPT = {"": (), "vectors": VECTORS, "vectors, embeddings": VECTORS + EMBEDDINGS}
 KEPT["vectors, embeddings, head"] = VECTORS + EMBEDDINGS + HEAD
@@ -253,8 +265,8 @@ CORE: dict[str, Way] = {
     "4 bits, scales per row and column": ErrorFeedback(by_rows(True)),
 }
 STUDIES = {
-    "exact-parameters": (EXACT, ("gpt-adamw-400", "gpt-muon-400")),
-    "few-bits-muon": (CORE, (*MUON_TASKS, "gpt-adamw-400")),
+    "exact-parameters": (EXACT, ("gpt-adamw-400", "gpt-muon-400"), ("0.14 M", "11 M", "124 M")),
+    "few-bits-muon": (CORE, (*MUON_TASKS, "gpt-adamw-400"), ("0.14 M", "0.9 M", "11 M")),
 }
 
 
@@ -268,18 +280,38 @@ def result(way: Way, task: Trial, seed: int, dataset: Any) -> dict[str, Any]:
     return {"sent_bytes": round(sent), "loss": found["loss"]}
 
 
+@cache
+def gpt(size: str) -> nn.Module:
+    """Return a model of SIZES on no device. At 124 M its head is its embedding, as in GPT-2."""
+    with torch.device("meta"):
+        model = build_model(SIZES[size])
+    if size == "124 M":
+        model.head.weight = model.tokens.weight
+    return model
+
+
+def sent_per_step(way: Way, size: str) -> float:
+    """Return the bytes that a rank sends per step in the mean of all quarters of a training, by dry runs."""
+    model, task = gpt(size), TASKS[MUON_TASKS[0]]
+    built = compressor(way) if isinstance(way, str | Compressor) else way(task, model)
+    if isinstance(inner := getattr(built, "inner", None), Rounded):
+        return inner.sent_bytes(model)
+    layouts = bucket_layouts(dict(reversed([*model.named_parameters()])), 25, Ranks(RANKS), torch.device("meta"))
+    steps = QUARTERS if any(isinstance(each, Switch) for each in inside(built)) else QUARTERS[:1]
+    return statistics.fmean(sum(dry_run(built, layout, step).sent_bytes for layout in layouts) for step in steps)
+
+
 def table(study: str, finished: FinishedRuns) -> Iterator[str]:
-    """Yield the lines of a table: by task how far each way ends above `none`, and how many times fewer bytes it sends."""
-    ways, tasks = STUDIES[study]
-    yield f"| compressor | bytes | {' | '.join(f'`{task}`' for task in tasks)} |"
-    yield "|---" * (2 + len(tasks)) + "|"
-    for way in ways:
-        of_tasks = [pairs(way, task, finished) for task in tasks]
-        if any(of_tasks):
-            fewer = dict.fromkeys(
-                f"{found[0][1]['sent_bytes'] / found[0][0]['sent_bytes']:.1f}x" for found in of_tasks if found
-            )
-            yield f"| {way} | {', '.join(fewer)} | {' | '.join(shown(excess(found)) for found in of_tasks)} |"
+    """Yield the lines of a table: by size how many times fewer bytes a way sends, by task how far it ends above `none`."""
+    ways, tasks, sizes = STUDIES[study]
+    heads = [*(f"bytes, {size}" for size in sizes), *(f"`{task}`" for task in tasks)]
+    yield f"| compressor | {' | '.join(heads)} |"
+    yield "|---" * (1 + len(heads)) + "|"
+    for name, way in ways.items():
+        losses = [shown(excess(pairs(name, task, finished))) for task in tasks]
+        if set(losses) != {"-"}:
+            fewer = [f"{sent_per_step('none', size) / sent_per_step(way, size):.1f}x" for size in sizes]
+            yield f"| {name} | {' | '.join([*fewer, *losses])} |"
 
 
 def pairs(way: str, task: str, finished: FinishedRuns) -> list[tuple[Any, Any]]:
@@ -315,7 +347,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[*SEEDS])
     parser.add_argument("--table", action="store_true", help="print the table of the finished runs, and run nothing")
     asked = parser.parse_args()
-    ways, tasks = STUDIES[asked.study]
+    ways, tasks, _ = STUDIES[asked.study]
     finished = FinishedRuns(asked.file or ROOT / "docs" / "results" / asked.study / "runs.json")
     if asked.table:
         print(*table(asked.study, finished), sep="\n")
