@@ -4,8 +4,8 @@
     python docs/benchmarks/few_bits.py few-bits-muon --tasks gpt-muon-400 --ways none "int4, core 4" --seeds 0
     python docs/benchmarks/few_bits.py few-bits-muon --table
 
-The tasks are those of compressor_loss.py with 400 steps: a GPT on four simulated ranks, with AdamW, or with Muon for the
-blocks' matrices and AdamW for the rest. Muon computes in float32. Runs that the study's file has are skipped; `--table`
+The tasks are those of compressor_loss.py, of 120 or 400 steps: a GPT on four simulated ranks, with AdamW, or with Muon for
+the blocks' matrices and AdamW for the rest. Muon computes in float32. Runs that the study's file has are skipped; `--table`
 prints a table and runs nothing.
 """
 
@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from compressor_loss import CPU, LONGER, MUON_LR, RANKS, Task, trained
+from compressor_loss import TASKS as SHORT
 from driver import parser_of
 from finished_runs import FinishedRuns
 from muon_feedback import DECAY, MATRICES, MOMENTUM
@@ -88,7 +89,7 @@ class LessMomentum(Trial):
     momentum = 0.9
 
 
-TASKS = {name: Trial(**vars(task)) for name, task in LONGER.items()} | {
+TASKS = {name: Trial(**vars(task)) for name, task in (SHORT | LONGER).items() if name.startswith("gpt")} | {
     MUON_TASKS[1]: LessMomentum(**vars(LONGER["gpt-muon-400"]))
 }
 
@@ -265,7 +266,11 @@ CORE: dict[str, Way] = {
     "4 bits, scales per row and column": ErrorFeedback(by_rows(True)),
 }
 STUDIES = {
-    "exact-parameters": (EXACT, ("gpt-adamw-400", "gpt-muon-400"), ("0.14 M", "11 M", "124 M")),
+    "exact-parameters": (
+        EXACT,
+        ("gpt-adamw", "gpt-muon", "gpt-adamw-400", "gpt-muon-400"),
+        ("0.14 M", "11 M", "124 M"),
+    ),
     "few-bits-muon": (CORE, (*MUON_TASKS, "gpt-adamw-400"), ("0.14 M", "0.9 M", "11 M")),
 }
 
