@@ -51,7 +51,7 @@ BLOCK, SCALE_BITS = 128, 32
 QUARTERS = (0, 100, 200, 300)  # their first steps
 SEEDS, MOST_SEEDS = range(3), 9  # by default, and that the table looks for
 LESS = ", momentum 0.9"
-MUON_TASKS = ("gpt-muon-400", f"gpt-muon-400{LESS}", "gpt-muon-0.9m")
+MUON_TASKS = ("gpt-muon", f"gpt-muon{LESS}", "gpt-muon-400")
 
 SIZES = {
     "0.14 M": LONGER["gpt-muon-400"].model,
@@ -90,7 +90,7 @@ class LessMomentum(Trial):
 
 
 TASKS = {name: Trial(**vars(task)) for name, task in (SHORT | LONGER).items() if name.startswith("gpt")} | {
-    MUON_TASKS[1]: LessMomentum(**vars(LONGER["gpt-muon-400"]))
+    MUON_TASKS[1]: LessMomentum(**vars(SHORT["gpt-muon"]))
 }
 
 
@@ -271,7 +271,7 @@ STUDIES = {
         ("gpt-adamw", "gpt-muon", "gpt-adamw-400", "gpt-muon-400"),
         ("0.14 M", "11 M", "124 M"),
     ),
-    "few-bits-muon": (CORE, (*MUON_TASKS, "gpt-adamw-400"), ("0.14 M", "0.9 M", "11 M")),
+    "few-bits-muon": (CORE, MUON_TASKS, ("0.14 M", "0.9 M", "11 M")),
 }
 
 
@@ -314,7 +314,7 @@ def table(study: str, finished: FinishedRuns) -> Iterator[str]:
     yield "|---" * (1 + len(heads)) + "|"
     for name, way in ways.items():
         losses = [shown(excess(pairs(name, task, finished))) for task in tasks]
-        if set(losses) != {"-"}:
+        if study == "exact-parameters" or set(losses) != {"-"}:
             fewer = [f"{sent_per_step('none', size) / sent_per_step(way, size):.1f}x" for size in sizes]
             yield f"| {name} | {' | '.join([*fewer, *losses])} |"
 
