@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradwire.compress import Simulation, compressor
+from gradwire.compress import Layout, Ranks, Simulation, compressor
 from gradwire.testing import SHAPES, bucket, check_conservation, check_telescoping, random_gradients
 
 ROOT = Path(__file__).parents[1]
@@ -59,11 +59,37 @@ def test_the_table_of_delays_on_the_page_is_that_of_its_file(script):
         assert f"{line}\n" in (DELAY / "README.md").read_text("utf-8")
 
 
-@pytest.mark.parametrize("study", ["exact-parameters", "few-bits-muon"])
-def test_the_table_of_few_bits_on_the_page_is_that_of_its_file(script, study):
-    few, folder = script("few_bits"), PAPERS.parent / study
-    for line in few.table(study, few.FinishedRuns(folder / "runs.json")):
+def test_the_table_of_exact_parameters_on_the_page_is_that_of_its_file(script):
+    few, folder = script("few_bits"), PAPERS.parent / "exact-parameters"
+    for line in few.table(folder.name, few.FinishedRuns(folder / "runs.json")):
         assert f"{line}\n" in (folder / "README.md").read_text("utf-8")
+
+
+def test_the_table_of_errors_of_updates_on_the_page_is_that_of_its_file(script):
+    errors, folder = script("update_errors"), PAPERS.parent / "few-bits-muon"
+    for line in errors.table(errors.FinishedRuns(folder / "update-errors.json")):
+        assert f"{line}\n" in (folder / "README.md").read_text("utf-8")
+
+
+def test_exact_averages_turn_no_update_and_a_core_turns_those_of_low_rank_less_than_int4(script):
+    errors, names = (
+        script("update_errors"),
+        ("blocks.layers.0.linear1.weight", "blocks.norm.bias", "tokens.weight", "head.weight"),
+    )
+    layout = Layout(names, ((64, 64), (64,), (32, 64), (32, 64)), torch.float32, torch.device("cpu"), Ranks(4))
+    ways, generator = ("none", "int4:error_feedback=true", "int4, core 4"), torch.Generator().manual_seed(0)
+    updates = {way: errors.Updates(errors.WAYS[way], layout) for way in ways}
+    compared = {way: errors.Compared() for way in ways}
+    for _ in range(4):
+        gradients = random_gradients(layout, generator)
+        for each in gradients:
+            layout.views(each)[names[0]].mul_(0.01)[:2].mul_(1000)
+        found = {way: each.step(gradients) for way, each in updates.items()}
+        for way in ways:
+            compared[way].add(found["none"], found[way], 1.0)
+    none, four, core = (compared[way].result() for way in ways)
+    assert all(each == {"error": 0, "drift": 0} for each in none.values())
+    assert 0 < core["matrices"]["error"] < 0.8 * four["matrices"]["error"]
 
 
 def test_a_core_and_the_rest_lose_nothing_but_what_is_held_back(script):
