@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 from ...compress import Ranks
 from ...ddp_core import Decorator, DistributedDataParallel, Handle
 from ...hooks.plan import ratio
-from ...hooks.slice_sizes import wire_mb
 from ...hooks.torch_ddp import attach, compress_bucket
+from ..advice.slice_sizes import wire_mb
 from ..workloads.order import BACKWARD
 from .rows import Case, Traffic
 

@@ -13,7 +13,7 @@ from ....compress import Layout, Ranks, Traffic, compressor
 from ....compress.simulate import steady_traffic
 from ....ddp_core.measure.step_model import LinkCost, Piece, StepModel, layered, merged
 from ....hooks.plan import bucket_layouts
-from ....hooks.slice_sizes import gradient_mb, parts_of
+from ...advice.slice_sizes import gradient_mb, parts_of
 from .trace import Shape, Trace
 
 ALL = 1e9  # MiB: one bucket for everything

@@ -13,9 +13,9 @@ from ...compress.protocol.requests import AllGather, AllReduce, Request
 from ...compress.simulate import STEADY, requests_of, work_memory
 from ...compress.state.tree import Leaves
 from ...ddp_core import layout_of
-from ..internet.relay import PART
-from ..local_sgd.arguments import site_compressor
-from ..local_sgd.fragment import grouped
+from ...hooks.internet.relay import PART
+from ...hooks.local_sgd.arguments import site_compressor
+from ...hooks.local_sgd.fragment import grouped
 from .predict import TRAVELS, Measured
 
 EVERY = (8, 16, 32, 64, 128, 256, 500)  # steps between two averages, of which the first that suffices is named

@@ -4,15 +4,23 @@ import pytest
 import torch
 
 import gradwire
-from gradwire.hooks.advice.local_sgd import Phase, SitesPlan, Wan, computing_share, recommended, round_plan, sites_plan
+from gradwire.experiments.advice.local_sgd import (
+    Phase,
+    SitesPlan,
+    Wan,
+    computing_share,
+    recommended,
+    round_plan,
+    sites_plan,
+)
 from gradwire.hooks.internet.background import Background
 from gradwire.hooks.internet.relay import PART
 from gradwire.hooks.internet.server import keep
 
+from ...hooks.local_sgd.sites import Town, together
+from ...hooks.local_sgd.test_local_steps import trained
 from ...wan import Direction
 from ...wan import Wan as Line
-from ..local_sgd.sites import Town, together
-from ..local_sgd.test_local_steps import trained
 
 ELEMENTS, SITES, UP, DOWN, TRIP = 1 << 20, 4, 1e6, 4e6, 0.1
 

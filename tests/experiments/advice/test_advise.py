@@ -18,13 +18,13 @@ from gradwire.compress import Ranks
 from gradwire.ddp_core import Link, Paced
 from gradwire.ddp_core.measure.clock import clock_of
 from gradwire.ddp_core.transport import host_places
-from gradwire.hooks.advice import Choice
-from gradwire.hooks.advice import trials as trials_module
-from gradwire.hooks.advice.decision_table import Candidate, uncertainty
-from gradwire.hooks.advice.predict import Prediction
-from gradwire.hooks.advice.rank_group import RankGroup, cores_each
-from gradwire.hooks.advice.timed_training import Training
-from gradwire.hooks.advice.trials import Trials
+from gradwire.experiments.advice import Choice
+from gradwire.experiments.advice import trials as trials_module
+from gradwire.experiments.advice.decision_table import Candidate, uncertainty
+from gradwire.experiments.advice.predict import Prediction
+from gradwire.experiments.advice.rank_group import RankGroup, cores_each
+from gradwire.experiments.advice.timed_training import Training
+from gradwire.experiments.advice.trials import Trials
 
 from ...ranks import GROUP_TIMEOUT
 

@@ -8,8 +8,8 @@ import torch
 
 from gradwire.compress import Ranks
 from gradwire.compress.protocol.requests import AllReduce
+from gradwire.experiments.advice.local_sgd import suggested
 from gradwire.experiments.cli.main import main
-from gradwire.hooks.advice.local_sgd import suggested
 
 STEP = 0.1  # seconds of computation
 
