@@ -193,7 +193,6 @@ def document(config: AdviseConfig, advice: Advice) -> dict[str, Any]:
         "computation": phases,
         "arithmetic": {spec: vars(each) for spec, each in advice.measured.arithmetic.items()},
         "network": costs,
-        "gpus": advice.gpus,
         "seconds": advice.seconds,
         "failures": advice.failures,
         "here": _forecast(advice.here),

@@ -58,7 +58,7 @@ FLOORS = {  # the rooms of a layer, folders and files, from the ground up; those
         "frameworks",
     ],
     "experiments": [
-        "advice ranks sharded_plan",
+        "advice ranks sharded_plan sites_plan",
         "results",
         "assumed_parts network kernels",
         "workloads",

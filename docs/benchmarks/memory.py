@@ -37,8 +37,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.fsdp import fully_shard
 
 import gradwire
-from gradwire.experiments.advice.local_sgd import SitesPlan, Wan, round_plans
 from gradwire.experiments.sharded_plan import plan_sharded
+from gradwire.experiments.sites_plan import SitesPlan, Wan, round_plans
 from gradwire.experiments.workloads.memory import peak_memory, reset_peak_memory
 
 RANKS, LAYERS = 2, 16

@@ -18,10 +18,10 @@ from driver import parser_of
 from torch import nn
 
 import gradwire
-from gradwire.experiments.advice.local_sgd import Wan, round_plan
 from gradwire.experiments.network.lab.config import NetlabConfig
 from gradwire.experiments.network.lab.launcher import run_on_hosts
 from gradwire.experiments.ranks.launchers import lab_here
+from gradwire.experiments.sites_plan import Wan, round_plan
 from gradwire.hooks.internet.server import keep
 
 SITES, PORT, UP, DOWN, MBIT = 4, 29500, 110, 500, 1e6 / 8

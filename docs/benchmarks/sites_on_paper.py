@@ -15,7 +15,7 @@ from rich.table import Table
 from torch import Tensor
 
 from gradwire import compressor, plan
-from gradwire.experiments.advice.local_sgd import EVERY, Wan, computing_share, round_plan
+from gradwire.experiments.sites_plan import EVERY, Wan, computing_share, round_plan
 from gradwire.experiments.workloads.models import ModelConfig, build_model
 from gradwire.hooks.local_sgd.fragment import grouped
 

@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_leaves
 
 import gradwire
 from gradwire.ddp_core.engine.lanes import Task
-from gradwire.experiments.advice.local_sgd import SitesPlan, Wan, round_plans
 from gradwire.experiments.sharded_plan import plan_sharded
+from gradwire.experiments.sites_plan import SitesPlan, Wan, round_plans
 from gradwire.hooks.local_sgd.rounds import Rounds
 from gradwire.kernels import pool
 

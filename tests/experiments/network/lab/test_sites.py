@@ -5,9 +5,9 @@ import json
 import torch
 
 from gradwire import compressor
-from gradwire.experiments.advice.local_sgd import Wan, round_plan
 from gradwire.experiments.network.lab import NetlabConfig
 from gradwire.experiments.network.lab.hosts import run, temporary_lab
+from gradwire.experiments.sites_plan import Wan, round_plan
 
 from ....forked import Script
 from .given import wait_for

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import gradwire
-from gradwire.experiments.advice.local_sgd import (
+from gradwire.experiments.sites_plan import (
     Phase,
     SitesPlan,
     Wan,
@@ -17,10 +17,10 @@ from gradwire.hooks.internet.background import Background
 from gradwire.hooks.internet.relay import PART
 from gradwire.hooks.internet.server import keep
 
-from ...hooks.local_sgd.sites import Town, together
-from ...hooks.local_sgd.test_local_steps import trained
-from ...wan import Direction
-from ...wan import Wan as Line
+from ..hooks.local_sgd.sites import Town, together
+from ..hooks.local_sgd.test_local_steps import trained
+from ..wan import Direction
+from ..wan import Wan as Line
 
 ELEMENTS, SITES, UP, DOWN, TRIP = 1 << 20, 4, 1e6, 4e6, 0.1
 
