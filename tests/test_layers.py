@@ -50,7 +50,8 @@ FLOORS = {  # the rooms of a layer, folders and files, from the ground up; those
         "module",
     ],
     "hooks": [
-        "collectives handle_of internet torch_ddp_checks torch_steps overlap report_loss",
+        "backwards collectives handle_of internet model_kinds torch_ddp_checks overlap report_loss",
+        "torch_steps",
         "torch_ddp",
         "comm_hook",
         "fsdp local_sgd",

@@ -17,7 +17,7 @@ from ...ddp_core import DistributedDataParallel, Handle, Scaler, over, share_mod
 from ..local_sgd.local_steps import LocalSteps
 from .gathered_state import scalars
 from .lightning_package import NAMED, DDPStrategy, FabricDDPStrategy
-from .local_steps import OF_LOCAL_STEPS, GatheredSites, local_scalars
+from .local_steps import OF_LOCAL_STEPS, GatheredSites
 
 STATE = "gradwire"  # the key in a checkpoint
 NAMES = ("bf16", "int8", "int4")  # compressors of the strategies that Trainer and Fabric know by name
@@ -43,10 +43,6 @@ class _Kept(DDPStrategy):
     @property
     def _source(self) -> Handle | GatheredSites | None:
         """The owner of the state; None before a fit."""
-        raise NotImplementedError
-
-    def _costs(self) -> dict[str, float]:
-        """The numbers that a logger gets from a fit that has begun."""
         raise NotImplementedError
 
     def _load_saved(self) -> None:
@@ -77,7 +73,7 @@ class _Kept(DDPStrategy):
         """Log what the last step or round cost, if this batch is one at whose end Lightning writes to its loggers."""
         super().on_train_batch_start(batch, batch_idx)
         if self._source is not None and logs_now(self.lightning_module.trainer):
-            self.lightning_module.log_dict(self._costs(), on_step=True, on_epoch=False)
+            self.lightning_module.log_dict(scalars(self._source), on_step=True, on_epoch=False)
 
     def teardown(self) -> None:
         """Tear down as Lightning does."""
@@ -190,10 +186,6 @@ class GradwireStrategy(_Compressing, _Kept):
     def _source(self) -> Handle | None:
         return self._compression
 
-    def _costs(self) -> dict[str, float]:
-        assert self._compression is not None
-        return scalars(self._compression)
-
     def teardown(self) -> None:
         """Tear down as Lightning does, and end the compression, except for its state and its statistics."""
         if isinstance(self.model, DistributedDataParallel):  # Lightning would advise on static_graph, by a wrong call
@@ -242,10 +234,6 @@ class LocalStepsStrategy(_Kept):
     @property
     def _source(self) -> GatheredSites | None:
         return self._sites
-
-    def _costs(self) -> dict[str, float]:
-        assert self.local is not None
-        return local_scalars(self.local)
 
     def on_train_end(self) -> None:
         """Average the model, which is then the same on all ranks, and end local SGD."""

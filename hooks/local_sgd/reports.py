@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import math
-import secrets
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
 import torch
 from torch import Tensor
 
-from ...kernels import all_finite
 from ..internet.meeting import bytes_of
-from ..internet.standing import Claim
-from .fragment import Fragment
-from .joining import flags
 
 CHOICES = ("keep", "clip", "drop")
 FAR = 3.0  # a norm is far above the median of the others' from this factor on
@@ -53,26 +48,6 @@ class Report:
     drift: float
     lineage: int
     flags: list[int]
-
-    @classmethod
-    def now(
-        cls,
-        claim: Claim,
-        lineage: int,
-        difference: Tensor | None,
-        weight: float,
-        fragments: Sequence[Fragment],
-        unfrozen: Mapping[str, Tensor],
-        owed: float = 0.0,
-        drift: float = 0.0,
-    ) -> Report:
-        """Return this site's."""
-        norm = 0.0 if difference is None else norm_of(difference)
-        able = difference is not None and bool(all_finite(difference))
-        drawn = secrets.randbelow(DIGEST)
-        return cls(
-            claim.round, able, claim.training, drawn, norm, owed, weight, drift, lineage, flags(fragments, unfrozen)
-        )
 
     @classmethod
     def of(cls, row: Sequence[int]) -> Report:

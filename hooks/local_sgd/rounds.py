@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import secrets
 import threading
 import time
 import weakref
@@ -23,14 +24,16 @@ from ...ddp_core.engine.lanes import Task
 from ...ddp_core.measure.step import Record
 from ...ddp_core.memory.bucket_memory import BucketMemory
 from ...ddp_core.transport.protocol import Decorator, Transport
+from ...kernels import all_finite
 from ..internet.meeting import Meeting
 from ..internet.standing import NEW, Claim, Verdict, judge
 from .buffers import change, with_buffers, within
 from .fragment import Fragment
 from .inside import Sites
-from .joining import anchors, joined
+from .joining import anchors, flags, joined
 from .outer import Outer
 from .reports import (
+    DIGEST,
     Report,
     RoundStats,
     buffer_limits,
@@ -100,10 +103,19 @@ class Round:
 
     def tell(self) -> list[Report]:
         """Give this site's report to the others, and return those of all."""
-        rounds, given = self._rounds, self._given
-        owed, drift = rounds.owed, 0.0 if given.buffers is None else rounds.drift(given.buffers)
-        told = given.difference, given.weight, rounds.fragments, given.unfrozen, owed, drift
-        mine = Report.now(rounds.claim, rounds.lineage, *told)
+        rounds, given, claim = self._rounds, self._given, self._rounds.claim
+        mine = Report(
+            round=claim.round,
+            able=given.difference is not None and bool(all_finite(given.difference)),
+            training=claim.training,
+            drawn=secrets.randbelow(DIGEST),
+            norm=0.0 if given.difference is None else norm_of(given.difference),
+            owed=rounds.owed,
+            weight=given.weight,
+            drift=0.0 if given.buffers is None else rounds.drift(given.buffers),
+            lineage=rounds.lineage,
+            flags=flags(rounds.fragments, given.unfrozen),
+        )
         return [Report.of(row) for row in self._meeting.tell(mine.row)]
 
     def judge(self, reports: Sequence[Report]) -> Verdict:
