@@ -256,7 +256,7 @@ class Rendezvous:
             self._token = record["token"]
             offers = meeting.exchange(written(self._kernels))
             meeting.differ = follow_kernels(checked_offers(offers, names, self._kernels), rank, CPU)
-        meeting.training, meeting.round = record["training"], record["round"]
+        meeting.claim = Claim(record["training"], record["round"])
         meeting.lineage = int.from_bytes(hashlib.sha256(record["token"].encode()).digest()[:7], "big")
         return meeting
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..internet.meeting import bytes_of
+from ..internet.standing import Claim
 
 CHOICES = ("keep", "clip", "drop")
 FAR = 3.0  # a norm is far above the median of the others' from this factor on
@@ -30,17 +31,16 @@ BITS = struct.Struct(f"<{REALS}d"), struct.Struct(f"<{REALS}q")
 
 @dataclass(frozen=True)
 class Report:
-    """A site before a round. `able`: its difference is finite; `norm`: of the difference; `weight`: of it in the average.
+    """A site before a round. `claim`: its standing; `able`: its difference is finite; `norm`: of the difference.
 
-    `owed`: the norm of what its compressor holds back, which joins the average.
+    `weight`: of it in the average. `owed`: the norm of what its compressor holds back, which joins the average.
     `drift`: the norm of the change of its buffers.
     `drawn`: a random number, of which the first site's is the identity of a new training. `lineage`: alike at sites whose
     models are. `flags`: of the parameters that were frozen at the start.
     """
 
-    round: int
+    claim: Claim
     able: bool
-    training: str
     drawn: int
     norm: float
     owed: float
@@ -56,14 +56,15 @@ class Report:
         norm, owed, weight, drift = BITS[0].unpack(BITS[1].pack(*told))
         able = bool(able) and is_weight(weight) and all(0 <= each < math.inf for each in (norm, owed, drift))
         rest = list(row[4 + REALS + 1 :])
-        return cls(number, able, identity(training), drawn, norm, owed, weight, drift, lineage, rest)
+        claim = Claim(identity(training) if number > 0 else "", number)
+        return cls(claim, able, drawn, norm, owed, weight, drift, lineage, rest)
 
     @property
     def row(self) -> list[int]:
         """The numbers that other sites get."""
-        training = int(self.training or "0", 16)
+        training = int(self.claim.training or "0", 16)
         told = BITS[1].unpack(BITS[0].pack(self.norm, self.owed, self.weight, self.drift))
-        return [self.round, self.able, training, self.drawn, *told, self.lineage, *self.flags]
+        return [self.claim.round, self.able, training, self.drawn, *told, self.lineage, *self.flags]
 
 
 @dataclass(frozen=True)

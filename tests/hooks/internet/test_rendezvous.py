@@ -121,7 +121,7 @@ def test_a_site_of_another_training_or_ahead_of_the_majority_is_refused_by_name_
     made, _ = joined(places, 3)
     claims = [Claim(OURS, 5)] * 2 + [claim]
     first, second, third = together(3, lambda site: made[site].meet(claims[site]))
-    assert (first.training, first.round, sorted(first.names)) == (OURS, 5, ["site 0", "site 1"])
+    assert (first.claim, sorted(first.names)) == (Claim(OURS, 5), ["site 0", "site 1"])
     assert second.round == 5
     with pytest.raises(RuntimeError, match=words):
         raise third
@@ -142,12 +142,12 @@ def test_a_server_that_starts_anew_is_found_again_and_the_training_goes_on(unuse
     for each in at:
         each.join("alike")
     first = together(2, lambda site: at[site].meet())
-    claim = Claim(first[0].training, 3)
+    claim = Claim(first[0].claim.training, 3)
     server.close()
     again = Server(port=server.port)
     meetings = together(2, lambda site: at[site].meet(claim))
     again.close()
-    assert [(each.training, each.round) for each in meetings] == [(claim.training, 3)] * 2
+    assert [each.claim for each in meetings] == [claim] * 2
 
 
 def test_a_site_that_waits_where_the_server_ends_sees_it(monkeypatch, caplog):
@@ -177,10 +177,10 @@ def test_a_server_that_starts_anew_waits_for_as_many_sites_as_there_were(unused_
         each.join("alike")
     first = together(3, lambda site: at[site].meet())
     at[2].close()
-    together(2, lambda site: at[site].meet(Claim(first[0].training, 1)))
+    together(2, lambda site: at[site].meet(Claim(first[0].claim.training, 1)))
     server.close()
     again = Server(port=server.port)
-    meetings = together(2, lambda site: at[site].meet(Claim(first[0].training, 2)))
+    meetings = together(2, lambda site: at[site].meet(Claim(first[0].claim.training, 2)))
     again.close()
     assert [each.ranks.world_size for each in meetings] == [2, 2]
 
@@ -191,7 +191,7 @@ def test_sites_that_begin_anew_without_an_end_have_a_new_training_and_may_have_n
         each.close()
         each.join("other")
     again = together(2, lambda site: made[site].meet())
-    assert again[0].training == again[1].training != first[0].training
+    assert again[0].claim.training == again[1].claim.training != first[0].claim.training
 
 
 def test_a_site_that_listens_at_all_addresses_gives_the_others_one_that_they_reach(unused_port):
