@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ...compress import Spec
-from ...ddp_core import Handle, Scaler
+from ...ddp_core import Handle
 from ..handle_of import handle_of
 from ..local_sgd.local_steps import LocalSteps
 from ..model_kinds import ddp_inside
@@ -20,19 +20,11 @@ from ..torch_ddp import attach
 from .gathered_state import GatheredState
 from .local_steps import GatheredSites, without_averages
 
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
 CLOSED = "closed"  # the key of a state that was saved when its handle was closed
 log = logging.getLogger(__name__)
-
-
-class Accelerator(Protocol):
-    """The part of accelerate.Accelerator that gradwire uses."""
-
-    scaler: Scaler | None
-    num_processes: int
-
-    def register_for_checkpointing(self, *objects: Any) -> None:
-        """Have `save_state` and `load_state` call state_dict and load_state_dict of these."""
-        ...
 
 
 class PreparedState(GatheredState):
