@@ -5,7 +5,6 @@
 import logging
 from collections.abc import Mapping
 from datetime import timedelta
-from functools import partial as partially
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
@@ -274,17 +273,8 @@ def handle_for(
             handle.step_detector = ByReducer()
         elif ddp.static_graph or getattr(ddp, "skip_all_reduce_unused_params", False):
             handle.step_detector = detector = ByForward()
-            ddp.register_forward_pre_hook(partially(_announce, detector))
-            ddp.register_forward_hook(partially(_watch_outputs, detector))
+            ddp.register_forward_pre_hook(detector.announce)
+            ddp.register_forward_hook(detector.watch)
         else:
             handle.step_detector = ByIndex()
     return handle
-
-
-def _announce(detector: ByForward, *_: Any) -> None:
-    detector.announce()
-
-
-def _watch_outputs(detector: ByForward, _model: nn.Module, _inputs: Any, outputs: Any) -> None:
-    if not torch.compiler.is_compiling():
-        detector.watch(outputs)

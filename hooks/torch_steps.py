@@ -6,6 +6,7 @@ import sys
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 from torch.autograd import Variable
 
 from ..ddp_core.averaging.steps import Steps
@@ -67,13 +68,14 @@ class ByForward(StepDetector):
         """Anew in copies, which have steps of their own."""
         return ByForward, ()
 
-    def announce(self) -> None:
-        """Have the next bucket be the first of a step."""
+    def announce(self, *_: Any) -> None:
+        """Have the next bucket be the first of a step: a forward pre-hook."""
         self._announced = True
 
-    def watch(self, outputs: Any) -> None:
-        """Note where a backward from the outputs of a forward begins."""
-        self._backwards.watch(outputs)
+    def watch(self, _model: nn.Module, _inputs: Any, outputs: Any) -> None:
+        """Note where a backward from the outputs of a forward begins: a forward hook."""
+        if not torch.compiler.is_compiling():
+            self._backwards.watch(outputs)
 
     def begins(self, bucket: Bucket) -> bool:
         """Return True if a forward has announced it, or no index and no new parameter contradicts."""
