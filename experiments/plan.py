@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from ..compress import compressor
 from ..compress.state.shares import ranks_given
 from ..hooks.local_sgd.arguments import site_compressor
-from ..hooks.plan import Plan, plan
 from .advice.predict import Prediction
 from .assumed_parts import GpuStep, layered, model_step, predicted_step
+from .bucket_plan import Plan, plan
 from .network.link import parse_rate, shown_rate
 from .plan_config import PlanConfig, counted
 from .sharded_plan import plan_sharded

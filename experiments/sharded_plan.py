@@ -17,7 +17,7 @@ from ..compress.simulate import WorkMemory, memory_of, requests_in, traffic
 from ..compress.state.shares import placed_on_hosts
 from ..ddp_core import layout_of
 from ..ddp_core.engine.lanes import MODULES_IN_FLIGHT
-from ..hooks.plan import META, Plan
+from .bucket_plan import META, Plan
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from . import comm_hooks
     from .experiments.advice.advise import advise
     from .experiments.advice.recommendation import Advice
+    from .experiments.bucket_plan import Plan, plan
     from .hooks.collectives.compress_group import compress_group
     from .hooks.comm_hook import comm_hook
     from .hooks.frameworks.accelerate import accelerate, accelerate_locally
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from .hooks.internet.rendezvous import Rendezvous
     from .hooks.local_sgd.local_steps import LocalSteps
     from .hooks.overlap import overlap
-    from .hooks.plan import Plan, plan
     from .hooks.report_loss import report_loss
 
 try:
@@ -44,7 +44,7 @@ _FILES = {  # imported when they are first asked for
     "Advice": "experiments.advice",
     "GatheredState": "hooks.frameworks.gathered_state",
     "LocalSteps": "hooks.local_sgd.local_steps",
-    "Plan": "hooks.plan",
+    "Plan": "experiments.bucket_plan",
     "Rendezvous": "hooks.internet.rendezvous",
     "accelerate": "hooks.frameworks.accelerate",
     "accelerate_locally": "hooks.frameworks.accelerate",
@@ -52,7 +52,7 @@ _FILES = {  # imported when they are first asked for
     "comm_hook": "hooks.comm_hook",
     "compress_group": "hooks.collectives.compress_group",
     "overlap": "hooks.overlap",
-    "plan": "hooks.plan",
+    "plan": "experiments.bucket_plan",
     "report_loss": "hooks.report_loss",
 }
 

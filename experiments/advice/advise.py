@@ -23,7 +23,7 @@ from ...ddp_core.averaging.engines import Engines
 from ...ddp_core.measure.clock import clock_of
 from ...ddp_core.transport.protocol import time_limit
 from ...ddp_core.transport.torch_groups import orders_streams
-from ...hooks.plan import bucket_layouts
+from ..bucket_plan import bucket_layouts
 from .arithmetic import Arithmetic, copy_seconds, gradient_pool, measured_arithmetic, sampled
 from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED, candidates, family, narrowed
 from .decision_table import Candidate

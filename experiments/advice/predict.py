@@ -17,7 +17,7 @@ from ...compress.simulate import STEADY, requests_of
 from ...compress.state.shares import ranks_seen
 from ...ddp_core.measure.link_schedule import optimal, priority_order
 from ...ddp_core.measure.step_model import Piece, StepModel
-from ...hooks.plan import bucket_layouts, state_bytes, work_bytes
+from ..bucket_plan import bucket_layouts, state_bytes, work_bytes
 from .arithmetic import Arithmetic
 from .candidates import PRIORITY
 from .network import FREE, Kind, KindCost, kind_of, messages

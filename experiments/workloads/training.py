@@ -24,8 +24,8 @@ from ...ddp_core import Decorator, DistributedDataParallel, Handle, exchange, ov
 from ...hooks.fsdp import ShardHandle
 from ...hooks.local_sgd.local_steps import LocalSteps
 from ...hooks.local_sgd.outer import outer
-from ...hooks.plan import Plan, plan, ratio
 from ...hooks.torch_ddp import attach
+from ..bucket_plan import Plan, plan, ratio
 from ..network.ranks_config import RanksConfig
 from ..results.comparison import Evaluation, RunResult
 from ..results.statistics import percentiles

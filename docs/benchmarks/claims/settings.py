@@ -13,8 +13,8 @@ from gradwire.experiments.advice import Rule
 from gradwire.experiments.sharded_plan import plan_sharded
 from gradwire.hooks.internet.rendezvous import SEARCH
 
-PLAN = Source("hooks/plan.py", "gradwire.plan", "computed from shapes", "124 M")
-BOX = Source("hooks/plan.py", "gradwire.plan", "computed from shapes", "1.2 B")
+PLAN = Source("experiments/bucket_plan.py", "gradwire.plan", "computed from shapes", "124 M")
+BOX = Source("experiments/bucket_plan.py", "gradwire.plan", "computed from shapes", "1.2 B")
 MEMORY = ("int4", "int4:residual_bits=8")
 EGOVERSE = {"none": 6.4, "bf16": 3.6, "alone": 1.4}  # seconds of a step
 EGOVERSE_SOURCE = Source("EgoVerse, pull request 667", "", "8 A40 in one box", "1.2 B")

@@ -1,4 +1,4 @@
-"""The traffic and memory of a step with compressors, before anything is trained: of DDP and of FSDP2."""
+"""The traffic and memory of a step with compressors, before anything is trained, under DDP: `gradwire.plan`."""
 
 from __future__ import annotations
 
