@@ -50,6 +50,10 @@ HOOKED = (
     "the DDP model has a communication hook already, and torch takes one alone: to change the compressor, call swap() of "
     "its handle; after close(), wrap the model anew in DistributedDataParallel"
 )
+OF_SHARDS = (
+    "an FSDP2 model has process groups of its own, and compresses weights and gradients: attach(fsdp_model, gather='int8', "
+    "reduce='int4'). In torch 2.9 replicate() makes an FSDP2 model, too: upgrade to torch 2.10"
+)
 PYTHON_REDUCER = (
     "torch's DDP was made under torch._dynamo.config.optimize_ddp='python_reducer', where communication hooks get no "
     "buckets: set it to 'ddp_optimizer', torch's default, before the model is wrapped, and leave compiled autograd off"
@@ -164,8 +168,9 @@ def attach(
     if isinstance(model, nn.Module) and is_sharded(model) and not is_replicated(model):
         from .fsdp import Sharding, attach_sharded
 
-        asked = Sharding(gather, reduce, replicas, compressor, process_group, optimizer, undo)
-        handle = attach_sharded(model, asked, timeout, transport)
+        if compressor is not None or process_group is not None:
+            raise TypeError(OF_SHARDS)
+        handle = attach_sharded(model, Sharding(gather, reduce, replicas, optimizer, undo), timeout, transport)
     else:
         options: dict[str, Any] = {"process_group": process_group, "timeout": timeout, "transport": transport}
         options["undo"] = undo
