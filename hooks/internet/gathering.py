@@ -65,7 +65,8 @@ class Arrival(Site):
             raise BadRecord(f"{what} has a port from 1 to 65535 and 1 to {SITES} sites; got {site.port} and {sites}")
         if not same:
             met, sites = 0, min(known, sites) if known > 0 else sites
-        return cls(*site.seen.values(), setup, met, sites, phase, grace, start, claim, now)
+        place = site.id, site.name, site.link, site.host, site.port
+        return cls(*place, setup, met, sites, phase, grace, start, claim, now)
 
 
 @dataclass

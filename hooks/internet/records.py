@@ -78,7 +78,8 @@ def field(record: Mapping[str, Any], key: str, kind: type[T], what: str) -> T:
 
 def site_of(record: Mapping[str, Any], what: str) -> Site:
     """Return the site of a message. Raises BadRecord."""
-    return Site(*(field(record, key, str, what) for key in TEXTS), field(record, "port", int, what))
+    site, name, link, host = (field(record, key, str, what) for key in TEXTS)
+    return Site(site, name, link, host, field(record, "port", int, what))
 
 
 def is_text(value: object) -> bool:
