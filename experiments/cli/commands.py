@@ -91,7 +91,7 @@ COMMANDS: dict[str, Command] = {
     "advise": Command(
         "Measure a DDP training and its network, and recommend whether and how to compress. For FSDP2 and accumulated "
         "micro-batches see gradwire plan.",
-        function=".advise.command:advise_command",
+        function=".advise:advise_command",
         examples=("gradwire advise", "gradwire advise --model gpt --optimizer adamw --link 1gbit --hosts 16,64"),
         common=("model", "optimizer", "batch_size", "compressors", "hosts", "nproc", "json"),
     ),

@@ -23,11 +23,12 @@ from ...ddp_core.engine.engine import DEFAULT_TIMEOUT
 from ...ddp_core.transport.protocol import Decorator
 from ...ddp_core.transport.rank_messages import checksum
 from ..internet.rendezvous import Rendezvous, TrainingEnded
+from ..model_kinds import sharded_modules
 from . import arguments, saved
 from .arguments import rounds_of
 from .buffers import Buffers
 from .fragment import Fragment
-from .inside import inside_of, sharded_modules, show_shards
+from .inside import inside_of, show_shards
 from .joining import stray_message, strays
 from .outer import outer, suited
 from .reports import RoundStats

@@ -337,7 +337,7 @@ MUTANTS = [
     Mutant(
         "a step ends with the backward of a reentrant checkpoint",
         "hooks/torch_steps.py",
-        "backward.steps = steps",
+        "backward.at_end = steps.all_sent",
         "Variable._execution_engine.queue_callback(steps.all_sent)",
         "tests/hooks/test_torch_steps.py",
     ),

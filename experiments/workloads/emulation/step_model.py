@@ -12,8 +12,8 @@ from torch import Tensor
 from ....compress import Layout, Ranks, Traffic, compressor
 from ....compress.simulate import steady_traffic
 from ....ddp_core.measure.step_model import LinkCost, Piece, StepModel, layered, merged
-from ....hooks.plan import bucket_layouts
-from ....hooks.slice_sizes import gradient_mb, parts_of
+from ...advice.slice_sizes import gradient_mb, parts_of
+from ...bucket_plan import bucket_layouts
 from .trace import Shape, Trace
 
 ALL = 1e9  # MiB: one bucket for everything

@@ -17,7 +17,7 @@ from gradwire.hooks.internet.link import Link, dial
 from gradwire.hooks.internet.records import BadRecord
 from gradwire.hooks.internet.relay import Star, _read_address
 from gradwire.hooks.internet.secret import Secret
-from gradwire.hooks.internet.server import keep
+from gradwire.hooks.internet.server import Server
 
 from ..local_sgd.sites import EVENT, LIMIT, descend, together
 from ..local_sgd.test_local_steps import assert_others_go_on, assert_same, trained
@@ -29,7 +29,7 @@ WAIT = timedelta(seconds=EVENT)
 @pytest.fixture
 def relay(monkeypatch):
     """A rendezvous that relays, for sites at which nobody can listen."""
-    server = keep(relay=True)
+    server = Server(relay=True)
     monkeypatch.setattr(rendezvous, "Listener", None)
     yield server
     server.close()
@@ -172,7 +172,7 @@ def test_a_relay_that_dies_is_named(relay, monkeypatch, caplog):
 def test_when_a_relay_dies_all_sites_continue_at_the_next_one_and_end_with_one_model(relay, monkeypatch, caplog):
     monkeypatch.setattr(rendezvous, "SEARCH", 0.5)
     monkeypatch.setattr(rendezvous, "PAUSE", 0.1)
-    second = keep(relay=True)
+    second = Server(relay=True)
     address = f"{HERE}:{relay.port}, {HERE}:{second.port}"
     options = {"limit": timedelta(seconds=LIMIT), "start": timedelta(seconds=EVENT)}
     made = [Rendezvous(address, 3, name=f"site {place}", **options) for place in range(3)]
@@ -233,7 +233,7 @@ def test_the_relay_passes_on_nothing_of_a_site_that_is_not_in_the_meeting(relay,
 
 
 def test_a_server_that_relays_no_more_says_so():
-    server = keep()
+    server = Server()
     at = site(server, 1, "site 0")
     at._relayed = True  # as it was when the site asked first
     at.join("alike")

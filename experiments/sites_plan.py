@@ -8,21 +8,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...compress import Compressor, Layout, Ranks
-from ...compress.protocol.requests import AllGather, AllReduce, Request
-from ...compress.simulate import STEADY, requests_of, work_memory
-from ...compress.state.tree import Leaves
-from ...ddp_core import layout_of
-from ..internet.relay import PART
-from ..local_sgd.arguments import site_compressor
-from ..local_sgd.fragment import grouped
-from .predict import TRAVELS, Measured
+from ..compress import Compressor, Layout, Ranks
+from ..compress.protocol.requests import AllGather, AllReduce, Request
+from ..compress.simulate import STEADY, requests_of, work_memory
+from ..compress.state.tree import Leaves
+from ..ddp_core import layout_of
+from ..hooks.internet.relay import PART
+from ..hooks.local_sgd.fragment import grouped
 
 EVERY = (8, 16, 32, 64, 128, 256, 500)  # steps between two averages, of which the first that suffices is named
 FRAGMENTS = (4, 2, 1)
 FREE = 32  # steps between averages up to which twice the steps make up for the loss, in docs/results/local-steps
-COMPRESSOR, SHARE = "int4", 0.95  # as LocalSteps and `gradwire plan --sites` have them by default
-MORE_STEPS = 2  # times as many, which make up for the loss with up to FREE steps between averages
 ROUND_TRIPS = 4  # before a round: a connection with the rendezvous, its proofs in both directions, and the question
 
 
@@ -196,28 +192,3 @@ def recommended(plans: Sequence[SitesPlan]) -> int:
     if free:
         return min(free, key=lambda place: plans[place].delay)
     return min(range(len(plans)), key=lambda place: (plans[place].every, -plans[place].computing))
-
-
-def suggested(measured: Measured, step: float) -> list[str]:
-    """Return lines that suggest local SGD between hosts of one rank each; none where it would not be faster.
-
-    It counts twice the steps. `step`: seconds of a step with the recommended compressor at every step.
-    """
-    ranks, seconds = measured.ranks, measured.computation.seconds
-    links = [cost.link for (_, _, scope), cost in measured.costs.items() if scope in TRAVELS]
-    slowest = max((link.beta for link in links), default=0.0)
-    if ranks.per_host > 1 or not slowest or step <= MORE_STEPS * seconds:
-        return []
-    latency = max(link.alpha for link in links)
-    wan = Wan(ranks.world_size, 1 / slowest, 1 / slowest, latency)
-    plan = sites_plan(site_compressor(COMPRESSOR), measured.parameters, wan, seconds, SHARE)
-    if plan.every > FREE or step <= MORE_STEPS * seconds / plan.computing:
-        return []
-    options = f"every={plan.every}, fragments={len(plan.rounds)}, {COMPRESSOR}"
-    elements, rate = sum(each.numel() for each in measured.parameters.values()), 8 / slowest / 1e6
-    return [
-        f"Local SGD (LocalSteps, {options}) would compute for {plan.computing:.0%} of the time here, "
-        f"and this compressor for {seconds / step:.0%}. It may need {MORE_STEPS}x as many steps. Plan it by:",
-        f"    gradwire plan --sites {ranks.world_size} --parameters {elements} --up {rate:.2f}mbit "
-        f"--round-trip-ms {1000 * latency:.1f} --step-seconds {seconds:.3g}",
-    ]

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradwire.experiments.advise import command
-from gradwire.experiments.advise.command import run_rank
+from gradwire.experiments import advise as command
+from gradwire.experiments.advice.candidates import family
+from gradwire.experiments.advise import run_rank
 from gradwire.experiments.cli import main
 from gradwire.experiments.workloads.emulation import Layer, Trace
 from gradwire.experiments.workloads.models import ModelConfig
-from gradwire.hooks.advice.candidates import family
 
 
 @pytest.fixture(scope="module")

@@ -75,12 +75,6 @@ class RankGroup:
         free = [left // machines.count(at) for at, (_, left) in pairs if left is not None]
         return min(free) if len(free) == len(told) else None
 
-    def connected_gpus(self) -> dict[str, int]:
-        """Return how many pairs of GPUs on the first rank's host have each connection. A collective call."""
-        kinds = host_places.connections() if self.device.type == "cuda" else {}
-        found: dict[str, int] = self.gather(host_places.pairs(kinds))[0]
-        return found
-
     def tried(self, function: Callable[[], T]) -> T:
         """`tried` on these ranks."""
         return tried(function, self.messages)

@@ -10,11 +10,11 @@ from torch import nn
 import gradwire
 from gradwire.compress import Ranks
 from gradwire.ddp_core.memory import out_of_memory
-from gradwire.hooks.advice import rank_group
-from gradwire.hooks.advice.advise import _fitting
-from gradwire.hooks.advice.candidates import candidates, narrowed
-from gradwire.hooks.advice.decision_table import Candidate
-from gradwire.hooks.advice.rank_group import RankGroup
+from gradwire.experiments.advice import rank_group
+from gradwire.experiments.advice.advise import _fitting
+from gradwire.experiments.advice.candidates import candidates, narrowed
+from gradwire.experiments.advice.decision_table import Candidate
+from gradwire.experiments.advice.rank_group import RankGroup
 
 NETWORK = nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(4)))
 SPECS = ["bf16", "int4", "int2:residual_bits=8", "hosts+int4"]

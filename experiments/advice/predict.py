@@ -17,13 +17,13 @@ from ...compress.simulate import STEADY, requests_of
 from ...compress.state.shares import ranks_seen
 from ...ddp_core.measure.link_schedule import optimal, priority_order
 from ...ddp_core.measure.step_model import Piece, StepModel
-from ..plan import bucket_layouts, state_bytes, work_bytes
-from ..slice_sizes import gradient_mb, parts_of
+from ..bucket_plan import bucket_layouts, state_bytes, work_bytes
 from .arithmetic import Arithmetic
 from .candidates import PRIORITY
 from .network import FREE, Kind, KindCost, kind_of, messages
 from .shared_cores import Work
 from .simulated_step import Parcel, Pipeline, Round
+from .slice_sizes import gradient_mb, parts_of
 from .timed_training import Computation
 
 STEPS = (STEADY, STEADY + 1)  # a method may alternate

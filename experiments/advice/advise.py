@@ -23,7 +23,7 @@ from ...ddp_core.averaging.engines import Engines
 from ...ddp_core.measure.clock import clock_of
 from ...ddp_core.transport.protocol import time_limit
 from ...ddp_core.transport.torch_groups import orders_streams
-from ..plan import bucket_layouts
+from ..bucket_plan import bucket_layouts
 from .arithmetic import Arithmetic, copy_seconds, gradient_pool, measured_arithmetic, sampled
 from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED, candidates, family, narrowed
 from .decision_table import Candidate
@@ -103,7 +103,6 @@ def advise(
         offered = [*asked, *(replace(each, spec=TWO_LEVELS + each.spec) for each in between_hosts)]
         offered, left_out = _fitting(offered, training, computation, here, bucket_mb)
         measured = _measured(training, computation, offered, here, bucket_mb, transport, timeout)
-        gpus = here.connected_gpus() if transport is None else {}
         everywhere = [here.ranks, *(Ranks(count * here.ranks.per_host, 0, here.ranks.per_host) for count in sizes)]
         now, *elsewhere = (_forecast(measured, offered, ranks, kind, rule, bucket_mb) for ranks in everywhere)
         trials = Trials(here, copied, bucket_mb, transport, timeout, unused=not whole)
@@ -112,7 +111,7 @@ def advise(
         now, failures = confirmed(now, rule, trials.step, trial_seconds if whole_steps else 0.0)
         elsewhere = [each.only(now.rows, rule) for each in elsewhere]
         seconds = max(here.gather(time.perf_counter() - began))
-    return Advice(measured, now, tuple(elsewhere), kind, seconds, tuple(failures), tuple(left_out), gpus)
+    return Advice(measured, now, tuple(elsewhere), kind, seconds, tuple(failures), tuple(left_out))
 
 
 def _checked(

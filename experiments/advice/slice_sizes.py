@@ -8,12 +8,12 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from ..compress import Layout, Ranks, compressor
-from ..compress.state.shares import placed_on_hosts, ranks_seen
-from ..ddp_core.buckets.assignment import MEBIBYTE
-from ..ddp_core.buckets.slices import MUCH
-from ..ddp_core.memory.sliced_memory import may_be_cut
-from ..ddp_core.overlap.slice_order import shrinks, slice_of_gradient
+from ...compress import Layout, Ranks, compressor
+from ...compress.state.shares import placed_on_hosts, ranks_seen
+from ...ddp_core.buckets.assignment import MEBIBYTE
+from ...ddp_core.buckets.slices import MUCH
+from ...ddp_core.memory.sliced_memory import may_be_cut
+from ...ddp_core.overlap.slice_order import shrinks, slice_of_gradient
 
 
 def gradient_mb(spec: str, ranks: Ranks, parameters: Iterable[Tensor], slice_mb: float | None = None) -> float:

@@ -2,11 +2,11 @@
 
 import pytest
 
-from gradwire.hooks.advice import Choice, Forecast, Rule
-from gradwire.hooks.advice.candidates import BACKWARD, PRIORITY
-from gradwire.hooks.advice.decision_table import Candidate
-from gradwire.hooks.advice.predict import Prediction
-from gradwire.hooks.advice.trials import FEWEST, MOST, Tried, checked_seconds, confirmed, cost, measured_steps
+from gradwire.experiments.advice import Choice, Forecast, Rule
+from gradwire.experiments.advice.candidates import BACKWARD, PRIORITY
+from gradwire.experiments.advice.decision_table import Candidate
+from gradwire.experiments.advice.predict import Prediction
+from gradwire.experiments.advice.trials import FEWEST, MOST, Tried, checked_seconds, confirmed, cost, measured_steps
 
 LONG, SLOW = 1e6, 100.0  # seconds; what a failure takes
 

@@ -6,8 +6,8 @@ import pytest
 
 from gradwire.ddp_core.measure.link_schedule import arrivals, backward_order, priority_order, step_seconds, synchronous
 from gradwire.ddp_core.measure.step_model import layered
-from gradwire.hooks.advice.shared_cores import Event, Machine, Work
-from gradwire.hooks.advice.simulated_step import Parcel, Pipeline, Round
+from gradwire.experiments.advice.shared_cores import Event, Machine, Work
+from gradwire.experiments.advice.simulated_step import Parcel, Pipeline, Round
 
 IDLE = Work()
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED
 from .decision_table import Candidate, uncertainty
-from .local_sgd import suggested
 from .predict import Measured, Prediction
 
 TIE = 0.03  # of a step: what is nearer than that is as fast
@@ -197,7 +196,6 @@ class Advice:
         seconds: duration of `advise`.
         failures: errors of trials.
         left_out: the compressors that need more memory than there is, and how much.
-        gpus: the number of pairs of GPUs on the first rank's host, by connection as `nvidia-smi topo -m` names it.
     """
 
     measured: Measured
@@ -207,7 +205,6 @@ class Advice:
     seconds: float = 0.0
     failures: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
-    gpus: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def recommended(self) -> Choice:
@@ -235,8 +232,6 @@ class Advice:
             rate = f"{8 / cost.link.beta / 1e9:.3g} Gbit/s per rank" if cost.link.beta else "no limit seen"
             kind = f"{form.__name__} of {str(dtype).removeprefix('torch.')}"
             yield f"network: {kind} among {among}: {rate}, {_ms(cost.link.alpha)} per round"
-        if self.gpus:
-            yield f"GPUs of a host: {', '.join(f'{count} x {kind}' for kind, count in self.gpus.items())}"
         yield ""
         yield from table(self.here)
         yield "step: predicted; tried: measured by training a copy, and used instead of the prediction"
@@ -249,7 +244,6 @@ class Advice:
         yield from (f"    {line}" for line in self.line.splitlines())
         if self.recommended.candidate.warm_up:
             yield "A warm-up lowers the loss: add start_iter=N,warmup=int8 with N a tenth to a quarter of your steps."
-        yield from suggested(self.measured, self.recommended.step)
         if self.elsewhere:
             yield ""
             yield from sizes(self.elsewhere)

@@ -11,9 +11,9 @@ from gradwire.compress import Layout, Ranks, compressor
 from gradwire.compress.protocol.requests import all_reduce
 from gradwire.compress.state.tree import PerParameter
 from gradwire.ddp_core.measure.clock import clock_of
-from gradwire.hooks.advice.arithmetic import REPEATS, gradient_pool, measured_arithmetic
-from gradwire.hooks.advice.network import GROWTH, SMALLEST, _sizes
-from gradwire.hooks.advice.predict import requests_on
+from gradwire.experiments.advice.arithmetic import REPEATS, gradient_pool, measured_arithmetic
+from gradwire.experiments.advice.network import GROWTH, SMALLEST, _sizes
+from gradwire.experiments.advice.predict import requests_on
 
 CPU = torch.device("cpu")
 LAYOUT = Layout(("w", "b"), ((64, 64), (64,)), torch.float32, CPU, Ranks(4))

@@ -17,7 +17,7 @@ from ...ddp_core import Decorator, DistributedDataParallel, exchange, over
 from ...ddp_core.measure.clock import clock_of
 from ...ddp_core.overlap.overlapped_optimizer import OverlappedOptimizer
 from ...ddp_core.transport.private_group import known_group
-from ..overlap import overlap
+from ...hooks.overlap import overlap
 from .candidates import BACKWARD, PRIORITY
 from .rank_group import RankGroup
 from .recommendation import Choice, Forecast, Rule

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from gradwire.compress import compressor
-from gradwire.hooks.advice import Choice, Forecast, Rule
-from gradwire.hooks.advice.candidates import TWO_LEVELS, candidates, family
-from gradwire.hooks.advice.decision_table import ADAMW, CANDIDATES, MUON, SGD, Candidate
-from gradwire.hooks.advice.predict import Prediction
+from gradwire.experiments.advice import Choice, Forecast, Rule
+from gradwire.experiments.advice.candidates import TWO_LEVELS, candidates, family
+from gradwire.experiments.advice.decision_table import ADAMW, CANDIDATES, MUON, SGD, Candidate
+from gradwire.experiments.advice.predict import Prediction
 
 
 def choice(spec, step, *, loss=0.0, order="backward"):

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 import gradwire
-from gradwire.hooks.plan import plan_sharded
+from gradwire.experiments.sharded_plan import plan_sharded
 
-from .fsdp.given import network, trained
+from ..hooks.fsdp.given import network, trained
 
 RANKS = 4
 PAIRS = [("none", "none"), ("bf16", "bf16"), ("int8", "int4"), ("int4", "int2"), ("int4:send=weights", "onebit")]

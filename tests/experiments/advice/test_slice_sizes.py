@@ -6,8 +6,8 @@ from torch import nn
 
 import gradwire
 from gradwire.compress import Ranks
-from gradwire.hooks.plan import bucket_layouts
-from gradwire.hooks.slice_sizes import gradient_mb, parts_of
+from gradwire.experiments.advice.slice_sizes import gradient_mb, parts_of
+from gradwire.experiments.bucket_plan import bucket_layouts
 
 SPECS = {"int8": 6, "topk:ratio=0.05": 6, "powersgd:rank=1": 2}  # of 8 MiB of gradient, in slices of 2 MiB at most
 

@@ -12,22 +12,22 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW
 
-from ...compress import Optimizers, compressor
-from ...ddp_core import adopt_launcher
-from ...hooks.advice import Advice, Forecast, Rule, advise
-from ...hooks.advice.trials import TRIAL_SECONDS, checked_seconds
-from ..network.lab import backend_here, rerun_on_hosts
-from ..network.link import over_link
-from ..ranks.device import chosen_backend, device_here
-from ..ranks.group import joined
-from ..ranks.launchers import threads_here
-from ..ranks.processes import supervised
-from ..results.files import check_file, command_line, environment, write_json
-from ..workloads.data import data_shape
-from ..workloads.emulation import EmulatedModel, EmulationConfig
-from ..workloads.models import ModelConfig, build_model
-from ..workloads.optimizers import OptimizerName, optimizers_for
-from ..workloads.training import loss_of
+from ..compress import Optimizers, compressor
+from ..ddp_core import adopt_launcher
+from .advice import Advice, Forecast, Rule, advise
+from .advice.trials import TRIAL_SECONDS, checked_seconds
+from .network.lab import backend_here, rerun_on_hosts
+from .network.link import over_link
+from .ranks.device import chosen_backend, device_here
+from .ranks.group import joined
+from .ranks.launchers import threads_here
+from .ranks.processes import supervised
+from .results.files import check_file, command_line, environment, write_json
+from .workloads.data import data_shape
+from .workloads.emulation import EmulatedModel, EmulationConfig
+from .workloads.models import ModelConfig, build_model
+from .workloads.optimizers import OptimizerName, optimizers_for
+from .workloads.training import loss_of
 
 LR, MOMENTUM, WEIGHT_DECAY = 0.001, 0.9, 1e-4  # what they are does not matter to seconds
 FEWEST_RANKS = 2
@@ -193,7 +193,6 @@ def document(config: AdviseConfig, advice: Advice) -> dict[str, Any]:
         "computation": phases,
         "arithmetic": {spec: vars(each) for spec, each in advice.measured.arithmetic.items()},
         "network": costs,
-        "gpus": advice.gpus,
         "seconds": advice.seconds,
         "failures": advice.failures,
         "here": _forecast(advice.here),

@@ -4,15 +4,23 @@ import pytest
 import torch
 
 import gradwire
-from gradwire.hooks.advice.local_sgd import Phase, SitesPlan, Wan, computing_share, recommended, round_plan, sites_plan
+from gradwire.experiments.sites_plan import (
+    Phase,
+    SitesPlan,
+    Wan,
+    computing_share,
+    recommended,
+    round_plan,
+    sites_plan,
+)
 from gradwire.hooks.internet.background import Background
 from gradwire.hooks.internet.relay import PART
-from gradwire.hooks.internet.server import keep
+from gradwire.hooks.internet.server import Server
 
-from ...wan import Direction
-from ...wan import Wan as Line
-from ..local_sgd.sites import Town, together
-from ..local_sgd.test_local_steps import trained
+from ..hooks.local_sgd.sites import Town, together
+from ..hooks.local_sgd.test_local_steps import trained
+from ..wan import Direction
+from ..wan import Wan as Line
 
 ELEMENTS, SITES, UP, DOWN, TRIP = 1 << 20, 4, 1e6, 4e6, 0.1
 
@@ -99,7 +107,7 @@ def test_sites_send_through_a_relay_what_the_plan_says(spec, monkeypatch):
 def test_a_round_over_slow_lines_takes_no_less_than_planned():
     """Two sites behind lines of their own, with half a megabit per second up; a machine may be slower, never faster."""
     size, rate, down, trip = 12000, 62500.0, 250000.0, 0.04
-    server, background = keep(relay=True), Background()
+    server, background = Server(relay=True), Background()
     lines = [Line("127.0.0.1", server.port, Direction(rate, trip / 2), Direction(down, trip / 2)) for _ in range(2)]
     ports = [background.run(line.open(), 10) for line in lines]
 

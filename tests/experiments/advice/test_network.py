@@ -11,8 +11,8 @@ from gradwire.compress.protocol.requests import AllGather, AllReduce, ReduceScat
 from gradwire.ddp_core import obstacle
 from gradwire.ddp_core.transport.host_memory import HostMemory
 from gradwire.ddp_core.transport.process_group import ProcessGroup
-from gradwire.hooks.advice import network as network_module
-from gradwire.hooks.advice.network import Network, _sizes
+from gradwire.experiments.advice import network as network_module
+from gradwire.experiments.advice.network import Network, _sizes
 
 from ...torch_versions import complex_numbers
 

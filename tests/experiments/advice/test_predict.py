@@ -7,12 +7,12 @@ import torch
 
 from gradwire.compress import AllGather, AllReduce, AllToAll, Layout, Ranks
 from gradwire.ddp_core.measure.step_model import LinkCost
-from gradwire.hooks.advice.arithmetic import Arithmetic
-from gradwire.hooks.advice.decision_table import CANDIDATES
-from gradwire.hooks.advice.network import KindCost
-from gradwire.hooks.advice.predict import Measured, predicted, requests_on
-from gradwire.hooks.advice.shared_cores import Work
-from gradwire.hooks.advice.timed_training import Computation
+from gradwire.experiments.advice.arithmetic import Arithmetic
+from gradwire.experiments.advice.decision_table import CANDIDATES
+from gradwire.experiments.advice.network import KindCost
+from gradwire.experiments.advice.predict import Measured, predicted, requests_on
+from gradwire.experiments.advice.shared_cores import Work
+from gradwire.experiments.advice.timed_training import Computation
 
 SIDE = 512
 FOUR = Ranks(4)
