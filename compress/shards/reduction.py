@@ -220,7 +220,7 @@ class ShardSum:
         if rows is not None:
             used = rows.used(grad, step, ranks)
             rows.packed(used, ranks, out=payloads[:, size : size + bits])
-        encode_rows(grad, step, payloads[:, :size], cut, drawn(state.draws)[0])
+        encode_rows(grad, step, payloads[:, :size], cut, drawn(state.draws)[0] if state.draws else ())
         if held is not None and step is not None:
             if self.feedback < 1:
                 step.after.mul_(self.feedback)
