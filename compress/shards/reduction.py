@@ -226,7 +226,8 @@ class ShardSum:
                 step.after.mul_(self.feedback)
             if rows is not None and used is not None:
                 rows.clear(used, step.after)
-            state.layout.clear_padding(step.after)  # no checkpoint has it, and some codecs know no zero
+            if state.layout.padding:  # no checkpoint has it, and some codecs know no zero
+                state.layout.clear_padding(step.after)
             held.close(step)
         return payloads
 

@@ -56,7 +56,7 @@ class ShardAverager(SteppedAverager):
         self.device = device
         reduction, self.weights = self._placed(reduction, weights)
         self.memory: ShardMemory = ShardMemory(reduction, undo)
-        self._across = None if across is None else over(across, device)
+        self.across = None if across is None else over(across, device)
         self.in_use = WeightMemory()
         self.decorated = decorate is not None
         self._ended = True  # the step has, and what comes next belongs to another one
@@ -80,11 +80,6 @@ class ShardAverager(SteppedAverager):
         return reduction.placed(sizes[0], ranks), weights.placed(sizes[1], ranks)
 
     @property
-    def across_replicas(self) -> bool:
-        """True if others have the same shards, with which gradients are averaged afterwards."""
-        return self._across is not None
-
-    @property
     def per_host(self) -> int:
         """The ranks of a host if anything travels in two levels, else 1."""
         return max(self.memory.reduction.per_host, self.weights.per_host)
@@ -97,7 +92,9 @@ class ShardAverager(SteppedAverager):
         if plan is None or plan.sent.nbytes != out.nbytes:
             sent = Sent.of(labelled(index, names), names, out)
             plan = self._gathers[index] = GatherPlan(self._route(gathers=True), sent, self.totals)
-        return plan.start(self._recorded() if training else None, program)
+        if training and self._ended:
+            self._record()
+        return plan.start(self.step if training else None, program)
 
     def gather_again(self, names: tuple[str, ...], rows: Tensor, out: Tensor) -> None:
         """Fill `out` with weights in use that this rank holds. Nothing is sent.
@@ -122,7 +119,9 @@ class ShardAverager(SteppedAverager):
             sent, lock = Sent.of(labelled(index, names), names, grad), self.steps.lock
             plan = ReducePlan(self._route(), sent, index, self.memory, lock, self.shown)
             self._reductions[index] = plan
-        return plan.start(self._recorded(), layout, grad, out, scale)
+        if self._ended:
+            self._record()
+        return plan.start(self.step, layout, grad, out, scale)
 
     def _route(self, *, gathers: bool = False) -> Route:
         """Return the way of a module's programs, which the ranks have agreed on."""
@@ -132,7 +131,11 @@ class ShardAverager(SteppedAverager):
         return Route(self.engines.of(self.device, 0), on_wait=on_wait, lent=True, gathers=gathers)
 
     def _note(self, stats: BucketStats, training: bool) -> None:
-        self._recorded().programs.append(stats) if training else self.totals.count([stats])
+        if not training:
+            return self.totals.count([stats])
+        if self._ended:
+            self._record()
+        self.step.programs.append(stats)
 
     def _agree(self) -> None:
         """Compare with the other ranks how this one is set up."""
@@ -144,16 +147,12 @@ class ShardAverager(SteppedAverager):
         if self.per_host > 1:
             self._beside = True
             engine.transport.arrange(self.per_host)
-        scopes = self._scopes()
-        engine.prepare(len(scopes), scopes)
-        self._agreed = True
-
-    def _scopes(self) -> list[set[Scope]]:
-        """Return the scopes of each round of gathers and reductions. Exact rows may follow differences of weights."""
         sums: tuple[Scope, ...] = ("all",) if self.memory.reduction.per_host == 1 else IN_FIRST
         gathers: tuple[Scope, ...] = ("all",) if self.weights.per_host == 1 else IN_LAST
-        gathers *= 2 if self.weights.differences else 1
-        return [{each for each in both if each is not None} for both in zip_longest(sums, gathers)]
+        gathers *= 2 if self.weights.differences else 1  # which exact rows may follow
+        scopes = [{each for each in both if each is not None} for both in zip_longest(sums, gathers)]
+        engine.prepare(len(scopes), scopes)
+        self._agreed = True
 
     def _operations(self) -> set[str]:
         """The names of the operations that shards and their gradients need."""
@@ -162,19 +161,18 @@ class ShardAverager(SteppedAverager):
         programs = (TwoShot(codec) for codec in codecs if codec is not None)
         return set[str]().union(*(operations_of(each, torch.float32, self.engines.ranks) for each in programs))
 
-    def _recorded(self) -> Step:
-        """The step that is under way; what comes after the end of one belongs to the next."""
-        if self._ended:
-            self.totals.count(self.step.programs, self.step)
-            self.step, self._ended = Step(), False
-            self.totals.begin(self.step, self.memory.step)
-        return self.step
+    def _record(self) -> None:
+        """Begin the record of a step: what comes after the end of one belongs to the next."""
+        self.totals.count(self.step.programs, self.step)
+        self.step, self._ended = Step(), False
+        self.totals.begin(self.step, self.memory.step)
 
     def enter_step(self) -> None:
         """Take part in the step that `steps` has begun: the step before is committed."""
-        step = self._recorded()
+        if self._ended:
+            self._record()
         with self.steps.lock:
-            step.number = self.memory.begin_step()
+            self.step.number = self.memory.begin_step()
             self.engines.agreement.step += 1
             self.inside = True
 
@@ -190,8 +188,8 @@ class ShardAverager(SteppedAverager):
         Returns True on the device if it counts; None where that changes nothing.
         """
         finite = self.memory.finite
-        if self._across is not None and finite.everywhere is not None:
-            finite.everywhere = true_everywhere(finite.everywhere, self._across, what=FINITE)
+        if self.across is not None and finite.everywhere is not None:
+            finite.everywhere = true_everywhere(finite.everywhere, self.across, what=FINITE)
         return finite.everywhere
 
     def measured(self) -> Measured:
