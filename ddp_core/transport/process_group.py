@@ -39,7 +39,7 @@ from .torch_groups import (
     clone_group,
     device_of,
     end_when_idle,
-    future_of,
+    log_no_future,
     message_limit,
     orders_streams,
     polled,
@@ -71,9 +71,10 @@ class GroupPending(Reply):
     def expect_late_wait(self, now: Callable[[], float]) -> None:
         """Have the group's thread, which must not wait, or a stream note when it is there; not with Gloo on CUDA."""
         if self.work is not None and (self.by_streams or not self.reply.is_cuda):
-            future = future_of(self.work)
-            if future is not None:
-                future.add_done_callback(lambda _: setattr(self, "arrived", now()))
+            try:
+                self.work.get_future().add_done_callback(lambda _: setattr(self, "arrived", now()))
+            except RuntimeError as error:  # the backend of the group gives none
+                log_no_future(str(error))
 
     def wait(self, timeout: timedelta) -> Tensor:
         """Return the result; on CUDA the current stream waits for it, and the group's watchdog keeps the time limit.
