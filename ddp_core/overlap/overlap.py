@@ -201,16 +201,13 @@ class Overlap:
                 update.waited = update.arrived - needed
             except Exception as error:
                 raise self._failed(update, error) from error
-            self._make(update, average)
+            try:
+                update.make(average)
+            except Exception as error:
+                raise self._failed(update, RuntimeError(error_messages.raised(error, self._names([update])))) from error
             del self._pending[update]
             if not self._pending:
                 self._end_step(update.backward)
-
-    def _make(self, update: PendingUpdate, average: Tensor | None) -> None:
-        try:
-            update.make(average)
-        except Exception as error:
-            raise self._failed(update, RuntimeError(error_messages.raised(error, self._names([update])))) from error
 
     def _end_step(self, backward: Backward) -> None:
         waited = sum(update.waited for update in self._updates)

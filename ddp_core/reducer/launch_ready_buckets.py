@@ -287,17 +287,13 @@ class Reducer:
                 if sparse := bucket.sparse_members():
                     raise self._failure(error_messages.sparse(self.names_of(sparse))) from error
                 raise
-        if bucket.absent:
-            self._refuse_taken(backward, bucket.absent)
+        # a gradient that came in this backward, of a parameter without one now: zeros would stand for it
+        if bucket.absent and (came := set(bucket.absent).intersection(backward.order) - backward.undefined):
+            raise self._failure(error_messages.removed(self.names_of(sorted(came))))
         if not backward.step.number:
             self.averager.begin_step(backward.step)
         backward.step.launched[bucket.number] = time.perf_counter()
         bucket.pending = self.averager.average(bucket)
-
-    def _refuse_taken(self, backward: Backward, absent: Sequence[int]) -> None:
-        """Raise RuntimeError where a gradient of a parameter without one came in this backward: zeros would stand for it."""
-        if came := set(absent).intersection(backward.order) - backward.undefined:
-            raise self._failure(error_messages.removed(self.names_of(sorted(came))))
 
     def _ask(self, backward: Backward, used: Sequence[int]) -> None:
         """Have the ranks tell each other which parameters they used."""
