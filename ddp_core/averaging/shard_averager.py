@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -24,8 +25,9 @@ from ..memory.shard_memory import Key, ShardMemory, WeightMemory
 from ..transport.process_group import over
 from ..transport.protocol import Decorator, Pending
 from ..transport.rank_messages import FINITE, true_everywhere
-from .plans import GatherPlan, ReducePlan, Route, Sent, labelled
+from .plans import Route, Sent, labelled
 from .same_kernels import agree_on_kernels
+from .shown_averages import parts_of_row
 from .steps import SteppedAverager, Steps
 
 IN_FIRST: tuple[Scope, ...] = ("host", "across")  # rounds of sums in two levels
@@ -62,8 +64,8 @@ class ShardAverager(SteppedAverager):
         self._ended = True  # the step has, and what comes next belongs to another one
         self._agreed = False  # since the last change
         self._beside = False  # programs of several rounds have run, since when threads or streams carry all
-        self._gathers: dict[int, GatherPlan] = {}  # by the number of the module
-        self._reductions: dict[int, ReducePlan] = {}
+        self._gathers: dict[int, tuple[Route, Sent]] = {}  # by the number of the module
+        self._reductions: dict[int, tuple[Route, Sent]] = {}
 
     def _placed(self, reduction: ShardSum, weights: WeightGather) -> tuple[ShardSum, WeightGather]:
         """Return both as they are on these hosts. A collective call where hosts are to be found.
@@ -88,13 +90,17 @@ class ShardAverager(SteppedAverager):
         self, index: int, names: tuple[str, ...], program: Program[Tensor], out: Tensor, *, training: bool
     ) -> Pending:
         """Begin to fill `out` with the rows of all ranks, by a program of `weights`; outside of training, in no step."""
-        plan = self._gathers.get(index)
-        if plan is None or plan.sent.nbytes != out.nbytes:
-            sent = Sent.of(labelled(index, names), names, out)
-            plan = self._gathers[index] = GatherPlan(self._route(gathers=True), sent, self.totals)
+        way = self._gathers.get(index)
+        if way is None or way[1].nbytes != out.nbytes:
+            way = self._gathers[index] = self._route(gathers=True), Sent.of(labelled(index, names), names, out)
         if training and self._ended:
             self._record()
-        return plan.start(self.step if training else None, program)
+        route, sent = way
+        programs = self.step.programs if training else list[BucketStats]()
+        pending = route.send(program, sent, programs)
+        if not training:
+            self.totals.count(programs)
+        return pending
 
     def gather_again(self, names: tuple[str, ...], rows: Tensor, out: Tensor) -> None:
         """Fill `out` with weights in use that this rank holds. Nothing is sent.
@@ -114,14 +120,18 @@ class ShardAverager(SteppedAverager):
 
     def reduce(self, index: int, layout: ShardLayout, grad: Tensor, out: Tensor, scale: float) -> Pending:
         """Begin to fill `out` with `scale` times the mean over ranks of this rank's row of `grad`."""
-        plan, names = self._reductions.get(index), layout.whole.names
-        if plan is None or plan.sent.names != names or plan.sent.nbytes != grad.nbytes:
-            sent, lock = Sent.of(labelled(index, names), names, grad), self.steps.lock
-            plan = ReducePlan(self._route(), sent, index, self.memory, lock, self.shown)
-            self._reductions[index] = plan
+        way, names = self._reductions.get(index), layout.whole.names
+        if way is None or way[1].names != names or way[1].nbytes != grad.nbytes:
+            way = self._reductions[index] = self._route(), Sent.of(labelled(index, names), names, grad)
         if self._ended:
             self._record()
-        return plan.start(self.step, layout, grad, out, scale)
+        route, sent = way
+        with self.steps.lock:
+            state = self.memory.get(index, layout)
+        program = self.memory.reduction.reduce(grad, state, out, scale)
+        if self.shown.function is not None and not layout.unnamed:
+            program = self.shown.average_of(program, partial(parts_of_row, names, layout.shapes), names)
+        return route.send(program, sent, self.step.programs)
 
     def _route(self, *, gathers: bool = False) -> Route:
         """Return the way of a module's programs, which the ranks have agreed on."""

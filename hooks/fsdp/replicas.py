@@ -119,7 +119,7 @@ class ReplicaMean:
             pendings.append(averager.average(bucket))
             bucket.flat = NOTHING  # nobody else keeps gradients of this step
         at_once = divided or module.reads_gradients(reduce_output.dtype)
-        self._arrivals.take(AllPending(pendings), at_once=at_once)
+        self._arrivals.take(pendings[0] if len(pendings) == 1 else AllPending(pendings), at_once=at_once)
 
     def _cut(self) -> list[ShardBucket]:
         """Return the buckets of the module: one, or in a tensor-parallel model as many as its `splits`."""
