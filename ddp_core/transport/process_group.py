@@ -215,13 +215,12 @@ class ProcessGroup(Transport):
                     "the number of rounds must not depend on the gradient's values"
                 )
             group = self._groups[channel, request.scope] = self._private(channel, request.scope)
-        direct, size = None, group.size()
+        size = group.size()
         if isinstance(request, AllGather | AllToAll) and self._device.type == "cpu" and size > 1:
             rows, equal = (size, not request.sizes) if isinstance(request, AllGather) else (1, True)
-            if equal and rows * request.tensor.nbytes >= LARGE:
-                direct = self._direct(request, channel, group)
-        if direct is not None:
-            return direct
+            large = equal and rows * request.tensor.nbytes >= LARGE
+            if large and (direct := self._direct(request, channel, group)) is not None:
+                return direct
         if TAKERS:
             with OWN_REQUESTS:
                 return started(request, group, self.check, by_streams=self._by_streams)
