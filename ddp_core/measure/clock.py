@@ -52,7 +52,7 @@ class CudaClock(Clock):
     def __init__(self, device: torch.device) -> None:
         self._index = device.index  # another device may be the current one
 
-    def now(self) -> float:  # type: ignore[override]
+    def now(self) -> float:
         """A mark behind all that the current stream of the device has to do so far; one of the host in a CUDA graph."""
         if torch.cuda.is_current_stream_capturing():
             return time.perf_counter()  # an event of a graph never tells when it was

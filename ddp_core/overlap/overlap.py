@@ -31,7 +31,7 @@ from ..buckets.sparse import SparseBucket
 from ..reducer.autograd import compiles, scripted, weak_call
 from ..reducer.backward import Backward
 from ..reducer.bucket_order import BucketOrder
-from ..reducer.launch_ready_buckets import AT_END, Reducer
+from ..reducer.launch_ready_buckets import Delivery, Reducer
 from . import error_messages
 from .early_reads import EarlyReadWarning
 from .measured_step import noted
@@ -75,7 +75,7 @@ class OverlapReport:
         )
 
 
-class Overlap:
+class Overlap(Delivery):
     """The updates of one model that are under way, and who waits for them. `steppers`: take the optimizers' steps."""
 
     def __init__(self, module: nn.Module, steppers: Iterable[PartialStep], order: str, slice_mb: float | None) -> None:
@@ -146,10 +146,10 @@ class Overlap:
             self._warn(error_messages.unseen(self._reducer.names_of(used)))
         if not self.order.overlaps:
             self._updates = list(self._pending)
-            return AT_END.deliver(reducer, backward)
+            return super().deliver(reducer, backward)
         if reason := self._obstacle(backward):
             self._warn(error_messages.synchronous(reason))
-            return AT_END.deliver(reducer, backward)
+            return super().deliver(reducer, backward)
         reducer.end(backward)
         self._hold(backward)
 
