@@ -115,7 +115,8 @@ class ReplicaMean:
         self._arrivals.begin(averager)
         pendings = []
         parts = reduce_output.split([each.numel for each in self._buckets])
-        for bucket, bucket.flat in zip(self._buckets, parts, strict=True):
+        for bucket, part in zip(self._buckets, parts, strict=True):
+            bucket.flat = part
             pendings.append(averager.average(bucket))
             bucket.flat = NOTHING  # nobody else keeps gradients of this step
         at_once = divided or module.reads_gradients(reduce_output.dtype)
