@@ -62,11 +62,13 @@ class Cut:
         """Encode all rows, or this rank's `own`. `random`: the key and counter of a codec that draws."""
         self.codec.encode(grad, residual, rows, self.length, *random, **self._where[own])
 
-    def decode(self, rows: Tensor, out: Tensor, residual: Sequence[Tensor | None] = (), own: bool = False) -> None:
-        """Decode all rows, or this rank's `own`. `residual`: the fourth argument of codecs that take 16 bits, if any."""
+    def decode(self, rows: Tensor, out: Tensor, residual: Residual | None = None, own: bool = False) -> None:
+        """Decode all rows, or this rank's `own`. What an `out` of 16 bits cannot hold goes to the residual."""
         if self.gaps:
             out.zero_()
-        self.codec.decode(rows, out, self.length, *residual, **self._where[own])
+        takes_it = residual is not None and out.dtype.itemsize < 4 and own_traits(self.codec).takes_16_bits
+        rounded = (residual.after,) if residual is not None and takes_it else ()
+        self.codec.decode(rows, out, self.length, *rounded, **self._where[own])
 
     def repeated(self, ranks: int, stride: int) -> Cut:
         """Return the cut of so many rows like this rank's, each so many elements behind the one before."""

@@ -220,13 +220,14 @@ class ShardSum:
         if rows is not None:
             used = rows.used(grad, step, ranks)
             rows.packed(used, ranks, out=payloads[:, size : size + bits])
-        encode_rows(grad, step, payloads[:, :size], cut, drawn(state.draws)[0])
+        encode_rows(grad, step, payloads[:, :size], cut, drawn(state.draws)[0] if state.draws else ())
         if held is not None and step is not None:
             if self.feedback < 1:
                 step.after.mul_(self.feedback)
             if rows is not None and used is not None:
                 rows.clear(used, step.after)
-            state.layout.clear_padding(step.after)  # no checkpoint has it, and some codecs know no zero
+            if state.layout.padding:  # no checkpoint has it, and some codecs know no zero
+                state.layout.clear_padding(step.after)
             held.close(step)
         return payloads
 

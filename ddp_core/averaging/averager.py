@@ -24,7 +24,7 @@ from ...kernels import pool
 from ..buckets.assignment import Allocate
 from ..buckets.grad_bucket import GradBucket, as_real, axis_order, layout_of
 from ..buckets.lying import as_form, lying_in, turnable
-from ..buckets.protocol import Bucket
+from ..buckets.protocol import Bucket, LastingBucket
 from ..buckets.slices import BucketSlice, Sendable
 from ..buckets.sparse import SPARSE_ROUNDS, SparseBucket
 from ..engine.engine import FORKED, Engine
@@ -129,6 +129,8 @@ class CompressedAverager(SteppedAverager):
 
     def enter_step(self, step: Step | None = None) -> None:
         """Take part in the step that `steps` has begun, of which this is the record: the step before is committed."""
+        if os.getpid() != self._process:
+            raise RuntimeError(FORKED)
         step, memory = step or Step(), self.memory
         if self._replicas.transport is not None:
             plans = [plan for _, plan in sorted(self._plans.items())]
@@ -155,8 +157,8 @@ class CompressedAverager(SteppedAverager):
         self.drain()
         super().between_steps(change)
 
-    def average(self, bucket: Sendable) -> Pending:
-        """Start to average a bucket of our own DDP in place, after those before it."""
+    def average(self, bucket: LastingBucket) -> Pending:
+        """Start to average a bucket that keeps its plan in place, after those before it."""
         plan: Plan | None = bucket.plan
         if plan is None or plan.bound.epoch is not self._epoch or plan.bound.scale != bucket.scale:
             plan = bucket.plan = self.bind(bucket, bucket.all_parameters, bucket.scale)
@@ -164,8 +166,6 @@ class CompressedAverager(SteppedAverager):
 
     def average_hooked(self, bucket: Bucket) -> FuturePending:
         """Start to average a bucket that a hook was given. torch makes a new object for each call, so its index counts."""
-        if os.getpid() != self._process:
-            raise RuntimeError(FORKED)
         plan, parameters = self._hooked.get(bucket.index()), bucket.parameters()
         known = plan is not None and list(map(id, plan.bound.named.values())) == list(map(id, parameters))
         if plan is None or not known or (self.engines.agreement.step == 2 and self._lies_anew(plan, bucket)):

@@ -100,17 +100,9 @@ def polled(work: dist.Work, seconds: float) -> None:
     work.wait()
 
 
-def future_of(work: dist.Work) -> torch.futures.Future[list[Tensor]] | None:
-    """Return the future of a work; None where its backend has none."""
-    try:
-        return work.get_future()
-    except RuntimeError as error:
-        _log_no_future(str(error))
-        return None
-
-
 @cache  # so that the same reason is logged once
-def _log_no_future(reason: str) -> None:
+def log_no_future(reason: str) -> None:
+    """Say that works of a backend have no futures."""
     logger.info("the times at which averages arrive are not measured: the backend gives no futures (%s)", reason)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -15,11 +17,11 @@ import torch.distributed as dist
 
 from ...compress import Ranks
 from ...ddp_core import Transport, exchange, over
-from ...ddp_core.memory.out_of_memory import free_bytes
 from ...ddp_core.transport import host_places
 from ...ddp_core.transport.lost_ranks import BOOT
 
 T = TypeVar("T")
+MEMINFO = Path("/proc/meminfo")
 
 
 @dataclass(frozen=True)
@@ -112,3 +114,12 @@ def cores_each(places: Sequence[tuple[str, Sequence[int]]]) -> float:
     machines = [machine for machine, _ in places]
     cores = {machine: {core for at, own in places if at == machine for core in own} for machine in machines}
     return min(len(cores[machine]) / machines.count(machine) for machine in machines)
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Return the bytes that are free on a GPU, or on this host for a CPU; None if the system does not report them."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return unused + torch.cuda.mem_get_info(device)[0]
+    available = re.search(r"MemAvailable: +(\d+) kB", MEMINFO.read_text()) if MEMINFO.exists() else None
+    return None if available is None else 1024 * int(available[1])

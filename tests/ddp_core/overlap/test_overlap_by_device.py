@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from gradwire.ddp_core import Link, Paced
-from gradwire.ddp_core.measure.clock import HostClock
+from gradwire.ddp_core.measure.clock import Clock
 from gradwire.ddp_core.measure.link_schedule import optimal, synchronous
 from gradwire.ddp_core.overlap import slice_order
 from gradwire.ddp_core.overlap.measured_step import Measurements
@@ -51,7 +51,7 @@ class Observed:
             self.clock.looks = False
 
         def modelled(sending):
-            by_host = Measurements(HostClock())
+            by_host = Measurements(Clock())
             by_host._steps.extend(order.measurements._steps)
             self.models.append((model(sending), by_host.model(sending)))
             return self.models[-1][0]

@@ -9,7 +9,6 @@ from torch import nn
 
 import gradwire
 from gradwire.compress import Ranks
-from gradwire.ddp_core.memory import out_of_memory
 from gradwire.experiments.advice import rank_group
 from gradwire.experiments.advice.advise import _fitting
 from gradwire.experiments.advice.candidates import candidates, narrowed
@@ -90,7 +89,7 @@ def test_ranks_of_a_machine_share_its_memory_and_the_least_counts(told, free, mo
 
 def test_free_memory_of_a_host_is_what_the_system_reports(tmp_path, monkeypatch):
     listing = tmp_path / "meminfo"
-    monkeypatch.setattr(out_of_memory, "MEMINFO", listing)
-    assert out_of_memory.free_bytes(torch.device("cpu")) is None
+    monkeypatch.setattr(rank_group, "MEMINFO", listing)
+    assert rank_group.free_bytes(torch.device("cpu")) is None
     listing.write_text("MemTotal:       64 kB\nMemAvailable:       12 kB\n")
-    assert out_of_memory.free_bytes(torch.device("cpu")) == 12 * 1024
+    assert rank_group.free_bytes(torch.device("cpu")) == 12 * 1024

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from gradwire.ddp_core.measure.link_schedule import arrivals, backward_order, priority_order, step_seconds, synchronous
-from gradwire.ddp_core.measure.step_model import layered
 from gradwire.experiments.advice.shared_cores import Event, Machine, Work
 from gradwire.experiments.advice.simulated_step import Parcel, Pipeline, Round
+from gradwire.experiments.workloads.emulation.step_model import layered
 
 IDLE = Work()
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradwire.ddp_core.measure.clock import HostClock
+from gradwire.ddp_core.measure.clock import Clock
 from gradwire.experiments.bench import command, rows, run, show
 from gradwire.experiments.bench.command import rank_main
 from gradwire.experiments.bench.config import BenchConfig
@@ -237,7 +237,7 @@ def test_world_sizes_double_within_a_machine_and_then_over_machines(local_ranks,
 
 def test_the_last_gradient_is_marked_by_the_parameter_that_came_last():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    watch = LastGradient(model, HostClock())
+    watch = LastGradient(model, Clock())
     for _ in range(2):
         before = watch.moment
         model(torch.zeros(1, 2)).sum().backward()
