@@ -168,8 +168,8 @@ MUTANTS = [
     ),
     Mutant(
         "a block holds elements of two parameters",
-        "compress/algorithms/cuts.py",
-        "return all(first % block == 0 for first, size in _spans(sizes) if size)",
+        "compress/protocol/block_tables.py",
+        "return all(first % block == 0 for first, size in spans_of(sizes) if size)",
         "return True",
         "tests/compress/test_laws.py -k 'smaller_average'",
     ),
