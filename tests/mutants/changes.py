@@ -174,6 +174,20 @@ MUTANTS = [
         "tests/compress/test_laws.py -k 'smaller_average'",
     ),
     Mutant(
+        "a block of a residual in 8 bits holds elements of two parameters",
+        "compress/state/leaf.py",
+        "if in_order(store.sizes, BLOCK) and (store.rows == 1 or store.numel == store.length):",
+        "if store.rows == 1 or store.numel == store.length:",
+        "tests/compress/test_laws.py -k 'smaller_average and residual_bits'",
+    ),
+    Mutant(
+        "unused rows are cleared in codes at the places of others",
+        "compress/algorithms/zero_rows.py",
+        "shift = padding[bisect_right(ends, block.start)] - first if coded else -first",
+        "shift = -first",
+        "tests/compress/algorithms/test_zero_rows.py -k parts_of_rows",
+    ),
+    Mutant(
         "a row of payload begins at another block than its table says",
         "compress/algorithms/cuts.py",
         "first, place = first + size, place - blocks",
