@@ -1,4 +1,4 @@
-"""`gradwire compressors`: what each compressor computes, and its options with their defaults."""
+"""`gradwire compressors`: the description of each compressor, and its options with their defaults."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ COMMANDS: dict[str, Command] = {
         examples=("gradwire info", "gradwire info --json"),
     ),
     "compressors": Command(
-        "Describe the compressors: what each computes, and its options with their defaults.",
+        "Print the description of each compressor, and its options with their defaults.",
         function=".compressor_help:compressors_command",
         examples=("gradwire compressors", "gradwire compressors int4 powersgd"),
         positional=("names",),

@@ -1,4 +1,4 @@
-"""`gradwire compressors`: each compressor's own text, and what it says of masked elements."""
+"""`gradwire compressors`: each compressor's own text, and its sentence on masked elements."""
 
 import pytest
 import torch

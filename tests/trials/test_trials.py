@@ -48,7 +48,7 @@ def uncompressed(trial):
 
 def awaited(trial):
     """Without a step between whose end and the next one an average is under way."""
-    everywhere = (("backward",),) * trial.world_size
+    everywhere = (("backward", "step"),) * trial.world_size
     return replace(trial, steps=tuple(replace(step, waits=everywhere) for step in trial.steps))
 
 
@@ -62,7 +62,7 @@ WITHOUT = [
     ("scales", 1, lambda trial: replace(trial, powers=(0,) * len(trial.powers)), "no parameter's averages are larger"),
     ("formats", 0, lambda trial: replace(trial, turned=((),), resumes=(None,)), "no format changed while something"),
     ("tokens", 0, lambda trial: replace(trial, factors=(1.0,) * len(trial.factors)), "nothing befell the residual"),
-    ("tasks", 0, lambda trial: replace(trial, sizes=(0.0, 1.0)), "nothing befell task 1"),
+    ("tasks", 0, lambda trial: replace(trial, sizes=(0.0, 1.0), steps=1), "nothing befell task 1"),
 ]
 
 

@@ -114,7 +114,10 @@ def test_parts_of_rows_are_told_by_the_rows_of_whole_parameters():
     assert marked.tolist() == [0, 1, 1, 1, 1, 0, 1]
     codes = torch.ones(2 * BLOCK, dtype=torch.int8)  # of the same elements
     rows.clear(used, codes, (1, 8))
-    assert [codes[:6].tolist(), codes[BLOCK]] == [[0, 1, 1, 1, 1, 0], 1]
+    assert codes[:6].tolist() == [0, 1, 1, 1, 1, 0]
+    assert codes[6:].all()
+    rows.clear(torch.zeros_like(used), codes, (1, 8))
+    assert (codes == 0).nonzero().view(-1).tolist() == [*range(6), BLOCK]
 
 
 SELECT = ("adacomp", "bf16+chunktopk", "chunktopk", "dgc", "dropping", "randomk", "topk")
