@@ -97,10 +97,10 @@ def attach_sharded(model: nn.Module, asked: Sharding, timeout: timedelta, transp
     if of_shards and not alone:
         _take_shards(modules, averager, arrivals, replicated=replicas is not None)
     trained = ((each, name) for name, each in model.named_parameters() if each.requires_grad)
-    names: dict[DTensor, str] = {
+    names: dict[Tensor, str] = {
         each: name for each, name in trained if isinstance(each, DTensor)
     }  # not what is gathered now
-    averager.watch([each for each in names if each.to_local().numel()])
+    averager.watch([each for each in names if isinstance(each, DTensor) and each.to_local().numel()])
     handle = ShardHandle(averager, replicas, modules, of_shards=of_shards)
     handle.suit(asked.optimizer, names, asked.reduce or "none", asked.replicas or "none")
     if replicas is not None:
