@@ -65,7 +65,7 @@ FLOORS = {  # the rooms of a layer, folders and files, from the ground up; those
         "assumed_parts network kernels",
         "workloads",
         "plan_config sharded_step",
-        "advise bench collective info plan ready rendezvous top try_script",
+        "advise bench collective compressor_help info plan ready rendezvous top try_script",
         "check compare",
         "cli",
         "sweep",

@@ -132,7 +132,7 @@ class TwoShot:
         if rows is not None:
             used = rows.used(grad, residual, state.world_size)
             if server is not None:
-                rows.mark(used, server.stored, cut.served[0])
+                rows.mark(used, server.stored, cut.served)
             rows.packed(used, state.world_size, out=payload[:, size:])
         cut.encode(grad, residual, payload[:, :size], first)
         votes = yield AllToAll(payload)
@@ -157,7 +157,7 @@ class TwoShot:
             if residual is not None:
                 rows.clear(used, residual.after)
             if held is not None:
-                rows.clear(used, held.after, start)
+                rows.clear(used, held.after, cut.served)
         return grad
 
 

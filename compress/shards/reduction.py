@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 
 import torch
 from torch import Tensor
@@ -43,7 +44,8 @@ class ShardResidual(FlatLeaf):
     def zeros(cls, layout: ShardLayout, bits: int = WIDTHS[0]) -> ShardResidual:
         """Nothing is held back yet; elements are kept in so many `bits`."""
         whole = layout.whole.widened()
-        return cls(layout, *zeros(layout.row, whole.dtype, whole.device, bits, len(layout.rows)))
+        sizes = tuple(map(prod, layout.shapes))
+        return cls(layout, *zeros(sizes, whole.dtype, whole.device, bits, len(layout.rows)))
 
     def save(self, field: str) -> Entries:
         return {name: {field: whole} for name, whole in self.layout.joined(self.wide()).items()}

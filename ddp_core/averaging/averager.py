@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ...compress import Compressor, Layout, specification, warm_up
 from ...compress.builder.build import fingerprint
-from ...compress.protocol.compressor import traits_of
 from ...compress.protocol.requests import Op
 from ...compress.simulate import operations_of
 from ...compress.state.gauge import EVERY
@@ -35,7 +34,7 @@ from ..memory.model_memory import ModelMemory, Snapshot
 from ..transport.protocol import Decorator, Pending
 from ..transport.rank_messages import alike
 from .plans import Bound, Plan, ProgramPlan, Route, Sent, SparsePlan, SumPlan, labelled
-from .same_kernels import agree_on_kernels, compile_kernels
+from .same_kernels import agree_on_kernels, compile_kernels, varies_with_threads
 from .segments import program_of, segments_of
 from .shown_averages import Parts, parts_of_bucket, parts_of_slice
 from .starting_values import StartingValues
@@ -253,9 +252,9 @@ class CompressedAverager(SteppedAverager):
             memory = self.memory
             engine.agree(setup(memory, layout, values))
             operations = operations_of(self.memory.compressor, flat.dtype, ranks)
-            varies = traits_of(self.memory.compressor).varies_with_threads
             dtypes = {flat.dtype, *(each.dtype.to_real() for each in self.names)}
-            differ = agree_on_kernels(operations, engine.transport, flat.device, dtypes, varies_with_threads=varies)
+            varies = varies_with_threads(self.memory.compressor, operations, dtypes)
+            differ = agree_on_kernels(operations, engine.transport, flat.device, varies_with_threads=varies)
             self._replicas.transport = engine.transport if differ else None
             self._log_warm_up()
             self._agreed = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from itertools import zip_longest
@@ -28,6 +28,7 @@ from ..transport.rank_messages import FINITE, true_everywhere
 from .plans import Route, Sent, labelled
 from .same_kernels import agree_on_kernels
 from .shown_averages import parts_of_row
+from .step_checks import DiscardedGradientCheck
 from .steps import SteppedAverager, Steps
 
 IN_FIRST: tuple[Scope, ...] = ("host", "across")  # rounds of sums in two levels
@@ -61,6 +62,7 @@ class ShardAverager(SteppedAverager):
         self.across = None if across is None else over(across, device)
         self.in_use = WeightMemory()
         self.decorated = decorate is not None
+        self._discarded, self._trained = DiscardedGradientCheck(), list[Tensor]()
         self._ended = True  # the step has, and what comes next belongs to another one
         self._agreed = False  # since the last change
         self._beside = False  # programs of several rounds have run, since when threads or streams carry all
@@ -177,11 +179,17 @@ class ShardAverager(SteppedAverager):
         self.step, self._ended = Step(), False
         self.totals.begin(self.step, self.memory.step)
 
+    def watch(self, trained: Sequence[Tensor]) -> None:
+        """Look for averages of these parameters that are thrown away, where a part of them is in residuals."""
+        self._trained = list(trained)
+        self._discarded.watch(self._trained if self.memory.reduction.feedback else ())
+
     def enter_step(self) -> None:
         """Take part in the step that `steps` has begun: the step before is committed."""
         if self._ended:
             self._record()
         with self.steps.lock:
+            self._discarded.check(lambda: self.memory.counts)
             self.step.number = self.memory.begin_step()
             self.engines.agreement.step += 1
             self.inside = True
@@ -189,6 +197,7 @@ class ShardAverager(SteppedAverager):
     def step_is_over(self) -> None:
         """Let the weights in use stand that were gathered for the step, and judge its residuals by all of its gradients."""
         self._ended = True
+        self._discarded.look()  # torch has put the gradients into their places
         self.memory.end_step()
         self.in_use.end_step()
 
@@ -217,6 +226,7 @@ class ShardAverager(SteppedAverager):
         reduction, weights = self._placed(reduction, weights)
         self.memory.replace(reduction)
         self.weights = weights
+        self.watch(self._trained)
         self._change()
 
     def loaded(self, parameters: Mapping[str, Mapping[str, Any]], *, means: bool = False) -> dict[int, ShardState]:

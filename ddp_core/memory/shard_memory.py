@@ -106,6 +106,11 @@ class ShardMemory(StepMemory):
         """End the step: all of its shards are there."""
         self.under_way = False
 
+    @property
+    def counts(self) -> bool:
+        """True if the last step is remembered, and can still be undone."""
+        return not self.committed and self._keeps()
+
     def _keeps(self) -> bool:
         """Return True if the last step counts: it has ended, met only finite numbers, and nobody has discarded it."""
         if self.under_way or self._discarded:

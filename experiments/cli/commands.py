@@ -106,6 +106,12 @@ COMMANDS: dict[str, Command] = {
         function=".info:info",
         examples=("gradwire info", "gradwire info --json"),
     ),
+    "compressors": Command(
+        "Print the description of each compressor, and its options with their defaults.",
+        function=".compressor_help:compressors_command",
+        examples=("gradwire compressors", "gradwire compressors int4 powersgd"),
+        positional=("names",),
+    ),
     "top": Command(
         "Show the ranks of a running training that calls handle.watch(folder=...): step time, bytes, stragglers.",
         function=".top:top",

@@ -139,7 +139,7 @@ class Rendezvous:
         """Remember how this site is set up; the first meeting compares.
 
         `operations`: of kernels, which run on the same backend at all sites of a meeting.
-        `varies_with_threads`: the trait of the compressor.
+        `varies_with_threads`: True if a site's threads change its arithmetic.
         """
         self._expected = frozenset()
         requested = ", ".join(requested_backends()) if operations else ""
