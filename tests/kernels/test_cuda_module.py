@@ -119,20 +119,6 @@ def test_a_source_is_compiled_once_and_found_by_the_next_process(cupy, tmp_path)
     assert [file.suffix for file in (tmp_path / "gradwire").iterdir()] == [".cubin"]
 
 
-@pytest.mark.parametrize("what", ["compute_capability", "__version__"])
-def test_another_gpu_or_compiler_gets_machine_code_of_its_own(cupy, monkeypatch, what):
-    first = module._compiled("signs")
-    monkeypatch.setattr(StandIn, what, "80")
-    assert module._compiled("signs") != first
-
-
-def test_a_cache_that_cannot_be_written_is_replaced_by_a_folder_of_the_process(cupy, monkeypatch, tmp_path):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert module._compiled("signs").exists()
-    assert module._cache() == Path(module._temporary().name)
-
-
 def test_the_backend_is_there_when_all_sources_compile_and_load(cupy):
     assert module.probe() == ""
     for source in module.THREADS:
@@ -143,18 +129,6 @@ def test_the_backend_is_there_when_all_sources_compile_and_load(cupy):
 def test_what_keeps_it_from_compiling_is_the_reason_why_it_is_not_there(cupy, error):
     cupy.error = error
     assert module.probe().startswith(f"CuPy does not compile or load signs.cu: {type(error).__name__}: no NVRTC; ")
-
-
-def test_one_source_that_does_not_compile_is_enough(cupy, monkeypatch):
-    compiled = module._compiled
-
-    def all_but_one(source):
-        if source == "bases":
-            raise CompileError("no such type")
-        return compiled(source)
-
-    monkeypatch.setattr(module, "_compiled", all_but_one)
-    assert module.probe().startswith("CuPy does not compile or load bases.cu: CompileError: no such type; ")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from gradwire.compress import Simulation, compressor
-from gradwire.compress.baselines.capped import chosen_places
 
 from ..given import gradients, layout
 
@@ -63,15 +62,6 @@ def test_no_more_is_sent_than_the_cap_and_nothing_waits_forever(spec):
         total += average
     assert ((total / 300 - given[0]).norm() / given[0].norm()) < 0.3
     assert (total != 0).float().mean() > 0.8
-
-
-def test_places_are_taken_from_the_start_on_and_round_the_end():
-    chosen = torch.tensor([True, False, True, True, False, True])
-    for start, slots, expected in ((0, 9, [0, 2, 3, 5]), (3, 9, [3, 5, 0, 2]), (3, 3, [3, 5, 0]), (4, 1, [5])):
-        places, number = chosen_places(chosen, slots, start)
-        assert places[:number].tolist() == expected
-        assert len(places) == slots
-    assert chosen_places(~chosen & chosen, 2, 1)[1] == 0
 
 
 @pytest.mark.parametrize("spec", [*SPECS, *SHORT])

@@ -1,8 +1,6 @@
 """Something fails while updates are under way: an error says which parameters were updated, and none is half."""
 
-import os
 import warnings
-from ast import literal_eval
 from datetime import timedelta
 
 import pytest
@@ -83,24 +81,6 @@ def test_a_reply_that_does_not_come_leaves_each_parameter_before_or_after_its_st
         assert "before" in stands.values()
         assert "the ranks are no longer in step" in raised[1]
         assert not pending
-
-
-def dies():
-    os._exit(3)
-
-
-def told_by_an_error(rank, world_size):
-    """As `failing` where rank 1 dies, after which no run ends well."""
-    raise AssertionError(repr(failing(rank, world_size, "call", dies)))
-
-
-def test_where_a_rank_dies_the_others_say_what_was_updated(ranks):
-    left, died = ranks.run(told_by_an_error, 2, expect_errors=True)
-    assert "exit code 3" in died.fate
-    raised, stands, pending = literal_eval(left.message)
-    assert "each parameter is as before or as after its update" in raised[0]
-    assert set(stands.values()) <= {"before", "after"}
-    assert not pending
 
 
 def raising_step(rank, world_size):

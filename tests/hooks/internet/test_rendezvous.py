@@ -232,13 +232,6 @@ def test_an_address_may_be_of_ipv6():
     server.close()
 
 
-def test_a_port_that_is_taken_is_refused():
-    server = keep()
-    with pytest.raises(RuntimeError, match=f"no rendezvous can listen at 127.0.0.1:{server.port}"):
-        keep(server.port)
-    server.close()
-
-
 def test_where_no_server_answers_that_is_told_at_the_first_attempt(monkeypatch, caplog):
     monkeypatch.setattr(rendezvous, "SEARCH", 0.1)
     monkeypatch.setattr(rendezvous, "PAUSE", 0.1)
