@@ -7,9 +7,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
-from gradwire.compress import specification
 from gradwire.compress.state.gauge import EVERY, IN_A_ROW, WARM_UP
-from gradwire.hooks.torch_ddp import handle_for
 
 from .given import Given, average, gradients, wrapped
 from .test_handle import steps
@@ -21,19 +19,6 @@ EVERYTHING = "topk:ratio=0.1,error_feedback=0.8,momentum=0.9"
 def attached(spec, **options):
     ddp = wrapped(SHAPES, bucket_cap_mb=0.002, find_unused_parameters=False)
     return ddp, gradwire.attach(ddp, spec, **options)
-
-
-def picked(rank, world_size):
-    ddp = TorchDDP(Given(SHAPES))
-    optimizer = torch.optim.AdamW(ddp.parameters())
-    handle = gradwire.attach(ddp, "topk", optimizer=optimizer)
-    found = [handle.compressor, handle_for("topk", ddp, optimizer=optimizer).compressor]
-    ours = gradwire.DistributedDataParallel(Given(SHAPES), compressor="topk", optimizer=optimizer)
-    found.append(ours.compression.compressor)
-    handle.swap("topk:ratio=0.1", optimizer=optimizer)
-    with pytest.warns(UserWarning, match=r"gradwire\.without_momentum\(optimizer\)"):
-        handle_for("topk:momentum=0.9", ddp, optimizer=optimizer)
-    return [specification(each) for each in (*found, handle.compressor)]
 
 
 MOMENTUM = "topk:ratio=1,momentum=0.5"  # all is sent: an average is that of the momenta
