@@ -119,6 +119,20 @@ def test_a_source_is_compiled_once_and_found_by_the_next_process(cupy, tmp_path)
     assert [file.suffix for file in (tmp_path / "gradwire").iterdir()] == [".cubin"]
 
 
+@pytest.mark.parametrize("what", ["compute_capability", "__version__"])
+def test_another_gpu_or_compiler_gets_machine_code_of_its_own(cupy, monkeypatch, what):
+    first = module._compiled("signs")
+    monkeypatch.setattr(StandIn, what, "80")
+    assert module._compiled("signs") != first
+
+
+def test_a_cache_that_cannot_be_written_is_replaced_by_a_folder_of_the_process(cupy, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert module._compiled("signs").exists()
+    assert module._cache() == Path(module._temporary().name)
+
+
 def test_the_backend_is_there_when_all_sources_compile_and_load(cupy):
     assert module.probe() == ""
     for source in module.THREADS:

@@ -72,3 +72,10 @@ def test_the_choice_depends_on_seed_step_and_the_bucket_s_first_name_alone():
 
 def test_a_loaded_state_goes_on_with_the_same_blocks():
     assert_goes_on_after_a_load(compressor(SPEC), layout(*SHAPES))
+
+
+def test_a_bucket_smaller_than_a_block_is_sent_whole_and_an_empty_one_not_at_all():
+    within = layout((3, 5))
+    given = gradients(within)
+    assert torch.equal(Simulation(compressor("randomk"), within).step(given)[0], (given[0] / 2).add_(given[1] / 2))
+    assert Simulation(compressor("randomk"), layout((0,))).step([torch.empty(0)] * 2)[0].numel() == 0

@@ -70,3 +70,15 @@ def test_terngrad_clips_at_so_many_root_mean_squares_and_says_three_values_a_blo
     assert said[:, 5].unique().tolist() == pytest.approx([-limit], rel=1e-5)
     assert set(said[:, :5].unique().tolist()) <= {0.0, *said[:, 5].neg().unique().tolist()}
     assert said[:, 64:].unique().tolist() == [1.0]  # nothing to clip, and nothing to draw
+
+
+def test_with_error_feedback_qsgd_is_a_contraction_even_with_one_level():
+    """Without the division by 1 + variance (Beznosikov et al. 2020) what is held back would grow by the step."""
+    simulation = Simulation(compressor("qsgd:levels=1,block=1000,error_feedback=true"), layout((SIZE,), world_size=1))
+    given = vector()
+    said = simulation.step([given])[0]
+    assert (said - given).norm() < given.norm()
+
+
+def test_qsgd_takes_the_fewest_bits_that_hold_its_levels():
+    assert [QSGD(levels=levels).bits for levels in (1, 2, 7, 8, 127)] == [2, 4, 4, 8, 8]

@@ -29,24 +29,21 @@ def history(rank, link=None):
     return found
 
 
-def failing(rank, world_size, kind, action=None):
+def failing(rank, world_size):
     """What a rank raises where a request of its last step fails; and whether each parameter is as before or after it."""
     steps, probe = history(rank), Setting(rank, "priority", net=Layers, link=None)
     turn = 0
 
     def link(inner):
-        return faulty(Fault(kind, rank=1, turn=turn, action=action))(inner)
+        return faulty(Fault("break", rank=1, turn=turn))(inner)
 
     probe.end()
-    first = len(
-        probe.model.reducer.assignment.sending
-    )  # of the first step, whose buckets are those of the model's order
+    first = len(probe.model.reducer.assignment.sending)  # of the first step, whose buckets have the model's order
     turn = GOOD * first + 1
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRADWIRE_SHARED_MEMORY", "0")
-        setting = Setting(
-            rank, "priority", net=Layers, link=link, optimizer=torch.optim.SGD, timeout=timedelta(seconds=30)
-        )
+        options = {"optimizer": torch.optim.SGD, "timeout": timedelta(seconds=30)}
+        setting = Setting(rank, "priority", net=Layers, link=link, **options)
         raised, step = [], 0
         try:
             for _ in range(GOOD + 1):
@@ -70,7 +67,7 @@ def failing(rank, world_size, kind, action=None):
 
 
 def test_a_reply_that_does_not_come_leaves_each_parameter_before_or_after_its_step(ranks):
-    for raised, stands, pending in ranks.run(failing, 2, "break"):
+    for raised, stands, pending in ranks.run(failing, 2):
         assert len(raised) == 2
         assert "each parameter is as before or as after its update" in raised[0]
         assert "Load a checkpoint" in raised[0]
