@@ -13,7 +13,6 @@ from gradwire.compress.shards.reduction import Finite, shard_sum
 from gradwire.compress.shards.weights import WeightKind, weight_gather
 from gradwire.compress.simulate import alike
 from gradwire.compress.state.tree import Leaves, save
-from gradwire.kernels.memory_pool import Pool
 
 from ..given import placed
 
@@ -336,19 +335,6 @@ def test_a_module_takes_as_many_launches_on_64_ranks_as_on_4(spec):
 def test_other_methods_are_refused_with_the_way_out(make, spec, words):
     with pytest.raises(ValueError, match=words):
         make(spec)
-
-
-@pytest.mark.parametrize("reduces", [True, False])
-def test_payloads_lie_in_pooled_memory(reduces, monkeypatch):
-    module, mine = sys.modules["gradwire.kernels.memory_pool"], Pool()
-    monkeypatch.setattr(module, "pool", mine)
-    monkeypatch.setattr(module, "SMALLEST", 1)
-    layout, reduction = layouts(4)[0], shard_sum("int8")
-    whole, row = torch.ones(layout.numel), torch.ones(layout.row)
-    state = reduction.init(layout)
-    gather = weight_gather("int8").gather(row, whole, kind_of(layout.whole))
-    program = reduction.reduce(whole, state, row) if reduces else gather
-    assert next(program).tensor.nbytes <= mine._lent
 
 
 OF_PARAMETERS = ["int8", "int4:error_feedback=false", "int4", "int4:residual_bits=8", "int4:residual_bits=16", "int2"]

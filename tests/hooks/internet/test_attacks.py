@@ -439,24 +439,6 @@ def test_a_relay_that_crosses_the_connections_of_two_sites_connects_nobody(backg
         background._loop.call_soon_threadsafe(each.close)
 
 
-def test_strangers_take_no_place_from_another_network(background, monkeypatch):
-    monkeypatch.setattr(link, "HANDSHAKE", 1000.0)
-    monkeypatch.setattr(link, "STRANGERS", 64)
-
-    async def serve(other):
-        await other.receive()
-
-    listener = Listener(Secret(SECRET), serve)
-    port = background.run(listener.open(HERE, 0), EVENT)
-    with socket.create_connection((HERE, port), timeout=EVENT, source_address=("127.0.1.2", 0)) as slow:
-        strangers = [socket.create_connection((HERE, port), timeout=EVENT) for _ in range(3 * link.STRANGERS)]
-        slow.sendall(MAGIC + bytes(link.NONCE))
-        assert slow.recv(len(MAGIC)) == MAGIC
-    for each in strangers:
-        each.close()
-    background._loop.call_soon_threadsafe(listener.close)
-
-
 class ClosesEarly(Recorder):
     """The same, whose first connections are closed in the midst of the proof."""
 
