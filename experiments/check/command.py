@@ -79,9 +79,10 @@ class CheckConfig(RanksConfig):
 
     def timing(self, device: str, specs: list[str]) -> BenchConfig:
         """Return the options of bench for the same steps."""
-        settings = {"batch_size": self.batch_size, "steps": self.steps, "warmup": WARM_UP, "nproc": self.nproc}
-        settings["bucket_mb"] = [] if self.bucket_mb is None else [self.bucket_mb]  # type: ignore[assignment]
-        return BenchConfig(models=[self.model or MODELS[device]], compressors=specs or TIMED, **settings)  # type: ignore[arg-type]
+        settings: dict[str, Any] = {"batch_size": self.batch_size, "steps": self.steps, "warmup": WARM_UP}
+        settings["bucket_mb"] = [] if self.bucket_mb is None else [self.bucket_mb]
+        models = [self.model or MODELS[device]]
+        return BenchConfig(models=models, compressors=specs or TIMED, nproc=self.nproc, **settings)
 
 
 def _on_hosts(specs: list[str], per_host: int) -> list[str]:
