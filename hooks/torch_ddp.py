@@ -133,7 +133,7 @@ def attach(
     scaler: Scaler | None = None,
     undo: bool = False,
 ) -> "Handle | ShardHandle":
-    """Compress the gradients of a model: `handle = attach(ddp_model, "int4", optimizer=optimizer)`.
+    """Compress the gradients of a model: `handle = attach(ddp_model, "int8", optimizer=optimizer)`.
 
     All ranks call it before the first backward, with the same arguments. The DDP model may be inside of what
     torch.compile, Lightning Fabric or Accelerate have made of it. FSDP2 takes two compressors: `attach(fsdp_model,

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...compress import Compressor, Layout, specification, warm_up
+from ...compress.builder.advice import advice
 from ...compress.builder.build import fingerprint
 from ...compress.protocol.requests import Op
 from ...compress.simulate import operations_of
@@ -31,6 +32,7 @@ from ..engine.lanes import FuturePending
 from ..measure.stats import Measured
 from ..measure.step import Step
 from ..memory.model_memory import ModelMemory, Snapshot
+from ..transport.launchers import on_launched_hosts
 from ..transport.protocol import Decorator, Pending
 from ..transport.rank_messages import alike
 from .plans import Bound, Plan, ProgramPlan, Route, Sent, SparsePlan, SumPlan, labelled
@@ -99,6 +101,7 @@ class CompressedAverager(SteppedAverager):
         self.drain: Callable[[], None] = lambda: None  # waits for averages that are handed out after backward's end
         self.starting_values = StartingValues()
         self._warned: Compressor | None = None  # the compressor of which the log has spoken
+        self._advised: set[str] = set()
 
     @property
     def scale(self) -> float:
@@ -257,6 +260,7 @@ class CompressedAverager(SteppedAverager):
             differ = agree_on_kernels(operations, engine.transport, flat.device, varies_with_threads=varies)
             self._replicas.transport = engine.transport if differ else None
             self._log_warm_up()
+            self._log_advice(layout)
             self._agreed = True
         return layout
 
@@ -266,6 +270,14 @@ class CompressedAverager(SteppedAverager):
         if found is not None and compressor is not self._warned and self.engines.group.rank() == 0:
             self._warned = compressor
             logger.warning("gradwire: %s", found)
+
+    def _log_advice(self, layout: Layout) -> None:
+        """Say once, on the first rank, what the compressor sends in vain. Every rank asks: none raises alone."""
+        ranks = on_launched_hosts(layout.ranks) if layout.ranks.per_host == 1 else layout.ranks
+        for found in advice(self.memory.compressor, layout.dtype, ranks):
+            if found not in self._advised and self.engines.group.rank() == 0:
+                self._advised.add(found)
+                logger.warning("gradwire: %s", found)
 
     def _name(self, parameter: Tensor) -> str:
         return self.names.setdefault(parameter, str(len(self.names)))
