@@ -145,7 +145,7 @@ def on_launched_hosts(ranks: Ranks, environment: Mapping[str, str] = os.environ)
     Ranks(world_size=4, rank=0, per_host=2)
     """
     started, here = (int(environment.get(name, 1)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-    known = started == ranks.world_size and started % here == 0
+    known = here > 0 and started == ranks.world_size and started % here == 0
     return replace(ranks, per_host=here) if known else ranks
 
 
