@@ -91,9 +91,7 @@ class TakenWork(dist.Work):
     def __init__(self, future: torch.futures.Future[Any]) -> None:
         super().__init__()
         self._future = future
-        self._kept: list[TakenWork] = [
-            self
-        ]  # until the caller has it: of a work in Python, torch alone keeps no object
+        self._kept: list[TakenWork] = [self]  # until the caller has it: of a work in Python, torch alone keeps no object
         _latest.kept = self._kept
 
     def wait(self, timeout: timedelta = UNLIMITED) -> bool:
@@ -142,7 +140,7 @@ class Keeper(dist.ProcessGroup):
     def __init__(self) -> None:
         super().__init__(0, 1)
 
-    def barrier(self, _: dist.BarrierOptions) -> dist.Work:
+    def barrier(self, *_: Any, **__: Any) -> dist.Work:
         """Return the work that this thread has made last."""
         work: dist.Work = _latest.kept.pop()
         return work
