@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from ..compress import Ranks, compressor
 from ..compress.state.shares import ranks_seen
 from ..ddp_core.measure.step_model import LinkCost
-from ..hooks.advice.arithmetic import Arithmetic
-from ..hooks.advice.network import Kind, KindCost
-from ..hooks.advice.predict import Measured, Prediction, predicted, requests_on, through_card
-from ..hooks.advice.shared_cores import Work
-from ..hooks.advice.timed_training import Computation
-from ..hooks.plan import bucket_layouts
+from .advice.arithmetic import Arithmetic
+from .advice.network import Kind, KindCost
+from .advice.predict import Measured, Prediction, predicted, requests_on, through_card
+from .advice.shared_cores import Work
+from .advice.timed_training import Computation
+from .bucket_plan import bucket_layouts
 
 BACKWARD = 2 / 3  # of a step's computation: an assumption, twice as many multiplications as in forward
 WIDTHS = 128  # elements

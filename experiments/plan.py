@@ -15,14 +15,15 @@ from torch import Tensor, nn
 
 from ..compress import compressor
 from ..compress.state.shares import ranks_given
-from ..hooks.advice.local_sgd import SitesPlan, Wan, recommended, sites_plan
-from ..hooks.advice.predict import Prediction
 from ..hooks.local_sgd.arguments import site_compressor
-from ..hooks.plan import Plan, plan, plan_sharded
+from .advice.predict import Prediction
 from .assumed_parts import GpuStep, layered, model_step, predicted_step
+from .bucket_plan import Plan, plan
 from .network.link import parse_rate, shown_rate
 from .plan_config import PlanConfig, counted
+from .sharded_plan import plan_sharded
 from .sharded_step import predicted_shards
+from .sites_plan import SitesPlan, Wan, recommended, sites_plan
 from .workloads.data import data_shape
 from .workloads.models import build_model
 from .workloads.sharding import TORCH, parts, payloads

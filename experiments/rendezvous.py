@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..hooks.internet.secret import SECRET, Secret
-from ..hooks.internet.server import keep as keep_rendezvous
+from ..hooks.internet.server import Server
 
 FILES = 1 << 15  # that the rendezvous may open
 
@@ -44,7 +44,7 @@ def rendezvous(config: RendezvousConfig) -> int:
     given = Secret.of(config.secret_file)
     made = "" if given.text or _is_loopback(config.host) else secrets.token_urlsafe(24)
     try:
-        server = keep_rendezvous(config.port, config.host, Secret.of(made) if made else given, relay=config.relay)
+        server = Server(config.host, config.port, Secret.of(made) if made else given, relay=config.relay)
     except RuntimeError as error:
         raise ValueError(f"{error}. Give a free port by --port and an address of this host by --host") from error
     try:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ..compress.protocol.requests import ReduceScatter, Request
-from ..hooks.advice.network import kind_of
-from ..hooks.advice.predict import Prediction
-from ..hooks.plan import Shards
+from .advice.network import kind_of
+from .advice.predict import Prediction
 from .assumed_parts import BACKWARD, Cluster, cost_of
+from .sharded_plan import Shards
 from .workloads.sharding import TORCH, payloads
 
 ENCODED = (

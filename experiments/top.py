@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -16,9 +18,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ..ddp_core.watching.report_folder import reports_in
+from ..ddp_core.watching.report_folder import files_in
 from .results.rows import milliseconds
 
+logger = logging.getLogger(__name__)
+KINDS = {"rank": int, "ranks": int, "host": str, "every": int, "step": int, "compressor": str, "metrics": dict}
+LARGEST = 1e300  # of a metric: what is not finite, or no float, is none
 STALE = 3.0  # times the seconds that a report takes to come
 LEAST = 10.0  # seconds without a report that never count as stale
 STRAGGLES = 1.1  # times the median rank's computation
@@ -154,3 +159,34 @@ def _figures(rank: RankNow) -> list[str]:
         "" if sent is None else decimal(round(sent)),
         "" if ratio is None else f"{ratio:.2f}",
     ]
+
+
+def reports_in(folder: Path) -> list[tuple[dict[str, Any], float]]:
+    """Return (a rank's last report, when rank 0 wrote it, in seconds since 1970), by rank.
+
+    A file that cannot be read, or that is no report, is left out. Raises OSError where the folder cannot be read.
+    """
+    found = []
+    for path in files_in(folder):
+        try:
+            if not path.is_file():  # a FIFO would wait for a writer
+                raise ValueError("it is no regular file")
+            found.append((_report(path.read_text(encoding="utf-8")), path.stat().st_mtime))
+        except (OSError, ValueError, RecursionError) as error:
+            logger.warning("%s is left out: %s", path, error)
+    return found
+
+
+def _report(text: str) -> dict[str, Any]:
+    """A report from its file. Raises ValueError for what no rank writes."""
+    report = json.loads(text)
+    if not isinstance(report, dict):
+        raise ValueError(f"it holds {type(report).__name__}, not a rank's report")
+    wrong = [name for name, kind in KINDS.items() if type(report.get(name)) is not kind]
+    if wrong:
+        raise ValueError(f"it is no rank's report: {', '.join(wrong)} missing or of another type")
+    metrics = {name: value for name, value in report["metrics"].items() if value is not None}
+    odd = [name for name, value in metrics.items() if not isinstance(value, int | float) or not abs(value) < LARGEST]
+    if odd or min(report["ranks"], report["every"]) < 1:
+        raise ValueError(f"it is no rank's report: {', '.join(odd) or 'ranks or every'} out of range")
+    return report

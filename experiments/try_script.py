@@ -19,8 +19,8 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from ..compress import compressor
-from ..hooks.advice.decision_table import ANSWERED, uncertainty
 from ..hooks.report_loss import COMPRESSOR, FOLDER, STEPS
+from .advice.decision_table import ANSWERED, uncertainty
 from .ranks.child import CommandFailure, run_to_end
 from .ranks.stopping import sigterm_interrupts
 from .results.files import check_file, figures_document, prepared_folder, write_json

@@ -21,8 +21,9 @@ from .hooks.torch_ddp import attach
 
 if TYPE_CHECKING:
     from . import comm_hooks
-    from .hooks.advice.advise import advise
-    from .hooks.advice.recommendation import Advice
+    from .experiments.advice.advise import advise
+    from .experiments.advice.recommendation import Advice
+    from .experiments.bucket_plan import Plan, plan
     from .hooks.collectives.compress_group import compress_group
     from .hooks.comm_hook import comm_hook
     from .hooks.frameworks.accelerate import accelerate, accelerate_locally
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from .hooks.internet.rendezvous import Rendezvous
     from .hooks.local_sgd.local_steps import LocalSteps
     from .hooks.overlap import overlap
-    from .hooks.plan import Plan, plan
     from .hooks.report_loss import report_loss
 
 try:
@@ -41,18 +41,18 @@ except PackageNotFoundError:  # a source tree that was never installed
 
 _FILES = {  # imported when they are first asked for
     "AccelerateKwargs": "hooks.frameworks.accelerate_kwargs",
-    "Advice": "hooks.advice",
+    "Advice": "experiments.advice",
     "GatheredState": "hooks.frameworks.gathered_state",
     "LocalSteps": "hooks.local_sgd.local_steps",
-    "Plan": "hooks.plan",
+    "Plan": "experiments.bucket_plan",
     "Rendezvous": "hooks.internet.rendezvous",
     "accelerate": "hooks.frameworks.accelerate",
     "accelerate_locally": "hooks.frameworks.accelerate",
-    "advise": "hooks.advice",
+    "advise": "experiments.advice",
     "comm_hook": "hooks.comm_hook",
     "compress_group": "hooks.collectives.compress_group",
     "overlap": "hooks.overlap",
-    "plan": "hooks.plan",
+    "plan": "experiments.bucket_plan",
     "report_loss": "hooks.report_loss",
 }
 

@@ -19,8 +19,9 @@ from ..compress import Optimizers, Spec, specification
 from ..compress import compressor as compressor_of
 from ..compress.builder.options import nearest_named
 from ..ddp_core import DEFAULT_TIMEOUT, Decorator, Handle, Scaler, refuse_inside
+from .backwards import ModelHook
 from .handle_of import handle_with, remember
-from .torch_ddp import ForwardBegins, compress_bucket, handle_for
+from .torch_ddp import compress_bucket, handle_for
 
 NOT_REGISTERED = (
     "gradwire's hook got a bucket of a model that it was not registered on: call "
@@ -90,7 +91,7 @@ class CommHook:
         _handles[ddp] = handle = handle_for(self._spec, ddp, process_group=state, **options)
         if scaler is not None:
             handle.follow(scaler)
-        ddp.register_forward_pre_hook(ForwardBegins(handle))
+        ddp.register_forward_pre_hook(ModelHook(handle.forward_begins))
         remember(handle, ddp)
 
     def handle_on(self, ddp: DistributedDataParallel) -> Handle | None:

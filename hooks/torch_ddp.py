@@ -5,9 +5,7 @@
 import logging
 from collections.abc import Mapping
 from datetime import timedelta
-from functools import partial as partially
 from typing import TYPE_CHECKING, Any, overload
-from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -27,7 +25,9 @@ from ..ddp_core import (
 )
 from ..ddp_core import DistributedDataParallel as OwnDDP
 from ..ddp_core.measure.step import Step
+from .backwards import ModelHook
 from .handle_of import remember
+from .model_kinds import ddp_inside, is_replicated, is_sharded, refuse_mixed
 from .torch_ddp_checks import Guard, NeverCalled
 from .torch_steps import ByForward, ByIndex, ByReducer, StepDetector
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 WORTH_SAYING = 10.0  # MB
-AROUND = ("_orig_mod", "_forward_module")  # where torch.compile, and Fabric, keep what they wrap
 NOT_DDP = {  # class: what to do there
     "DataParallel": "it is one process, whose gradients reach no other. Wrap its module in DistributedDataParallel instead, "
     "and start one process per GPU: torchrun --nproc-per-node 4 train.py",
@@ -50,6 +49,10 @@ NOT_DDP = {  # class: what to do there
 HOOKED = (
     "the DDP model has a communication hook already, and torch takes one alone: to change the compressor, call swap() of "
     "its handle; after close(), wrap the model anew in DistributedDataParallel"
+)
+OF_SHARDS = (
+    "an FSDP2 model has process groups of its own, and compresses weights and gradients: attach(fsdp_model, gather='int8', "
+    "reduce='int4'). In torch 2.9 replicate() makes an FSDP2 model, too: upgrade to torch 2.10"
 )
 PYTHON_REDUCER = (
     "torch's DDP was made under torch._dynamo.config.optimize_ddp='python_reducer', where communication hooks get no "
@@ -83,43 +86,6 @@ def compress_bucket(state: Handle, bucket: dist.GradBucket) -> torch.futures.Fut
     if detector.last_ends and bucket.is_last():
         averager.steps.all_sent()
     return average.future
-
-
-def is_sharded(model: nn.Module) -> bool:
-    """Return True if `fully_shard` or `replicate` was applied to a model, or to modules in it."""
-    return _has_a("FSDPModule", model)
-
-
-def is_replicated(model: nn.Module) -> bool:
-    """Return True if torch's `replicate` was applied to a model, or to modules in it."""
-    return _has_a("ReplicateModule", model)
-
-
-def _refuse_mixed(model: nn.Module) -> None:
-    """Raise ValueError if some modules are sharded and others replicated."""
-    found: dict[bool, list[str]] = {True: [], False: []}
-    for name, module in model.named_modules():
-        if any(each.__name__ == "FSDPModule" for each in type(module).__mro__):
-            found[any(each.__name__ == "ReplicateModule" for each in type(module).__mro__)].append(name or "the root")
-    replicated, sharded = (", ".join(found[kind][:3]) for kind in (True, False))
-    if replicated and sharded:
-        raise ValueError(
-            f"the model has modules of fully_shard ({sharded}) and of replicate ({replicated}): attach to each part, as in "
-            "attach(model.body, gather='int8', reduce='int8') of a sharded part and attach(model.head, 'int8') of a "
-            "replicated one. A module around both kinds stays as it is"
-        )
-
-
-def _has_a(kind: str, model: nn.Module) -> bool:
-    """Return True if torch has made a module of a model one of a kind that older versions of torch do not have."""
-    return any(each.__name__ == kind for module in model.modules() for each in type(module).__mro__)
-
-
-def ddp_inside(model: nn.Module | None) -> DistributedDataParallel | None:
-    """The DDP model that `model` is, or that torch.compile, Fabric or Accelerate have put something around; else None."""
-    while model is not None and not isinstance(model, DistributedDataParallel):
-        model = next((model._modules[name] for name in AROUND if name in model._modules), None)
-    return model
 
 
 @overload
@@ -167,7 +133,7 @@ def attach(
     scaler: Scaler | None = None,
     undo: bool = False,
 ) -> "Handle | ShardHandle":
-    """Compress the gradients of a model: `handle = attach(ddp_model, "int4", optimizer=optimizer)`.
+    """Compress the gradients of a model: `handle = attach(ddp_model, "int8", optimizer=optimizer)`.
 
     All ranks call it before the first backward, with the same arguments. The DDP model may be inside of what
     torch.compile, Lightning Fabric or Accelerate have made of it. FSDP2 takes two compressors: `attach(fsdp_model,
@@ -198,39 +164,21 @@ def attach(
     """
     handle: Handle | ShardHandle
     if isinstance(model, nn.Module):
-        _refuse_mixed(model)
+        refuse_mixed(model)
     if isinstance(model, nn.Module) and is_sharded(model) and not is_replicated(model):
         from .fsdp import Sharding, attach_sharded
 
-        asked = Sharding(gather, reduce, replicas, compressor, process_group, optimizer, undo)
-        handle = attach_sharded(model, asked, timeout, transport)
+        if compressor is not None or process_group is not None:
+            raise TypeError(OF_SHARDS)
+        handle = attach_sharded(model, Sharding(gather, reduce, replicas, optimizer, undo), timeout, transport)
     else:
         options: dict[str, Any] = {"process_group": process_group, "timeout": timeout, "transport": transport}
         options["undo"] = undo
         handle = _attach_whole(model, compressor, (gather, reduce, replicas), options, optimizer)
     if scaler is not None:
         handle.follow(scaler)
-    model.register_forward_pre_hook(ForwardBegins(handle))
+    model.register_forward_pre_hook(ModelHook(handle.forward_begins))
     return handle
-
-
-class ForwardBegins:
-    """A forward pre-hook that informs a handle of forwards. It keeps no handle alive."""
-
-    _handle: "ref[Handle | ShardHandle] | None" = None  # in copies
-
-    def __init__(self, handle: "Handle | ShardHandle") -> None:
-        self._handle = ref(handle)
-
-    def __call__(self, *_: Any) -> None:
-        """A forward begins."""
-        if torch.compiler.is_compiling() or self._handle is None or (handle := self._handle()) is None:
-            return
-        handle.forward_begins()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Nothing: a copy of the model has no handle."""
-        return {}
 
 
 def _attach_whole(
@@ -330,17 +278,8 @@ def handle_for(
             handle.step_detector = ByReducer()
         elif ddp.static_graph or getattr(ddp, "skip_all_reduce_unused_params", False):
             handle.step_detector = detector = ByForward()
-            ddp.register_forward_pre_hook(partially(_announce, detector))
-            ddp.register_forward_hook(partially(_watch_outputs, detector))
+            ddp.register_forward_pre_hook(detector.announce)
+            ddp.register_forward_hook(detector.watch)
         else:
             handle.step_detector = ByIndex()
     return handle
-
-
-def _announce(detector: ByForward, *_: Any) -> None:
-    detector.announce()
-
-
-def _watch_outputs(detector: ByForward, _model: nn.Module, _inputs: Any, outputs: Any) -> None:
-    if not torch.compiler.is_compiling():
-        detector.watch(outputs)

@@ -3,16 +3,15 @@
 # torch compares the annotations of a hook themselves, so files of hooks do not postpone them.
 
 import sys
-import weakref
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import nn
 from torch.autograd import Variable
-from torch.utils._pytree import tree_leaves
 
 from ..ddp_core.averaging.steps import Steps
 from ..ddp_core.buckets.protocol import Bucket
+from .backwards import Backwards
 
 
 class StepDetector(Protocol):
@@ -47,20 +46,6 @@ class ByIndex(StepDetector):
         return self._last <= before
 
 
-class Backward:
-    """A backward from a model's outputs, as the callback that autograd calls at its end. autograd alone keeps it."""
-
-    steps: Steps | None = None  # one of them has begun in it
-
-    def __call__(self) -> None:
-        """End the step behind torch, which hands over the last buckets at the end of backward."""
-        Variable._execution_engine.queue_callback(self._end)
-
-    def _end(self) -> None:
-        if self.steps is not None:
-            self.steps.all_sent()
-
-
 class ByForward(StepDetector):
     """A forward announces a step, where indices do not show one.
 
@@ -77,27 +62,20 @@ class ByForward(StepDetector):
     def __init__(self) -> None:
         self._announced, self._indices = False, ByIndex()
         self._in_first: set[int] | None = set()  # identities of the parameters that the first step has brought
-        self._backward: weakref.ref[Backward] | None = None  # the one under way from the outputs, or one before
+        self._backwards = Backwards()
 
     def __reduce__(self) -> tuple[type["ByForward"], tuple[()]]:
         """Anew in copies, which have steps of their own."""
         return ByForward, ()
 
-    def announce(self) -> None:
-        """Have the next bucket be the first of a step."""
+    def announce(self, *_: Any) -> None:
+        """Have the next bucket be the first of a step: a forward pre-hook."""
         self._announced = True
 
-    def watch(self, outputs: Any) -> None:
-        """Note where a backward from the outputs of a forward begins."""
-        for each in tree_leaves(outputs):
-            if isinstance(each, Tensor) and each.grad_fn is not None:
-                each.register_hook(self._backward_begins)
-
-    def _backward_begins(self, _: Tensor) -> None:
-        if self._backward is None or self._backward() is None:
-            backward = Backward()
-            self._backward = weakref.ref(backward)
-            Variable._execution_engine.queue_callback(backward)
+    def watch(self, _model: nn.Module, _inputs: Any, outputs: Any) -> None:
+        """Note where a backward from the outputs of a forward begins: a forward hook."""
+        if not torch.compiler.is_compiling():
+            self._backwards.watch(outputs)
 
     def begins(self, bucket: Bucket) -> bool:
         """Return True if a forward has announced it, or no index and no new parameter contradicts."""
@@ -113,9 +91,9 @@ class ByForward(StepDetector):
 
     def begun(self, steps: Steps) -> None:
         """Have the end of backward end the step."""
-        backward = None if self._backward is None else self._backward()
+        backward = self._backwards.now
         if backward is not None:
-            backward.steps = steps
+            backward.at_end = steps.all_sent
         elif torch._C._current_graph_task_id() == -1:
             steps.all_sent()
         else:

@@ -59,7 +59,7 @@ def quantize_blocks(
     padded = in_blocks(wide, rows * blocks, length // blocks, places).view(rows, blocks, -1)
     largest = padded.abs().amax(2, keepdim=True)
     limit, _, offset = FORMATS[bits]
-    steps = steps_of(bits, seed, residual)
+    steps = steps_of(bits, unbiased=seed >= 0 and residual is None)
     scales.copy_((largest / steps).squeeze(2))
     levels = torch.where(largest.isfinite(), padded / torch.where(largest == 0, 1, largest) * steps, 0) - offset
     levels = (
@@ -104,10 +104,11 @@ def dequantize_mean(
     cast_scaled.reference(mean, out, 1.0, residual)
 
 
-def steps_of(bits: int, seed: int, residual: Residual | None) -> float:
+@functools.cache
+def steps_of(bits: int, *, unbiased: bool) -> float:
     """Return the largest magnitude of a block in scales: the largest code where rounding has to be unbiased."""
     limit, steps, _ = FORMATS[bits]
-    return float(limit) if seed >= 0 and residual is None else steps
+    return float(limit) if unbiased else steps
 
 
 def pack(levels: Tensor, bits: int) -> Tensor:

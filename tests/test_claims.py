@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from gradwire.compress import compressor
+from gradwire.experiments.advice.candidates import candidates
+from gradwire.experiments.advice.decision_table import ANSWERED, CANDIDATES, LARGER, OPTIMIZERS, SEED, uncertainty
 from gradwire.experiments.compare.config import CompareConfig
-from gradwire.hooks.advice.candidates import candidates
-from gradwire.hooks.advice.decision_table import ANSWERED, CANDIDATES, LARGER, OPTIMIZERS, SEED, uncertainty
 
 from .test_docs import ROOT
 

@@ -64,17 +64,6 @@ def test_a_section_has_every_option_of_a_compressor_with_its_default(name):
     assert [option for option, (_, default) in options.items() if not same(told[option], default)] == []
 
 
-@pytest.mark.parametrize("name", OWN)
-def test_a_section_has_bytes_state_and_use(name):
-    assert re.findall(r"^- \*\*(.+?):\*\*", section_of(name), re.MULTILINE) == ["Bytes", "State", "Use it for"]
-
-
 def test_the_common_tables_have_the_options_of_the_registry_only():
     assert rows(sections()["Options of all compressors"], "").keys() == OF_ALL.keys()
     assert rows(sections()["Options of all lossy compressors"], "").keys() == OF_FEEDBACK.keys()
-
-
-def test_the_first_table_links_to_every_compressor():
-    first = PAGE[: PAGE.index("\n## ")]
-    linked = {name for names in re.findall(r"\[([^]]+)\]\(#", first) for name in re.findall(r"`([\w-]+)`", names)}
-    assert linked == LISTED.keys()

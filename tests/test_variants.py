@@ -1,11 +1,16 @@
 """What `make test` leaves to `make test-rest`: variants that show nothing new, and nothing else."""
 
 import itertools
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 
 from .variants import INTERPRETED, REST, left_to_the_rest, part_of, too_many_interpreted, too_many_of_the_rest
 
+ROOT = Path(__file__).parents[1]
 MARKED = (("many", ()), ("slow", ("slow",)))
 BACKENDS, SPECS, SIZES = ("native", "reference"), ("topk", "onebit", "none"), (1, 70, 30_000)
 
@@ -86,3 +91,10 @@ def test_of_each_test_a_few_variants_run_in_the_interpreter():
     items = [Item(f"test_{name}[{size}]", {"backend": "triton", "size": size}) for name in "ab" for size in range(9)]
     assert len(too_many_interpreted(items)) == 2 * (9 - INTERPRETED)
     assert not too_many_interpreted([Item("test_c[1]", {"backend": "native"}, ()) for _ in range(9)])
+
+
+def test_a_filter_of_the_shell_hides_no_warning_of_a_script_from_tests():
+    asked = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    code = "import os, tests.conftest; print(os.environ.get('PYTHONWARNINGS'))"
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=asked, capture_output=True, text=True)
+    assert found.stdout == "None\n", found.stderr

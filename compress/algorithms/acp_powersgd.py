@@ -15,7 +15,7 @@ from ..protocol.layout import Layout
 from ..protocol.registry import register
 from ..protocol.requests import Program
 from ..state.tensors import Counter, PerParameter
-from .powersgd import Place, PowerSGD, draw_normal, finish, means, put_whole, taken_whole, zeros_kept
+from .powersgd import PowerSGD, draw_normal, finish, means, put_whole, taken_whole, zeros_kept
 from .zero_rows import ZeroRows
 
 
@@ -27,7 +27,7 @@ class ACPPowerSGDState:
 
     factors: Factors
     transposed: Factors
-    whole: tuple[Place, ...]
+    whole: tuple[slice, ...]
     p: PerParameter
     q: PerParameter
     step: Counter

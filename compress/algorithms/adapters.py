@@ -41,10 +41,8 @@ def draws(codec: Codec, layout: Layout) -> Draws | None:
     return Draws(int.from_bytes(digest[:8], "big") >> 1, Counter())
 
 
-def drawn(state: Draws | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Key and counter for a step's first encoding and for its second, or nothing for both; the step is counted."""
-    if state is None:
-        return (), ()
+def drawn(state: Draws) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Key and counter for a step's first encoding and for its second; the step is counted."""
     first = state.step.value << 33
     state.step.value += 1
     return (state.key, first), (state.key, first + (1 << 32))
@@ -80,10 +78,10 @@ class Gathered:
             return grad
         cut = state.cut
         rows = temporary((1, cut.row_bytes), dtype=torch.uint8, device=grad.device).zero_()
-        cut.encode(grad, residual, rows, drawn(state.draws)[0])
+        cut.encode(grad, residual, rows, drawn(state.draws)[0] if state.draws else ())
         gathered = yield AllGather(rows)
         del rows
-        _decode(gathered, grad, cut, residual)
+        cut.decode(gathered, grad, residual)
         return grad
 
 
@@ -129,12 +127,12 @@ class TwoShot:
         server = None if residual is None else state.server_residual
         rows, cut, size = state.rows, state.cut, state.cut.row_bytes
         bits = 0 if rows is None else rows.row_bytes(state.world_size)
-        first, second = drawn(state.draws)
+        first, second = drawn(state.draws) if state.draws else ((), ())
         payload = temporary((state.world_size, size + bits), dtype=torch.uint8, device=grad.device).zero_()
         if rows is not None:
             used = rows.used(grad, residual, state.world_size)
             if server is not None:
-                rows.mark(used, server.stored, cut.served[0])
+                rows.mark(used, server.stored, cut.served)
             rows.packed(used, state.world_size, out=payload[:, size:])
         cut.encode(grad, residual, payload[:, :size], first)
         votes = yield AllToAll(payload)
@@ -152,23 +150,15 @@ class TwoShot:
             server.close(held)
         averages = (yield AllGather(payload)).view(1, state.world_size, size + bits)
         del payload
-        _decode(averages[..., :size], grad, cut, residual)
+        cut.decode(averages[..., :size], grad, residual)
         if rows is not None:
             used = rows.unpacked(averages[..., size:])
             rows.clear(used, grad)
             if residual is not None:
                 rows.clear(used, residual.after)
             if held is not None:
-                rows.clear(used, held.after, start)
+                rows.clear(used, held.after, cut.served)
         return grad
-
-
-def _decode(rows: Tensor, grad: Tensor, cut: Cut, residual: Residual | None) -> None:
-    """The average in place of `grad`; a codec for 16 bits adds what they cannot hold to the residual."""
-    if grad.dtype.itemsize >= 4 or not own_traits(cut.codec).takes_16_bits:
-        cut.decode(rows, grad)
-    else:
-        cut.decode(rows, grad, (None if residual is None else residual.after,))
 
 
 @dataclass

@@ -6,24 +6,20 @@ A block has one scale. If it held elements of two parameters, the one with the s
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from ...kernels import Places, Residual
+from ..protocol.block_tables import ORDER, Span, Table, blocks_of, count_blocks, in_order, places_of, spans_of
 from ..protocol.compressor import own_traits
 from ..protocol.layout import Layout
-
-Span: TypeAlias = tuple[int, int]  # first element, elements
-Table: TypeAlias = npt.NDArray[np.int64]  # (blocks, 2): a span each
-ORDER = 4  # elements: what a GPU loads at once
 
 
 @dataclass(frozen=True)
@@ -62,11 +58,13 @@ class Cut:
         """Encode all rows, or this rank's `own`. `random`: the key and counter of a codec that draws."""
         self.codec.encode(grad, residual, rows, self.length, *random, **self._where[own])
 
-    def decode(self, rows: Tensor, out: Tensor, residual: Sequence[Tensor | None] = (), own: bool = False) -> None:
-        """Decode all rows, or this rank's `own`. `residual`: the fourth argument of codecs that take 16 bits, if any."""
+    def decode(self, rows: Tensor, out: Tensor, residual: Residual | None = None, own: bool = False) -> None:
+        """Decode all rows, or this rank's `own`. What an `out` of 16 bits cannot hold goes to the residual."""
         if self.gaps:
             out.zero_()
-        self.codec.decode(rows, out, self.length, *residual, **self._where[own])
+        takes_it = residual is not None and out.dtype.itemsize < 4 and own_traits(self.codec).takes_16_bits
+        rounded = (residual.after,) if residual is not None and takes_it else ()
+        self.codec.decode(rows, out, self.length, *rounded, **self._where[own])
 
     def repeated(self, ranks: int, stride: int) -> Cut:
         """Return the cut of so many rows like this rank's, each so many elements behind the one before."""
@@ -90,18 +88,18 @@ def _cut_bucket(codec: Any, sizes: tuple[int, ...], ranks: int, rank: int, devic
     if _in_order(codec, sizes, length):
         start = min(rank * length, numel)
         return Cut(codec, length, (start, min(start + length, numel)))
-    each = -(-_count(sizes, codec.block) // ranks)
+    each = -(-count_blocks(sizes, codec.block) // ranks)
     length = codec.row_length(min(max(sizes), codec.block)) if each == 1 else each * codec.block
     start, stop = (_first(sizes, codec.block, row * each) for row in (rank, rank + 1))
 
     def table() -> Table:
-        blocks = _blocks_of(_spans(sizes), codec.block)
+        blocks = blocks_of(spans_of(sizes), codec.block)
         return np.concatenate([blocks, np.full((each * ranks - len(blocks), 2), (numel, 0))])
 
     def own() -> Table:
         return table()[rank * each : (rank + 1) * each] - (start, 0)
 
-    return Cut(codec, length, (start, stop), _places(each * ranks, table, device), _places(each, own, device))
+    return Cut(codec, length, (start, stop), places_of(each * ranks, table, device), places_of(each, own, device))
 
 
 def cut_shards(codec: Any, rows: Sequence[Sequence[Span]], row: int, rank: int, device: torch.device) -> Cut:
@@ -117,68 +115,34 @@ def cut_shards(codec: Any, rows: Sequence[Sequence[Span]], row: int, rank: int, 
         alike and sum(sizes) == row and _in_order(codec, sizes, length) and length == row
     ):
         return Cut(codec, length, served)
-    count, gaps = _count(sizes, codec.block), not alike or sum(sizes) < row
+    count, gaps = count_blocks(sizes, codec.block), not alike or sum(sizes) < row
     length = codec.row_length(min(max(sizes), codec.block)) if count == 1 else count * codec.block
-    own = _places(count, lambda: _blocks_of(rows[rank], codec.block, sizes), device)
+    own = places_of(count, lambda: blocks_of(rows[rank], codec.block, sizes), device)
     if alike:
         cut = Cut(codec, length, served, None, own, gaps).repeated(len(rows), row)
         return Cut(codec, length, served, cut.rows, own, gaps)
 
     def table() -> Table:
-        tables = [_blocks_of(spans, codec.block, sizes) for spans in rows]
+        tables = [blocks_of(spans, codec.block, sizes) for spans in rows]
         return np.concatenate([each + np.array((place * row, 0)) for place, each in enumerate(tables)])
 
-    return Cut(codec, length, served, _places(count * len(rows), table, device), own, gaps)
+    return Cut(codec, length, served, places_of(count * len(rows), table, device), own, gaps)
 
 
 def _in_order(codec: Any, sizes: Sequence[int], length: int) -> bool:
     """Return True if no block of rows of `length` crosses the border of a parameter, or the codec has no blocks."""
-    if not own_traits(codec).blocks:
-        return True
-    block = min(codec.block, length)
-    return all(first % block == 0 for first, size in _spans(sizes) if size)
-
-
-def _spans(sizes: Sequence[int]) -> list[Span]:
-    """Return the span of each parameter, one behind the other."""
-    spans, first = [], 0
-    for size in sizes:
-        spans.append((first, size))
-        first += size
-    return spans
-
-
-def _count(sizes: Sequence[int], block: int) -> int:
-    return sum(-(-size // block) for size in sizes)
+    return not own_traits(codec).blocks or in_order(sizes, min(codec.block, length))
 
 
 def _first(sizes: Sequence[int], block: int, place: int) -> int:
     """Return the first element of the block at a place; behind all blocks, the end of the vector."""
     first = 0
     for size in sizes:
-        blocks = _count([size], block)
+        blocks = count_blocks([size], block)
         if place < blocks:
             return first + place * block
         first, place = first + size, place - blocks
     return first
-
-
-def _blocks_of(spans: Sequence[Span], block: int, room: Sequence[int] | None = None) -> Table:
-    """Return the first element and the elements of each block, int64 (blocks, 2). `room`: elements to have blocks for."""
-    firsts, sizes = np.array(spans, dtype=np.int64).reshape(-1, 2).T
-    counts = -(-(sizes if room is None else np.array(room, dtype=np.int64)) // block)
-    owner = np.repeat(np.arange(len(counts)), counts)
-    within = (np.arange(len(owner)) - (counts.cumsum() - counts)[owner]) * block
-    return np.stack([firsts[owner] + within, (sizes[owner] - within).clip(0, block)], 1)
-
-
-def _places(blocks: int, table: Callable[[], Table], device: torch.device) -> Places:
-    """Return the places of so many blocks. On the meta device, where nobody reads it, no table is made."""
-    if device.type == "meta":
-        return Places(torch.empty(blocks, 2, dtype=torch.int64, device=device), blocks)
-    made = table()
-    aligned = not (made[:, 0] % ORDER).any()
-    return Places(torch.tensor(made, dtype=torch.int64, device=device), blocks, aligned=aligned)
 
 
 def lengthened(flat: Tensor, rows: int, length: int) -> Tensor:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -24,7 +25,7 @@ from .quantized import Int4, Int8, Quantized
 from .shared_random import seeded_generator
 from .zero_rows import ZeroRows
 
-Place: TypeAlias = tuple[int, int]  # first element, elements
+Means: TypeAlias = Callable[[Tensor, Tensor], Program[Sequence[tuple[Tensor, Tensor]]]]
 CODECS: dict[str, Quantized] = {"int8": Int8(), "int4": Int4(rotate=True)}  # rotated, factors lose less
 
 
@@ -32,16 +33,16 @@ CODECS: dict[str, Quantized] = {"int8": Int8(), "int4": Int4(rotate=True)}  # ro
 class PowerSGDState:
     """The low-rank parameters and those sent whole; the factors Q (transposed); the steps seen; the layout.
 
-    `coded`: how P, Q and what is sent whole travel, where payloads are coded. `of_bucket`: the rows that stay zero of a
-    bucket that is one matrix.
+    `means`: average P, and Q, each with what rides along; of both what of this rank's is in the mean, or the mean.
+    `of_bucket`: the rows that stay zero of a bucket that is one matrix.
     """
 
     factors: Factors
-    whole: tuple[Place, ...]
+    whole: tuple[slice, ...]
     q: PerParameter
     step: Counter
     layout: Layout
-    coded: Sequence[CodedMean] = ()
+    means: tuple[Means, Means]
     of_bucket: ZeroRows | None = None
 
 
@@ -100,10 +101,10 @@ class PowerSGD:
         q = PerParameter.zeros(dataclasses.replace(layout.select(matrices), shapes=shapes, row_sizes=()), optional=True)
         draw_normal(q.layout, q.flat, self.seed, step=0)
         factors = Factors(tuple(matrices.values()))
-        state = PowerSGDState(factors, joined(whole), q, Counter(), layout)
+        average: tuple[Means, Means] = means, means
         if self.payload in CODECS:
-            state.coded = coded_means(self.payload, factors, q.layout, layout.select(entries))
-        return state
+            average = coded_means(self.payload, factors, q.layout, layout.select(entries))
+        return PowerSGDState(factors, joined(whole), q, Counter(), layout, average)
 
     def as_matrix(self, shape: tuple[int, ...], offset: int) -> Matrix | None:
         """The matrix that a parameter is compressed as; None where it is sent whole."""
@@ -128,27 +129,19 @@ class PowerSGD:
             if iteration == 0:
                 kernels.low_rank_left(grad, residual, factors, q, p)
                 whole = taken_whole(grad, state.whole, residual, q.dtype)
-                (p, _), (mean, own) = yield from self._means(p, whole, state, 0)
+                (p, _), (mean, own) = yield from state.means[0](p, whole)
                 put_whole(mean, None if own is mean else whole.sub_(own), grad, state.whole, residual)
             else:
                 kernels.normalize(q, factors, first)
                 kernels.low_rank_left(matrices, None, factors, q, p)
-                (p, _), _ = yield from self._means(p, q[:0], state, 0)
+                (p, _), _ = yield from state.means[0](p, q[:0])
             kernels.orthogonalize(p, factors)
             kernels.low_rank_right(matrices, factors, p, q)
-            (q, sent), _ = yield from self._means(q, q[:0], state, 1)
+            (q, sent), _ = yield from state.means[1](q, q[:0])
         finish(grad, None if residual is None else residual.after, factors, (p, q), (p, sent))
         kernels.normalize(q, factors, first)  # a Q of zeros would find nothing ever again
         following.copy_(q)
         return grad
-
-    def _means(
-        self, factor: Tensor, whole: Tensor, state: PowerSGDState, side: int
-    ) -> Program[Sequence[tuple[Tensor, Tensor]]]:
-        """The mean of P (`side` 0) or Q (1), and of what rides along; of each what of this rank's is in it, or the mean."""
-        if not state.coded:
-            return means(factor, whole)
-        return together(state.coded[side].mean(factor), state.coded[2].mean(whole))
 
 
 def finish(
@@ -185,25 +178,25 @@ def means(factor: Tensor, whole: Tensor) -> Program[Sequence[tuple[Tensor, Tenso
     return [(mean, mean) for mean in payload.split(sizes)]
 
 
-def taken_whole(grad: Tensor, places: tuple[Place, ...], residual: Residual | None, dtype: torch.dtype) -> Tensor:
+def taken_whole(grad: Tensor, places: tuple[slice, ...], residual: Residual | None, dtype: torch.dtype) -> Tensor:
     """Scattered parts of a bucket, with what is held back of them, in the dtype of arithmetic."""
     if not places:
         return grad.new_empty(0, dtype=dtype)
-    values = torch.cat(pieces(grad, places)).to(dtype)
-    return values if residual is None else values.add_(torch.cat(pieces(residual.before, places)))
+    values = torch.cat([grad[place] for place in places]).to(dtype)
+    return values if residual is None else values.add_(torch.cat([residual.before[place] for place in places]))
 
 
 def put_whole(
-    mean: Tensor, left: Tensor | None, grad: Tensor, places: tuple[Place, ...], residual: Residual | None
+    mean: Tensor, left: Tensor | None, grad: Tensor, places: tuple[slice, ...], residual: Residual | None
 ) -> None:
     """Put the mean of such parts back, and hold back what was `left` of this rank's; None where all of it was sent."""
     if not places:
         return
-    parts = pieces(grad, places)
+    parts = [grad[place] for place in places]
     put_back(mean, parts)
     if residual is None:
         return
-    after = pieces(residual.after, places)
+    after = [residual.after[place] for place in places]
     if mean.dtype != grad.dtype:
         lost = mean - torch.cat(parts)  # what 16 bits cannot hold
         left = lost if left is None else left.add_(lost)
@@ -260,24 +253,17 @@ def near_square(numel: int, rank: int) -> tuple[int, int]:
     return rows, numel // rows
 
 
-def joined(places: Iterable[Place]) -> tuple[Place, ...]:
-    """The same elements in the same order, in as few places as can be.
+def joined(places: Iterable[tuple[int, int]]) -> tuple[slice, ...]:
+    """The elements of places, (first, elements), in the same order and in as few slices as can be.
 
     >>> joined([(0, 3), (3, 2), (7, 1)])
-    ((0, 5), (7, 1))
+    (slice(0, 5, None), slice(7, 8, None))
     """
-    found: list[Place] = []
+    found: list[slice] = []
     for first, size in places:
-        if found and sum(found[-1]) == first:
-            found[-1] = (found[-1][0], found[-1][1] + size)
-        else:
-            found.append((first, size))
+        start = found.pop().start if found and found[-1].stop == first else first
+        found.append(slice(start, first + size))
     return tuple(found)
-
-
-def pieces(flat: Tensor, places: Iterable[Place]) -> list[Tensor]:
-    """Views of the elements at each place."""
-    return [flat[first : first + size] for first, size in places]
 
 
 def put_back(flat: Tensor, parts: list[Tensor]) -> None:
@@ -317,8 +303,16 @@ def coded_mean(payload: str, layout: Layout, rows: ZeroRows | None = None) -> Co
     return CodedMean(codec, layout, cut_bucket(codec, layout, ranks.world_size, ranks.rank), kept)
 
 
-def coded_means(payload: str, factors: Factors, q: Layout, whole: Layout) -> tuple[CodedMean, ...]:
-    """Return the means of P, of Q, and of what is sent whole."""
+def coded_means(payload: str, factors: Factors, q: Layout, whole: Layout) -> tuple[Means, Means]:
+    """Return the means of P and of Q, each with what is sent whole."""
     p = dataclasses.replace(q, shapes=tuple((m.rank, m.rows) for m in factors.matrices))
-    left = coded_mean(payload, p, ZeroRows.of_factors(factors))
-    return left, coded_mean(payload, q), coded_mean(payload, whole)
+    sides = coded_mean(payload, p, ZeroRows.of_factors(factors)), coded_mean(payload, q)
+    beside = coded_mean(payload, whole)
+    of_p, of_q = (partial(_both_means, side, beside) for side in sides)
+    return of_p, of_q
+
+
+def _both_means(
+    side: CodedMean, beside: CodedMean, factor: Tensor, whole: Tensor
+) -> Program[Sequence[tuple[Tensor, Tensor]]]:
+    return together(side.mean(factor), beside.mean(whole))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -38,15 +39,14 @@ class BlockCodes:
 
     def row_bytes(self, length: int) -> int:
         """Return `bits` an element and 4 bytes a block, in bytes, padded."""
-        return padded(
-            -(-length * self.bits // (8 * SCALE_BYTES)) * SCALE_BYTES + SCALE_BYTES * max(1, length // self.block)
-        )
+        return padded(places_in_row(self.bits, self.block, length)[0].stop)
 
-    def _parts(self, rows: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Views of the scales and the codes of encoded rows; scales begin at a multiple of their size."""
-        start = -(-length * self.bits // (8 * SCALE_BYTES)) * SCALE_BYTES
-        scales = rows[..., start : start + SCALE_BYTES * max(1, length // self.block)].view(torch.float32)
-        return scales, rows[..., : length * self.bits // 8].view(torch.int8)
+
+@functools.cache
+def places_in_row(bits: int, block: int, length: int) -> tuple[slice, slice]:
+    """Return the bytes of a row that are scales, and those that are codes; scales begin at a multiple of their size."""
+    start = -(-length * bits // (8 * SCALE_BYTES)) * SCALE_BYTES
+    return slice(start, start + SCALE_BYTES * max(1, length // block)), slice(length * bits // 8)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,8 @@ class Quantized(BlockCodes):
     ) -> None:
         """Codes and scales of `grad` (+ `residual`); `residual` keeps the difference. With a key, rounded at random."""
         signs = signs_of(self.block, grad, residual) if self.rotate else None
-        code = *self._parts(rows, length), length, self.bits, signs
+        scales, codes = places_in_row(self.bits, self.block, length)
+        code = rows[..., scales].view(torch.float32), rows[..., codes].view(torch.int8), length, self.bits, signs
         kernels.quantize_blocks(grad, residual, *code, key, counter, places)
 
     def decode(
@@ -94,7 +95,9 @@ class Quantized(BlockCodes):
     ) -> None:
         """The mean over voters of `scale * code`; what `out` rounds away is added to `residual`."""
         signs = signs_of(self.block, out) if self.rotate else None
-        kernels.dequantize_mean(*self._parts(rows, length), out, self.bits, residual, signs, places)
+        scales, codes = places_in_row(self.bits, self.block, length)
+        code = rows[..., scales].view(torch.float32), rows[..., codes].view(torch.int8)
+        kernels.dequantize_mean(*code, out, self.bits, residual, signs, places)
 
 
 def traits_of_codes(codec: Quantized) -> Traits:

@@ -7,24 +7,28 @@ here. Rows without a bit of any rank are cleared, in the average and in all that
 from __future__ import annotations
 
 import functools
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from ...kernels import Block, Factors, Residual, Rows, clear_rows, mark_rows
+from ..protocol.block_tables import sizes_within
 from ..protocol.layout import Layout
 from ..protocol.requests import AllGather, Program
+from ..state.leaf import BLOCK
 from .payload import padded
 
 
 class ZeroRows:
     """The rows of a bucket, or of factors: which are used here, and which may be cleared."""
 
-    def __init__(self, blocks: Sequence[Block]) -> None:
-        self._rows = _rows(tuple(blocks))
+    def __init__(self, blocks: Sequence[Block], sizes: Sequence[int] = ()) -> None:
+        self._rows, self._sizes = _rows(tuple(blocks)), sizes
         self.count = max((block.number + block.rows for block in blocks), default=0)
-        self._parts: dict[tuple[int, int], Rows] = {}
+        self._parts: dict[tuple[int, int, bool], Rows] = {}
         self._repeated: dict[tuple[int, int], ZeroRows] = {}
         self._places: Tensor | None = None  # of a byte's bits
 
@@ -38,7 +42,7 @@ class ZeroRows:
             for begin, rows, elements in _cut(start, start + size, row or start + size):
                 blocks.append(Block(offset + begin - start, rows, elements, number))
                 number += rows
-        return cls(blocks)
+        return cls(blocks, layout.sizes)
 
     @classmethod
     def of_factors(cls, factors: Factors) -> ZeroRows:
@@ -70,26 +74,32 @@ class ZeroRows:
             self.mark(used, numbers)
         return used
 
-    def mark(self, used: Tensor, flat: Tensor, start: int = 0) -> None:
-        """Set True for each row with an element other than zero in `flat`, the bucket's elements from `start` on."""
-        mark_rows(flat, used, self._within(start, start + flat.numel()))
+    def mark(self, used: Tensor, flat: Tensor, part: tuple[int, int] | None = None) -> None:
+        """Set True for each row with an element other than zero in `flat`: a part of the bucket, or its residual's codes."""
+        mark_rows(flat, used, self._within(flat, part))
 
-    def clear(self, used: Tensor, flat: Tensor, start: int = 0) -> None:
-        """Put zeros into the rows that are not `used`, of `flat`, the bucket's elements from `start` on."""
-        clear_rows(flat, used, self._within(start, start + flat.numel()))
+    def clear(self, used: Tensor, flat: Tensor, part: tuple[int, int] | None = None) -> None:
+        """Put zeros into the rows that are not `used`, of `flat`: a part of the bucket, or its residual's codes."""
+        clear_rows(flat, used, self._within(flat, part))
 
-    def _within(self, first: int, end: int) -> Rows:
-        """The parts of rows that lie in a part of the bucket, by their places there."""
-        if (first, end) not in self._parts:
+    def _within(self, flat: Tensor, part: tuple[int, int] | None) -> Rows:
+        """The parts of rows that lie in a part of the bucket, by their places there, or in codes (see `Narrow`)."""
+        coded = flat.dtype == torch.int8
+        first, end = part or (0, sum(self._sizes) if coded else flat.numel())
+        if (first, end, coded) not in self._parts:
+            sizes = sizes_within(self._sizes, first, end)
+            ends = list(accumulate(self._sizes))
+            padding = list(accumulate((-size % BLOCK for size in sizes), initial=0)) if coded else []
             found: list[Block] = []
             for block in self._rows.blocks:
                 begin = max(0, first - block.start)
                 stop = min(block.rows * block.size, end - block.start)
+                shift = padding[bisect_right(ends, block.start)] - first if coded else -first
                 for place, rows, size in _cut(begin, stop, block.size):
                     number = block.number + place // block.size
-                    found.append(Block(block.start + place - first, rows, size, number))
-            self._parts[first, end] = _rows(tuple(found))
-        return self._parts[first, end]
+                    found.append(Block(block.start + place + shift, rows, size, number))
+            self._parts[first, end, coded] = _rows(tuple(found))
+        return self._parts[first, end, coded]
 
     def row_bytes(self, ranks: int) -> int:
         """Bytes of the bits of each of so many equal parts of the rows."""

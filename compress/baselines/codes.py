@@ -11,7 +11,7 @@ from ...kernels import Places, Residual
 from ...kernels.operands import in_blocks, out_of_blocks
 from ...kernels.quantization import pack, uniform, unpacked
 from ..algorithms.payload import rounded_once
-from ..algorithms.quantized import BlockCodes
+from ..algorithms.quantized import BlockCodes, places_in_row
 from ..protocol.compressor import Traits
 from ..protocol.layout import working_dtype
 
@@ -51,7 +51,7 @@ class TorchCodes(BlockCodes):
         places: Places | None = None,
     ) -> None:
         """Codes and scales of `grad` (+ `residual`); `residual` keeps the difference. With a key, rounded at random."""
-        scales, codes = self._parts(rows, length)
+        scales, codes = self._views(rows, length)
         values = grad if residual is None else residual.plus(grad)
         wide, cut = values.to(working_dtype(values.dtype)), (scales.numel(), length // scales.shape[1], places)
         counts = in_blocks(torch.ones_like(wide), *cut).sum(1, keepdim=True)
@@ -66,7 +66,7 @@ class TorchCodes(BlockCodes):
         self, rows: Tensor, out: Tensor, length: int, residual: Tensor | None = None, places: Places | None = None
     ) -> None:
         """The mean over voters of `scale * code`; what `out` rounds away is added to `residual`."""
-        scales, codes = self._parts(rows, length)
+        scales, codes = self._views(rows, length)
 
         def write(wide: Tensor) -> None:
             total = self._said(scales[0], codes[0]).to(wide.dtype)
@@ -75,6 +75,11 @@ class TorchCodes(BlockCodes):
             wide.copy_(out_of_blocks(total.div_(len(scales)), wide.numel(), places))
 
         rounded_once(out, residual, write)
+
+    def _views(self, rows: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Return the scales and the codes of encoded rows, sharing memory."""
+        scales, codes = places_in_row(self.bits, self.block, length)
+        return rows[..., scales].view(torch.float32), rows[..., codes].view(torch.int8)
 
     def _said(self, scales: Tensor, codes: Tensor) -> Tensor:
         """Return `scale * code` of every element, float32 (blocks, elements)."""

@@ -58,7 +58,8 @@ class Adaptive:
     Li et al. 2020 propose this in section 6.2.3. `ladder`: the compressors, the most exact first, with a "/" between them.
     `target`: the least cosine between what a rank sends and what it meant to send; the last compressor with it is taken.
     In some steps each rank tries all compressors on its gradient and residual, and the ranks average the cosines. So all
-    ranks choose alike, and a saved choice holds.
+    ranks choose alike, and a saved choice holds. With int2 elements whose gradient is zero move: mask averages, not
+    gradients.
     """
 
     ladder: str = "none/int8/int4/int2"

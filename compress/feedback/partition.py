@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...kernels import Residual
 from ..algorithms.dense import Dense
-from ..algorithms.powersgd import Place, joined, pieces, put_back
+from ..algorithms.powersgd import joined, put_back
 from ..protocol.compressor import Compressor
 from ..protocol.layout import Layout
 from ..protocol.requests import Program, together
@@ -21,7 +21,7 @@ from ..protocol.requests import Program, together
 class PartitionState:
     """For each group of parameters: the places of its members in the bucket, and its state."""
 
-    places: tuple[tuple[Place, ...], ...]
+    places: tuple[tuple[slice, ...], ...]
     states: tuple[Any, ...]
 
 
@@ -63,12 +63,12 @@ class Partition:
 
 
 def _grouped(
-    inner: Compressor, state: Any, places: tuple[Place, ...], grad: Tensor, residual: Residual | None
+    inner: Compressor, state: Any, places: tuple[slice, ...], grad: Tensor, residual: Residual | None
 ) -> Program[None]:
     """Reduce scattered parts as one flat gradient, and put the average and the residual back in their places."""
-    parts = pieces(grad, places)
-    held = None if residual is None else torch.cat(pieces(residual.before, places))
+    parts = [grad[place] for place in places]
+    held = None if residual is None else torch.cat([residual.before[place] for place in places])
     average = yield from inner.reduce(torch.cat(parts), state, None if held is None else Residual(held, held))
     put_back(average, parts)
     if held is not None and residual is not None:
-        put_back(held, pieces(residual.after, places))
+        put_back(held, [residual.after[place] for place in places])

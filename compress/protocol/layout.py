@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -173,6 +174,7 @@ class Layout:
         return dataclasses.replace(self, dtype=working_dtype(self.dtype))
 
 
+@functools.cache
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
     """float32 for 16-bit types, else the type itself."""
     return torch.float32 if dtype.itemsize < 4 else dtype

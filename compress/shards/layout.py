@@ -103,7 +103,7 @@ class ShardLayout:
             yield name, column.unflatten(1, shape)
 
     @cached_property
-    def _padding(self) -> tuple[tuple[str, int, int, int], ...]:
+    def padding(self) -> tuple[tuple[str, int, int, int], ...]:
         """(parameter, axis, first rank, first index of its shard) of what fills up shards that come out shorter."""
         sizes = (
             (name, dim, shape[dim])
@@ -116,8 +116,8 @@ class ShardLayout:
 
     def clear_padding(self, flat: Tensor) -> None:
         """Put zeros where rows have numbers of no parameter."""
-        shards = dict(self.parts(flat)) if self._padding else {}
-        for name, dim, rank, first in self._padding:
+        shards = dict(self.parts(flat))
+        for name, dim, rank, first in self.padding:
             behind = bisect_right(self.rows, rank)
             shards[name][behind:].zero_()
             if rank in self.rows:

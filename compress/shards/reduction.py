@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 
 import torch
 from torch import Tensor
@@ -43,7 +44,8 @@ class ShardResidual(FlatLeaf):
     def zeros(cls, layout: ShardLayout, bits: int = WIDTHS[0]) -> ShardResidual:
         """Nothing is held back yet; elements are kept in so many `bits`."""
         whole = layout.whole.widened()
-        return cls(layout, *zeros(layout.row, whole.dtype, whole.device, bits, len(layout.rows)))
+        sizes = tuple(map(prod, layout.shapes))
+        return cls(layout, *zeros(sizes, whole.dtype, whole.device, bits, len(layout.rows)))
 
     def save(self, field: str) -> Entries:
         return {name: {field: whole} for name, whole in self.layout.joined(self.wide()).items()}
@@ -220,13 +222,14 @@ class ShardSum:
         if rows is not None:
             used = rows.used(grad, step, ranks)
             rows.packed(used, ranks, out=payloads[:, size : size + bits])
-        encode_rows(grad, step, payloads[:, :size], cut, drawn(state.draws)[0])
+        encode_rows(grad, step, payloads[:, :size], cut, drawn(state.draws)[0] if state.draws else ())
         if held is not None and step is not None:
             if self.feedback < 1:
                 step.after.mul_(self.feedback)
             if rows is not None and used is not None:
                 rows.clear(used, step.after)
-            state.layout.clear_padding(step.after)  # no checkpoint has it, and some codecs know no zero
+            if state.layout.padding:  # no checkpoint has it, and some codecs know no zero
+                state.layout.clear_padding(step.after)
             held.close(step)
         return payloads
 

@@ -21,7 +21,7 @@ from ..builder.build import Spec, compressor, specification
 from ..composed.hierarchical import Hierarchical
 from ..protocol.compressor import Codec, own_traits
 from ..protocol.layout import working_dtype
-from ..protocol.requests import Program, together
+from ..protocol.requests import AllGather, Program, together
 from ..state.leaf import WIDTHS, Entries, FlatLeaf, Versions
 from .codec import codec_of, names_of_shards, needed
 from .hosts import gathered_rows, shown, split_hosts, split_option
@@ -212,19 +212,15 @@ def _gather_first(mine: Tensor, out: Tensor, held: HeldWeights, per_host: int) -
 def _gather_encoded(mine: Tensor, out: Tensor, cut: Cut, per_host: int) -> Program[Tensor]:
     wide = working_dtype(mine.dtype)
     payload = temporary((1, cut.row_bytes), dtype=torch.uint8, device=mine.device).zero_()
-    _encode_own(mine.to(wide), payload, cut)
-    gathered = yield from gathered_rows(payload, per_host)
-    row = mine.numel()
+    row, given = mine.numel(), mine.to(wide)
+    cut.encode(given if cut.own is not None else lengthened(given, 1, cut.length), None, payload, own=True)
+    del given  # a copy of 16 bits' numbers: its memory is free while payloads travel
+    gathered = (yield AllGather(payload)) if per_host == 1 else (yield from gathered_rows(payload, per_host))
     if out.dtype == wide and (cut.rows is not None or row == cut.length):
         cut.decode(gathered.transpose(0, 1), out)
     else:
         out.view(-1, row).copy_(_decoded_rows(gathered, row, cut, wide))
     return out
-
-
-def _encode_own(row: Tensor, payload: Tensor, cut: Cut) -> None:
-    """Encode this rank's row to `payload`, (1, bytes)."""
-    cut.encode(row if cut.own is not None else lengthened(row, 1, cut.length), None, payload, own=True)
 
 
 def _decoded_rows(gathered: Tensor, row: int, cut: Cut, dtype: torch.dtype) -> Tensor:
@@ -255,7 +251,9 @@ def _gather_differences(
     changed, moved = (mine != sent.to(mine.dtype)).any(), difference.norm()
     far = changed & ~(moved <= FAR * usual)
     payload = temporary((1, -(-(end + 1) // ALIGNMENT) * ALIGNMENT), dtype=torch.uint8, device=mine.device).zero_()
-    _encode_own(torch.where(changed, difference, 0.0), payload[:, :size], cut)
+    given = torch.where(changed, difference, 0.0)
+    given = given if cut.own is not None else lengthened(given, 1, cut.length)
+    cut.encode(given, None, payload[:, :size], own=True)
     payload[0, size:end] = in_use.clone().view(torch.uint8) if resumes else payload.new_empty(0)
     payload[0, -1] = far
     gathered = (yield from gathered_rows(payload, per_host)).view(-1, payload.shape[1])

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
+import functools
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ... import kernels
-from ...kernels import Residual
+from ...kernels import Places, Residual
+from ...kernels.operands import in_blocks
+from ..protocol.block_tables import blocks_of, count_blocks, in_order, places_of, spans_of
 
 Entries = dict[str, dict[str, Tensor]]  # {parameter name: {field: tensor}}
 Self = TypeVar("Self", bound="Leaf")
@@ -25,65 +28,60 @@ BLOCK = 128  # elements that share a scale
 
 @dataclass(frozen=True)
 class Narrow:
-    """The form of `rows` rows of `numel` elements of `dtype`, each row in memory of its own: LoCo's (Xie et al. 2024).
+    """The form of `rows` rows of parameters of `sizes`, each row in memory of its own: LoCo's (Xie et al. 2024).
 
     In 8 `bits` an element is a multiple of the scale of its block: at most half a 127th of the block's largest magnitude is
-    rounded off. In 16 it is a bfloat16: at most a 256th of itself is. Zero is zero in both.
-
-    Blocks cross the borders of parameters, unlike those of payloads. Blocks by a table of places would have room for whole
-    blocks of each parameter, so codes would no longer lie as the elements do, and `elements` has to be a view of them:
-    unused rows are cleared in it. What a small parameter loses is its residual beside a large one, not its gradient.
+    rounded off. Each parameter begins with a block. In 16 it is a bfloat16: at most a 256th of itself is. Zero is zero in
+    both.
     """
 
     bits: int
-    numel: int
+    sizes: tuple[int, ...]
     dtype: torch.dtype
     rows: int = 1
 
-    @property
-    def _length(self) -> int:
-        unit = BLOCK if self.numel > BLOCK else 8
-        return -(-self.numel // unit) * unit
+    @cached_property
+    def numel(self) -> int:
+        """Elements of a row."""
+        return sum(self.sizes)
 
-    @property
-    def _blocks(self) -> int:
-        return max(1, self._length // BLOCK)
+    @cached_property
+    def blocks(self) -> int:
+        """Blocks of a row."""
+        return max(1, count_blocks(self.sizes, BLOCK))
+
+    @cached_property
+    def length(self) -> int:
+        """Codes of a row."""
+        return self.blocks * BLOCK if self.blocks > 1 else -(-self.numel // 8) * 8
 
     def zeros(self, device: torch.device) -> Tensor:
         """Return rows of zeros."""
         if self.bits == 16 or not self.numel:
             return torch.zeros(self.rows, self.numel, dtype=torch.bfloat16, device=device)
-        return torch.zeros(self.rows, self._length + 4 * self._blocks, dtype=torch.uint8, device=device)
+        return torch.zeros(self.rows, self.length + 4 * self.blocks, dtype=torch.uint8, device=device)
 
     def _parts(self, row: Tensor) -> tuple[Tensor, Tensor]:
         """Views of the scales and the codes of some rows."""
-        return row[:, self._length :].view(torch.float32), row[:, : self._length].view(torch.int8)
+        return row[:, self.length :].view(torch.float32), row[:, : self.length].view(torch.int8)
 
     def unpacked(self, packed: Tensor) -> Tensor:
         """Return copies of the numbers of all rows, flat."""
         numbers = kernels.temporary((self.rows * self.numel,), dtype=self.dtype, device=packed.device)
-        rows = numbers.view(self.rows, self.numel)
         if packed.dtype == torch.bfloat16:
-            rows.copy_(packed)
+            numbers.view(self.rows, self.numel).copy_(packed)
             return numbers
-        whole = self.rows == 1 or self.numel == self._length
-        length = self.rows * self._length
-        wide = numbers if whole else kernels.temporary((length,), dtype=self.dtype, device=packed.device)
         scales, codes = self._parts(packed)
-        kernels.dequantize_mean(scales.unsqueeze(0), codes.unsqueeze(0), wide)
-        if not whole:
-            rows.copy_(wide.view(self.rows, -1)[:, : self.numel])
+        kernels.dequantize_mean(scales.unsqueeze(0), codes.unsqueeze(0), numbers, places=_places(self, packed.device))
         return numbers
 
     def pack(self, numbers: Tensor, packed: Tensor) -> None:
         """Write the flat numbers of all rows."""
-        rows = numbers.view(self.rows, self.numel)
         if packed.dtype == torch.bfloat16:
-            packed.copy_(rows)
-            return
-        if self.rows > 1 and self.numel < self._length:
-            numbers = pad(rows, (0, self._length - self.numel)).view(-1)
-        kernels.quantize_blocks(numbers, None, *self._parts(packed), self._length)
+            packed.copy_(numbers.view(self.rows, self.numel))
+        else:
+            places = _places(self, packed.device)
+            kernels.quantize_blocks(numbers, None, *self._parts(packed), self.length, places=places)
 
     def pack_again(self, numbers: Tensor, packed: Tensor) -> None:
         """Write numbers that `unpacked` has returned: to the bit, unless the largest of a block was cleared since.
@@ -100,13 +98,13 @@ class Narrow:
 
     def _differs(self, numbers: Tensor, packed: Tensor) -> Tensor:
         """True for each block, (rows, blocks), whose numbers are not those that were packed."""
-        differs = (self.unpacked(packed) != numbers).view(self.rows, self.numel)
-        return pad(differs, (0, self._length - self.numel)).view(self.rows, self._blocks, -1).any(2)
+        differs, block = self.unpacked(packed) != numbers, self.length // self.blocks
+        found = in_blocks(differs, self.rows * self.blocks, block, _places(self, packed.device))
+        return found.any(1).view(self.rows, self.blocks)
 
     def elements(self, packed: Tensor) -> Tensor:
-        """Return a view with an element per number: codes or bfloat16. It is flat for a single row."""
-        codes = packed if packed.dtype == torch.bfloat16 else self._parts(packed)[1]
-        return codes[:, : self.numel].squeeze(0)
+        """Return a view of the codes, each parameter's padded to whole blocks, or of bfloat16. It is flat for one row."""
+        return (packed if packed.dtype == torch.bfloat16 else self._parts(packed)[1]).squeeze(0)
 
     def multiply(self, before: Tensor, factor: float, after: Tensor) -> None:
         """Write the numbers times a factor; `after` may be `before`. In 8 bits nothing is rounded anew but the scales."""
@@ -116,6 +114,15 @@ class Narrow:
         if after is not before:
             after.copy_(before)
         self._parts(after)[0].mul_(factor)
+
+
+@functools.lru_cache(maxsize=1024)  # a GPU would wait for new tables at each step
+def _places(store: Narrow, device: torch.device) -> Places | None:
+    """Return the places of blocks in the numbers; None if they lie one behind the other."""
+    if in_order(store.sizes, BLOCK) and (store.rows == 1 or store.numel == store.length):
+        return None
+    table = functools.partial(blocks_of, spans_of(store.sizes), BLOCK)
+    return places_of(store.blocks, table, device, store.rows, store.numel)
 
 
 class Leaf:
@@ -217,7 +224,7 @@ class FlatLeaf(Leaf):
 
     @property
     def stored(self) -> Tensor:
-        """The leaf's own memory, an element per number: with a `store`, codes or bfloat16. Zeros are zeros in it."""
+        """The leaf's own memory: with a `store`, bfloat16 or codes, see `Narrow.elements`. Zeros are zeros in it."""
         return self.flat if self.store is None else self.store.elements(self.flat)
 
     def set(self, numbers: Tensor) -> None:

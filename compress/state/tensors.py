@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..protocol.block_tables import sizes_within
 from ..protocol.layout import Layout
 from .leaf import WIDTHS, Entries, FlatLeaf, Leaf, Narrow, Versions
 
@@ -54,7 +55,7 @@ class PerParameter(FlatLeaf):
         Returns:
             The leaf.
         """
-        versions, store = zeros(layout.numel, layout.dtype, layout.device, bits)
+        versions, store = zeros(layout.sizes, layout.dtype, layout.device, bits)
         return cls(layout, versions, store=store, **flags)
 
     def pieces(self, flat: Tensor | None = None) -> Iterator[tuple[str, int, Tensor]]:
@@ -109,8 +110,8 @@ class Chunk(FlatLeaf):
     @classmethod
     def zeros(cls, layout: Layout, start: int, end: int, bits: int = WIDTHS[0]) -> Chunk:
         """Zeros for elements `start` to `end`, kept in so many `bits`."""
-        wide = layout.widened()
-        return cls(layout, start, *zeros(end - start, wide.dtype, wide.device, bits))
+        wide, sizes = layout.widened(), sizes_within(layout.sizes, start, end)
+        return cls(layout, start, *zeros(sizes, wide.dtype, wide.device, bits))
 
     @property
     def weight(self) -> int:
@@ -171,12 +172,12 @@ class Chunk(FlatLeaf):
 
 
 def zeros(
-    numel: int, dtype: torch.dtype, device: torch.device, bits: int, rows: int = 1
+    sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device, bits: int, rows: int = 1
 ) -> tuple[Versions, Narrow | None]:
-    """Zeros for `rows` times so many numbers, and their store; None for numbers as they are in arithmetic."""
+    """Zeros for `rows` times parameters of these sizes, and their store; None for numbers as they are in arithmetic."""
     if bits == WIDTHS[0]:
-        return Versions(torch.zeros(rows * numel, dtype=dtype, device=device)), None
-    store = Narrow(bits, numel, dtype, rows)
+        return Versions(torch.zeros(rows * sum(sizes), dtype=dtype, device=device)), None
+    store = Narrow(bits, sizes, dtype, rows)
     return Versions(store.zeros(device)), store
 
 

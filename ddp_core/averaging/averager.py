@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...compress import Compressor, Layout, specification, warm_up
+from ...compress.builder.advice import advice
 from ...compress.builder.build import fingerprint
-from ...compress.protocol.compressor import traits_of
 from ...compress.protocol.requests import Op
 from ...compress.simulate import operations_of
 from ...compress.state.gauge import EVERY
@@ -24,7 +24,7 @@ from ...kernels import pool
 from ..buckets.assignment import Allocate
 from ..buckets.grad_bucket import GradBucket, as_real, axis_order, layout_of
 from ..buckets.lying import as_form, lying_in, turnable
-from ..buckets.protocol import Bucket
+from ..buckets.protocol import Bucket, LastingBucket
 from ..buckets.slices import BucketSlice, Sendable
 from ..buckets.sparse import SPARSE_ROUNDS, SparseBucket
 from ..engine.engine import FORKED, Engine
@@ -32,10 +32,11 @@ from ..engine.lanes import FuturePending
 from ..measure.stats import Measured
 from ..measure.step import Step
 from ..memory.model_memory import ModelMemory, Snapshot
+from ..transport.launchers import on_launched_hosts
 from ..transport.protocol import Decorator, Pending
 from ..transport.rank_messages import alike
 from .plans import Bound, Plan, ProgramPlan, Route, Sent, SparsePlan, SumPlan, labelled
-from .same_kernels import agree_on_kernels, compile_kernels
+from .same_kernels import agree_on_kernels, compile_kernels, varies_with_threads
 from .segments import program_of, segments_of
 from .shown_averages import Parts, parts_of_bucket, parts_of_slice
 from .starting_values import StartingValues
@@ -100,6 +101,7 @@ class CompressedAverager(SteppedAverager):
         self.drain: Callable[[], None] = lambda: None  # waits for averages that are handed out after backward's end
         self.starting_values = StartingValues()
         self._warned: Compressor | None = None  # the compressor of which the log has spoken
+        self._advised: set[str] = set()
 
     @property
     def scale(self) -> float:
@@ -129,6 +131,8 @@ class CompressedAverager(SteppedAverager):
 
     def enter_step(self, step: Step | None = None) -> None:
         """Take part in the step that `steps` has begun, of which this is the record: the step before is committed."""
+        if os.getpid() != self._process:
+            raise RuntimeError(FORKED)
         step, memory = step or Step(), self.memory
         if self._replicas.transport is not None:
             plans = [plan for _, plan in sorted(self._plans.items())]
@@ -155,8 +159,8 @@ class CompressedAverager(SteppedAverager):
         self.drain()
         super().between_steps(change)
 
-    def average(self, bucket: Sendable) -> Pending:
-        """Start to average a bucket of our own DDP in place, after those before it."""
+    def average(self, bucket: LastingBucket) -> Pending:
+        """Start to average a bucket that keeps its plan in place, after those before it."""
         plan: Plan | None = bucket.plan
         if plan is None or plan.bound.epoch is not self._epoch or plan.bound.scale != bucket.scale:
             plan = bucket.plan = self.bind(bucket, bucket.all_parameters, bucket.scale)
@@ -164,8 +168,6 @@ class CompressedAverager(SteppedAverager):
 
     def average_hooked(self, bucket: Bucket) -> FuturePending:
         """Start to average a bucket that a hook was given. torch makes a new object for each call, so its index counts."""
-        if os.getpid() != self._process:
-            raise RuntimeError(FORKED)
         plan, parameters = self._hooked.get(bucket.index()), bucket.parameters()
         known = plan is not None and list(map(id, plan.bound.named.values())) == list(map(id, parameters))
         if plan is None or not known or (self.engines.agreement.step == 2 and self._lies_anew(plan, bucket)):
@@ -253,11 +255,12 @@ class CompressedAverager(SteppedAverager):
             memory = self.memory
             engine.agree(setup(memory, layout, values))
             operations = operations_of(self.memory.compressor, flat.dtype, ranks)
-            varies = traits_of(self.memory.compressor).varies_with_threads
             dtypes = {flat.dtype, *(each.dtype.to_real() for each in self.names)}
-            differ = agree_on_kernels(operations, engine.transport, flat.device, dtypes, varies_with_threads=varies)
+            varies = varies_with_threads(self.memory.compressor, operations, dtypes)
+            differ = agree_on_kernels(operations, engine.transport, flat.device, varies_with_threads=varies)
             self._replicas.transport = engine.transport if differ else None
             self._log_warm_up()
+            self._log_advice(layout)
             self._agreed = True
         return layout
 
@@ -267,6 +270,14 @@ class CompressedAverager(SteppedAverager):
         if found is not None and compressor is not self._warned and self.engines.group.rank() == 0:
             self._warned = compressor
             logger.warning("gradwire: %s", found)
+
+    def _log_advice(self, layout: Layout) -> None:
+        """Say once, on the first rank, what the compressor sends in vain. Every rank asks: none raises alone."""
+        ranks = on_launched_hosts(layout.ranks) if layout.ranks.per_host == 1 else layout.ranks
+        for found in advice(self.memory.compressor, layout.dtype, ranks):
+            if found not in self._advised and self.engines.group.rank() == 0:
+                self._advised.add(found)
+                logger.warning("gradwire: %s", found)
 
     def _name(self, parameter: Tensor) -> str:
         return self.names.setdefault(parameter, str(len(self.names)))

@@ -17,11 +17,12 @@ from ...compress import Compressor, Ranks
 from ...compress.state.shares import placed_on_hosts, ranks_given
 from ..buckets.assignment import Allocate, allocate_own
 from ..engine.engine import Engine
-from ..transport.choose_transport import transport_of
+from ..transport.host_memory import HostMemory
 from ..transport.host_places import ranks_per_host
 from ..transport.launchers import warn_if_apart
 from ..transport.lost_ranks import announce
 from ..transport.parts_of_world import part_of
+from ..transport.process_group import ProcessGroup
 from ..transport.protocol import Decorator, Transport, time_limit
 from ..transport.setup_agreement import Agreement
 
@@ -101,8 +102,12 @@ class Engines:
         place = index % len(self._groups or [self.group])
         if (device, place) not in self._made:
             warn_if_apart()
-            alone, check = len(self._groups) == 1, self.agreement.check
-            carrier = transport_of(self._groups[place], device, self.timeout, check, self._decorate, alone=alone)
+            check = self.agreement.check
+            carrier: Transport = ProcessGroup(self._groups[place], device, self.timeout, check)
+            if device.type == "cpu" and len(self._groups) == 1:  # around it the memory that a host's ranks share
+                carrier = HostMemory(carrier, check)
+            if self._decorate is not None:
+                carrier = self._decorate(carrier)
             engine = Engine(carrier, device, self.timeout, self._on_idle)
             weakref.finalize(self, engine.close, AT_EXIT)  # a thread inside torch would abort the interpreter
             self._made[device, place] = engine

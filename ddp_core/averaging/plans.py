@@ -1,10 +1,9 @@
-"""Plans: what a bucket, or a sharded module, does in every step. They are bound once, by what it holds and what is sent."""
+"""Plans: what a bucket does in every step. They are bound once, by what it holds and what is sent."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
@@ -15,19 +14,16 @@ from torch import Tensor
 
 from ...compress import AllReduce, Program
 from ...compress.protocol.requests import Op
-from ...compress.shards.layout import ShardLayout
 from ...compress.state.gauge import Gauge
 from ..buckets.grad_bucket import as_real
 from ..buckets.lying import Turnable, as_torch_reads
 from ..buckets.protocol import Bucket
 from ..engine.engine import Engine
 from ..engine.lanes import FuturePending, Task
-from ..measure.stats import Totals
 from ..measure.step import BucketStats, Step
 from ..memory.model_memory import ModelMemory
-from ..memory.shard_memory import ShardMemory
 from ..transport.protocol import Pending
-from .shown_averages import Parts, Shown, parts_of_bucket, parts_of_row
+from .shown_averages import Parts, Shown, parts_of_bucket
 
 Reduce: TypeAlias = Callable[[Tensor, int, bool], Program[Tensor]]
 
@@ -190,45 +186,6 @@ class SparsePlan:
         if bound.shown.function is not None:
             program = bound.handed_out(program, self._sent, gradient)
         return bound.route.send(program, self._sent, step.programs, step.now)
-
-
-@dataclass(frozen=True)
-class GatherPlan:
-    """The gathers of a sharded module's weights. `totals`: of its averager."""
-
-    route: Route
-    sent: Sent
-    totals: Totals
-
-    def start(self, step: Step | None, program: Program[Tensor]) -> Pending:
-        """Start a program that gathers the rows of all ranks; outside of training, in no step."""
-        programs: list[BucketStats] = [] if step is None else step.programs
-        pending = self.route.send(program, self.sent, programs)
-        if step is None:
-            self.totals.count(programs)
-        return pending
-
-
-@dataclass(frozen=True)
-class ReducePlan:
-    """The reductions of a sharded module's gradients. `lock`: is held while its state is looked up."""
-
-    route: Route
-    sent: Sent
-    index: int
-    memory: ShardMemory
-    lock: AbstractContextManager[Any]
-    shown: Shown
-
-    def start(self, step: Step, layout: ShardLayout, grad: Tensor, out: Tensor, scale: float) -> Pending:
-        """Start to fill `out` with `scale` times the mean over ranks of this rank's row of `grad`."""
-        with self.lock:
-            state = self.memory.get(self.index, layout)
-        program = self.memory.reduction.reduce(grad, state, out, scale)
-        if self.shown.function is not None and not layout.unnamed:
-            names = self.sent.names
-            program = self.shown.average_of(program, partial(parts_of_row, names, layout.shapes), names)
-        return self.route.send(program, self.sent, step.programs)
 
 
 def in_place(buffer: Tensor, request: AllReduce) -> Program[Tensor]:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ...compress import Compressor, Layout, specification
+from ...compress.protocol.compressor import traits_of
 from ...compress.simulate import rehearse, variants
 from ...kernels import all_finite, operations
 from ...kernels.argument_checks import FLOATS
@@ -36,22 +37,26 @@ def agree_on_kernels(
     names: Collection[str],
     transport: Transport,
     device: torch.device,
-    dtypes: Collection[torch.dtype] = (),
     *,
     varies_with_threads: bool = False,
 ) -> bool:
     """Have all ranks run these operations on the best backend that all of them have. A collective call.
 
-    A backend that a rank requested is the only one that it has. `dtypes`: of gradients. `varies_with_threads`: the trait of
-    the compressor. Return True if ranks may round differently all the same: see `follow_kernels`. Raises ValueError where
-    ranks requested different backends.
+    A backend that a rank requested is the only one that it has. `varies_with_threads`: see the function of that name. Return
+    True if ranks may round differently all the same: see `follow_kernels`. Raises ValueError where ranks requested different
+    backends.
     """
     if transport.ranks.world_size == 1:
         return False
-    by_torch = MULTIPLIES in names and not set(FLOATS).issuperset(dtypes)  # no backend knows others
-    offer = kernel_offer(names, device, varies_with_threads=varies_with_threads or by_torch)
+    offer = kernel_offer(names, device, varies_with_threads=varies_with_threads)
     told = exchange(json.dumps(offer), transport, what="their kernel backends")
     return follow_kernels([json.loads(text) for text in told], transport.ranks.rank, device)
+
+
+def varies_with_threads(compressor: Compressor, names: Collection[str], dtypes: Collection[torch.dtype]) -> bool:
+    """Return True if a rank's threads change what a compressor computes by these operations, of numbers of these dtypes."""
+    by_torch = MULTIPLIES in names and not set(FLOATS).issuperset(dtypes)  # no backend knows others
+    return traits_of(compressor).varies_with_threads or by_torch
 
 
 def kernel_offer(names: Collection[str], device: torch.device, *, varies_with_threads: bool = False) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -24,8 +25,10 @@ from ..memory.shard_memory import Key, ShardMemory, WeightMemory
 from ..transport.process_group import over
 from ..transport.protocol import Decorator, Pending
 from ..transport.rank_messages import FINITE, true_everywhere
-from .plans import GatherPlan, ReducePlan, Route, Sent, labelled
+from .plans import Route, Sent, labelled
 from .same_kernels import agree_on_kernels
+from .shown_averages import parts_of_row
+from .step_checks import DiscardedGradientCheck
 from .steps import SteppedAverager, Steps
 
 IN_FIRST: tuple[Scope, ...] = ("host", "across")  # rounds of sums in two levels
@@ -56,14 +59,15 @@ class ShardAverager(SteppedAverager):
         self.device = device
         reduction, self.weights = self._placed(reduction, weights)
         self.memory: ShardMemory = ShardMemory(reduction, undo)
-        self._across = None if across is None else over(across, device)
+        self.across = None if across is None else over(across, device)
         self.in_use = WeightMemory()
         self.decorated = decorate is not None
+        self._discarded, self._trained = DiscardedGradientCheck(), list[Tensor]()
         self._ended = True  # the step has, and what comes next belongs to another one
         self._agreed = False  # since the last change
         self._beside = False  # programs of several rounds have run, since when threads or streams carry all
-        self._gathers: dict[int, GatherPlan] = {}  # by the number of the module
-        self._reductions: dict[int, ReducePlan] = {}
+        self._gathers: dict[int, tuple[Route, Sent]] = {}  # by the number of the module
+        self._reductions: dict[int, tuple[Route, Sent]] = {}
 
     def _placed(self, reduction: ShardSum, weights: WeightGather) -> tuple[ShardSum, WeightGather]:
         """Return both as they are on these hosts. A collective call where hosts are to be found.
@@ -80,11 +84,6 @@ class ShardAverager(SteppedAverager):
         return reduction.placed(sizes[0], ranks), weights.placed(sizes[1], ranks)
 
     @property
-    def across_replicas(self) -> bool:
-        """True if others have the same shards, with which gradients are averaged afterwards."""
-        return self._across is not None
-
-    @property
     def per_host(self) -> int:
         """The ranks of a host if anything travels in two levels, else 1."""
         return max(self.memory.reduction.per_host, self.weights.per_host)
@@ -93,11 +92,17 @@ class ShardAverager(SteppedAverager):
         self, index: int, names: tuple[str, ...], program: Program[Tensor], out: Tensor, *, training: bool
     ) -> Pending:
         """Begin to fill `out` with the rows of all ranks, by a program of `weights`; outside of training, in no step."""
-        plan = self._gathers.get(index)
-        if plan is None or plan.sent.nbytes != out.nbytes:
-            sent = Sent.of(labelled(index, names), names, out)
-            plan = self._gathers[index] = GatherPlan(self._route(gathers=True), sent, self.totals)
-        return plan.start(self._recorded() if training else None, program)
+        way = self._gathers.get(index)
+        if way is None or way[1].nbytes != out.nbytes:
+            way = self._gathers[index] = self._route(gathers=True), Sent.of(labelled(index, names), names, out)
+        if training and self._ended:
+            self._record()
+        route, sent = way
+        programs = self.step.programs if training else list[BucketStats]()
+        pending = route.send(program, sent, programs)
+        if not training:
+            self.totals.count(programs)
+        return pending
 
     def gather_again(self, names: tuple[str, ...], rows: Tensor, out: Tensor) -> None:
         """Fill `out` with weights in use that this rank holds. Nothing is sent.
@@ -117,12 +122,18 @@ class ShardAverager(SteppedAverager):
 
     def reduce(self, index: int, layout: ShardLayout, grad: Tensor, out: Tensor, scale: float) -> Pending:
         """Begin to fill `out` with `scale` times the mean over ranks of this rank's row of `grad`."""
-        plan, names = self._reductions.get(index), layout.whole.names
-        if plan is None or plan.sent.names != names or plan.sent.nbytes != grad.nbytes:
-            sent, lock = Sent.of(labelled(index, names), names, grad), self.steps.lock
-            plan = ReducePlan(self._route(), sent, index, self.memory, lock, self.shown)
-            self._reductions[index] = plan
-        return plan.start(self._recorded(), layout, grad, out, scale)
+        way, names = self._reductions.get(index), layout.whole.names
+        if way is None or way[1].names != names or way[1].nbytes != grad.nbytes:
+            way = self._reductions[index] = self._route(), Sent.of(labelled(index, names), names, grad)
+        if self._ended:
+            self._record()
+        route, sent = way
+        with self.steps.lock:
+            state = self.memory.get(index, layout)
+        program = self.memory.reduction.reduce(grad, state, out, scale)
+        if self.shown.function is not None and not layout.unnamed:
+            program = self.shown.average_of(program, partial(parts_of_row, names, layout.shapes), names)
+        return route.send(program, sent, self.step.programs)
 
     def _route(self, *, gathers: bool = False) -> Route:
         """Return the way of a module's programs, which the ranks have agreed on."""
@@ -132,7 +143,11 @@ class ShardAverager(SteppedAverager):
         return Route(self.engines.of(self.device, 0), on_wait=on_wait, lent=True, gathers=gathers)
 
     def _note(self, stats: BucketStats, training: bool) -> None:
-        self._recorded().programs.append(stats) if training else self.totals.count([stats])
+        if not training:
+            return self.totals.count([stats])
+        if self._ended:
+            self._record()
+        self.step.programs.append(stats)
 
     def _agree(self) -> None:
         """Compare with the other ranks how this one is set up."""
@@ -144,16 +159,12 @@ class ShardAverager(SteppedAverager):
         if self.per_host > 1:
             self._beside = True
             engine.transport.arrange(self.per_host)
-        scopes = self._scopes()
-        engine.prepare(len(scopes), scopes)
-        self._agreed = True
-
-    def _scopes(self) -> list[set[Scope]]:
-        """Return the scopes of each round of gathers and reductions. Exact rows may follow differences of weights."""
         sums: tuple[Scope, ...] = ("all",) if self.memory.reduction.per_host == 1 else IN_FIRST
         gathers: tuple[Scope, ...] = ("all",) if self.weights.per_host == 1 else IN_LAST
-        gathers *= 2 if self.weights.differences else 1
-        return [{each for each in both if each is not None} for both in zip_longest(sums, gathers)]
+        gathers *= 2 if self.weights.differences else 1  # which exact rows may follow
+        scopes = [{each for each in both if each is not None} for both in zip_longest(sums, gathers)]
+        engine.prepare(len(scopes), scopes)
+        self._agreed = True
 
     def _operations(self) -> set[str]:
         """The names of the operations that shards and their gradients need."""
@@ -162,25 +173,31 @@ class ShardAverager(SteppedAverager):
         programs = (TwoShot(codec) for codec in codecs if codec is not None)
         return set[str]().union(*(operations_of(each, torch.float32, self.engines.ranks) for each in programs))
 
-    def _recorded(self) -> Step:
-        """The step that is under way; what comes after the end of one belongs to the next."""
-        if self._ended:
-            self.totals.count(self.step.programs, self.step)
-            self.step, self._ended = Step(), False
-            self.totals.begin(self.step, self.memory.step)
-        return self.step
+    def _record(self) -> None:
+        """Begin the record of a step: what comes after the end of one belongs to the next."""
+        self.totals.count(self.step.programs, self.step)
+        self.step, self._ended = Step(), False
+        self.totals.begin(self.step, self.memory.step)
+
+    def watch(self, trained: Sequence[Tensor]) -> None:
+        """Look for averages of these parameters that are thrown away, where a part of them is in residuals."""
+        self._trained = list(trained)
+        self._discarded.watch(self._trained if self.memory.reduction.feedback else ())
 
     def enter_step(self) -> None:
         """Take part in the step that `steps` has begun: the step before is committed."""
-        step = self._recorded()
+        if self._ended:
+            self._record()
         with self.steps.lock:
-            step.number = self.memory.begin_step()
+            self._discarded.check(lambda: self.memory.counts)
+            self.step.number = self.memory.begin_step()
             self.engines.agreement.step += 1
             self.inside = True
 
     def step_is_over(self) -> None:
         """Let the weights in use stand that were gathered for the step, and judge its residuals by all of its gradients."""
         self._ended = True
+        self._discarded.look()  # torch has put the gradients into their places
         self.memory.end_step()
         self.in_use.end_step()
 
@@ -190,8 +207,8 @@ class ShardAverager(SteppedAverager):
         Returns True on the device if it counts; None where that changes nothing.
         """
         finite = self.memory.finite
-        if self._across is not None and finite.everywhere is not None:
-            finite.everywhere = true_everywhere(finite.everywhere, self._across, what=FINITE)
+        if self.across is not None and finite.everywhere is not None:
+            finite.everywhere = true_everywhere(finite.everywhere, self.across, what=FINITE)
         return finite.everywhere
 
     def measured(self) -> Measured:
@@ -209,6 +226,7 @@ class ShardAverager(SteppedAverager):
         reduction, weights = self._placed(reduction, weights)
         self.memory.replace(reduction)
         self.weights = weights
+        self.watch(self._trained)
         self._change()
 
     def loaded(self, parameters: Mapping[str, Mapping[str, Any]], *, means: bool = False) -> dict[int, ShardState]:

@@ -83,14 +83,20 @@ class DiscardedGradientCheck:
         if self.parameters:
             _watching().add(self)
 
-    def check(self, counts: Callable[[], bool]) -> None:
-        """Compare at the beginning of a step, when the first bucket has its gradients. `counts`: the step before does."""
-        if self._suspected:
-            return
-        before, self._seen = self._seen, []
+    def look(self) -> None:
+        """Note the gradients and numbers that parameters have now. A shard has its own numbers."""
+        self._seen = []
         for parameter in self.parameters:
             gradient = None if parameter.grad is None else weakref.ref(parameter.grad)
-            self._seen.append(Seen(parameter._version, gradient, parameter.detach().flatten()[:NUMBERS].clone()))
+            local: Tensor = getattr(parameter.detach(), "to_local", parameter.detach)()
+            self._seen.append(Seen(parameter._version, gradient, local.flatten()[:NUMBERS].clone()))
+
+    def check(self, counts: Callable[[], bool]) -> None:
+        """Compare at the beginning of a step with the last look, and look. `counts`: the step before does."""
+        if self._suspected:
+            return
+        before = self._seen
+        self.look()
         stepped, self._stepped = self._stepped, False
         pairs = list(zip(self._seen, before, strict=False))
         if stepped or not (before and all(now.cleared(then) for now, then in pairs) and counts()):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -21,3 +21,17 @@ class Bucket(Protocol):
 
     def is_last(self) -> bool:
         """Return True if it is the last one of a step, as far as its index shows."""
+
+
+class LastingBucket(Bucket, Protocol):
+    """A bucket that is there in all steps, and so keeps its plan.
+
+    `all_parameters`: of all members, whether they are sent in this step or not. `scale`: what gradients are multiplied by on
+    their way in; None where they come as a hook gets them.
+    """
+
+    plan: Any
+    all_parameters: list[Tensor]
+
+    @property
+    def scale(self) -> float | None: ...

@@ -88,9 +88,8 @@ class Engine:
         any. `gathers`: it gathers weights, which on a GPU do not wait for what reductions compute. Waiting gives the
         program's result, or raises RuntimeError with the task's label and the cause.
         """
-        if self._failure is not None or self._closed:
-            self._refuse_if_failed()
         with self._lock:
+            self._refuse_if_failed()
             self._live[task] = None
         if gathers and self._on_cuda:
             return self._gathers.submit(task)
@@ -139,15 +138,21 @@ class Engine:
             _inherited.append(self)  # in a fork: threads and connections are the parent's, and cannot be ended here
             return
         deadline = time.monotonic() + (limit or self._timeout).total_seconds()
+        with self._lock:
+            self._closed = True  # a task that is submitted from now on would wait behind the end of the threads
         for driver in self._drivers:
             driver.close(deadline)
-        for task in list(self._live):
-            task.drop(deadline)  # nobody has waited for it
+        with self._lock:
+            live, self._live = list(self._live), {}
+        for task in live:
+            task.drop(deadline)  # nobody has waited for it, or it came too late
+            if task.future is not None:
+                kind = HookError if task.needs_future else ProgramError
+                task.future.set_exception(kind(f"{task.label}: close() was called"))  # type: ignore[arg-type]
         if self._failure is None:
             self.transport.finish(deadline)
         else:
             self.transport.abort()
-        self._closed = True
         pool.release()
 
     def _refuse_if_failed(self) -> None:

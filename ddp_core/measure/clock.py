@@ -3,48 +3,34 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 MILLISECOND = 1e-3
 
 
-class Clock(Protocol):
-    """Takes marks, each a number: what time.perf_counter says when it is taken, whatever else the mark knows.
+class Clock:
+    """The host's clock, whose marks tell all at once; and what any other one has.
 
-    So whoever tells of the host reads any mark; only `seconds` tells when it was reached. `at_once`: these are the same.
+    A mark is a number: what time.perf_counter says when it is taken, whatever else it knows. So whoever tells of the host
+    reads any mark; only `seconds` tells when it was reached. `at_once`: these are the same.
     """
 
-    at_once: bool
-
-    def now(self) -> float:
-        """A mark. Nothing waits, on any thread."""
+    at_once = True
+    now: Callable[[], float] = staticmethod(time.perf_counter)  # nothing waits, on any thread
 
     def took(self, mark: float) -> bool:
         """Return True if it took a mark, or could have."""
-
-    def seconds(self, since: float, until: float) -> float:
-        """From one of its marks to another, waiting until both are reached; below 0 where they were in the other order."""
-
-    def synchronize(self) -> None:
-        """Wait until the device has done all that it was given; the host always has."""
-        return None
-
-
-class HostClock(Clock):
-    """The host's, whose marks tell all at once."""
-
-    at_once = True
-    now = staticmethod(time.perf_counter)
-
-    def took(self, mark: float) -> bool:
-        """Return True: the host's clock could have taken any mark."""
         return True
 
     def seconds(self, since: float, until: float) -> float:
-        """The difference."""
+        """From one of its marks to another, waiting until both are reached; below 0 where they were in the other order."""
         return until - since
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all that it was given; the host always has."""
 
 
 class CudaMark(float):
@@ -94,4 +80,4 @@ class CudaClock(Clock):
 
 def clock_of(device: torch.device) -> Clock:
     """The one that tells when a device has done things."""
-    return CudaClock(device) if device.type == "cuda" else HostClock()
+    return CudaClock(device) if device.type == "cuda" else Clock()

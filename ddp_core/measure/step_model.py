@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import numpy
@@ -57,28 +56,6 @@ class StepModel:
 
 
 _ROUNDING = 1e-9  # seconds: sums of layers in one order and in the other
-
-
-def layered(layers: Iterable[tuple[float, float, float]]) -> StepModel:
-    """A piece a layer: (forward seconds, backward seconds, wire seconds) of each, in the order of forward.
-
-    >>> layered([(1, 2, 5), (1, 2, 0)]).pieces[0]
-    Piece(ready=4, wire=5, needed=0)
-    """
-    rows = list(layers)
-    needed = accumulate((forward for forward, _, _ in rows), initial=0)
-    ready = list(accumulate(backward for _, backward, _ in reversed(rows)))[::-1]
-    pieces = (Piece(at, wire, by) for at, by, (_, _, wire) in zip(ready, needed, rows, strict=False))
-    return StepModel(sum(row[0] for row in rows), sum(row[1] for row in rows), tuple(pieces))
-
-
-def merged(pieces: Sequence[Piece], wire: float) -> Piece:
-    """A bucket of several pieces, sent once all are ready and needed where the first of them is.
-
-    >>> merged([Piece(1, 2, 3), Piece(2, 2, 1)], wire=3.5)
-    Piece(ready=2, wire=3.5, needed=1)
-    """
-    return Piece(max(piece.ready for piece in pieces), wire, min(piece.needed for piece in pieces))
 
 
 MOST = 256  # collectives that a fit looks at: it compares each two

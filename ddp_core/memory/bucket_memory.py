@@ -127,7 +127,7 @@ class BucketMemory:
             self.leaves.version_what_ranks_share()
         self.leaves.set_step(step)
         self._counts_on_cuda = layout.device.type == "cuda" and bool(self.leaves.counters)
-        self._finite: DeviceFlag | None = None
+        self.finite: DeviceFlag | None = None  # the average of the step that is under way was; None before there is one
         asks = partial and (carrying or bool(self.leaves.flat))  # which parameters any rank has used
         self._carried = CarriedOver(layout, asks=asks, anywhere=carrying)
 
@@ -142,14 +142,14 @@ class BucketMemory:
             refuse_capture()
         if self.leaves.counters:
             self.leaves.set_step(step)
-        if self._carried.flat.numel():
+        if self._carried.versions.current.numel():
             average = yield from self._carried.reduce(flat, self._compressor, self.state, self.leaves)
         else:
             average = yield from self._compressor.reduce(flat, self.state)
         if average is not flat:
             flat.copy_(average)
         if watched:
-            self._finite = DeviceFlag(all_finite(flat))
+            self.finite = DeviceFlag(all_finite(flat))
         return flat
 
     def held_back(self) -> dict[str, Tensor]:
@@ -161,31 +161,22 @@ class BucketMemory:
         return states.summed([nothing, self.leaves.held_back(), self._carried.held_back()])
 
     @property
-    def finite_here(self) -> Tensor | None:
-        """True on the device if the average of the step that is under way was finite; None before there is one."""
-        return None if self._finite is None else self._finite.on_device
-
-    def finite(self) -> bool:
-        """Return True if the last average was finite."""
-        return self._finite is None or bool(self._finite)
-
-    @property
     def brought_out(self) -> bool:
         """True if the last step, if it counts, has carried nothing over; the same on all ranks."""
-        return self._finite is not None and not self._carried.left
+        return self.finite is not None and not self._carried.left
 
     def end_step(self, keep: bool, carrying: bool) -> bool:
         """End the step: keep what it changed, or undo it. `carrying`: whether any rank may still owe something.
 
         Return True if residuals from before the step were set to zero.
         """
-        ended, carried, self._finite = self._finite is not None, self._carried, None
+        ended, carried, self.finite = self.finite is not None, self._carried, None
         keep = keep and ended
         lost = self.leaves.end_step(keep=keep)
         carried.keep() if keep else carried.undo()
         if ended:
             carried.anywhere = carrying
-        if keep and carried.flat.numel() and not (carried.asks and (carrying or self.leaves.flat)):
+        if keep and carried.versions.current.numel() and not (carried.asks and (carrying or self.leaves.flat)):
             self._carried = CarriedOver(self.layout, anywhere=carrying)
         return lost
 
@@ -194,7 +185,7 @@ class BucketMemory:
 
         `undone`: see `Leaf.snapshot`. `carrying`: as for `end_step`, which neither this nor a save does.
         """
-        snapshot, newest = copy.copy(self), keep and self._finite is not None
+        snapshot, newest = copy.copy(self), keep and self.finite is not None
         snapshot.leaves = self.leaves.snapshot(newest=newest, undone=undone)
         snapshot._carried = self._carried.snapshot(newest=newest, undone=undone)
         snapshot._carried.anywhere = carrying

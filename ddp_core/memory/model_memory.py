@@ -122,7 +122,7 @@ class ModelMemory(StepMemory):
         if self._discarded:
             return False
         return all(map(bool, self._others_finite)) and all(
-            each.finite() for bucket in self._live.values() for each in bucket.slices
+            each.finite is None or each.finite for bucket in self._live.values() for each in bucket.slices
         )
 
     def get(self, layout: Layout, cuts: Sequence[Layout] = (), orders: Orders = NO_ORDERS) -> SlicedMemory | None:
@@ -168,7 +168,7 @@ class ModelMemory(StepMemory):
     @property
     def finite_here(self) -> Tensor | None:
         """True on the device if all averages of the step that is under way were finite; None if no bucket is watched."""
-        flags = [flag for _, each in self.live if (flag := each.finite_here) is not None]
+        flags = [each.finite.on_device for _, each in self.live if each.finite is not None]
         return torch.stack(flags).all() if flags else None
 
     def note_finite(self, finite: Tensor) -> None:

@@ -1,11 +1,9 @@
-"""The memory that a device has left, and the error where it is too little for a compressor's state."""
+"""The error where a device has too little memory for a compressor's state."""
 
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -15,7 +13,6 @@ from ...compress.protocol.layout import Layout
 from ...compress.state.tree import Leaves
 
 ON_CPUS = "can't allocate memory"  # in the RuntimeError that torch raises there
-MEMINFO = Path("/proc/meminfo")
 META = torch.device("meta")
 
 State = TypeVar("State")
@@ -51,12 +48,3 @@ def allocated(allocate: Callable[[], State], told: Callable[[], tuple[str, int]]
             f"{layout.numel:,} parameters, {kept / max(1, layout.numel):.1f} bytes per parameter on each rank. "
             "int4:residual_bits=8 keeps 1.0 to 1.5 bytes per parameter, int8 and bf16 none; undo=False avoids a second copy"
         ) from error
-
-
-def free_bytes(device: torch.device) -> int | None:
-    """Return the bytes that are free on a GPU, or on this host for a CPU; None if the system does not report them."""
-    if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return unused + torch.cuda.mem_get_info(device)[0]
-    available = re.search(r"MemAvailable: +(\d+) kB", MEMINFO.read_text()) if MEMINFO.exists() else None
-    return None if available is None else 1024 * int(available[1])

@@ -59,7 +59,10 @@ class ShardMemory(StepMemory):
 
         Nothing is remembered of an `unnamed` gradient: what is held back waits for one whose parameters are known.
         """
-        state, layout = self._states.get(index), layout.on_hosts(self.reduction.per_host)
+        state = self._states.get(index)
+        if state is not None and state.layout is layout:
+            return state
+        layout = layout.on_hosts(self.reduction.per_host)
         if layout.unnamed:
             fresh = _new_state(self.reduction, layout)
             Leaves(fresh).set_step(max(self.step - 1, 0))
@@ -95,12 +98,18 @@ class ShardMemory(StepMemory):
         self.under_way, self.committed, self.finite = True, False, Finite()
         for index, state in self._states.items():
             state.finite = self.finite
-            self._leaves[index].set_step(self.step - 1)
+            if self._leaves[index].counters:
+                self._leaves[index].set_step(self.step - 1)
         return self.step
 
     def end_step(self) -> None:
         """End the step: all of its shards are there."""
         self.under_way = False
+
+    @property
+    def counts(self) -> bool:
+        """True if the last step is remembered, and can still be undone."""
+        return not self.committed and self._keeps()
 
     def _keeps(self) -> bool:
         """Return True if the last step counts: it has ended, met only finite numbers, and nobody has discarded it."""
@@ -117,11 +126,9 @@ class ShardMemory(StepMemory):
         self.under_way, self.committed, self._discarded = False, True, False
         if any(lost):
             self.note_loss()
-        self._drop_released()
-
-    def _drop_released(self) -> None:
-        """Let go of residuals that no step will write to again."""
-        for index, state in () if self.reduction.feedback else self._states.items():
+        for index, state in (
+            () if self.reduction.feedback else self._states.items()
+        ):  # to which no step will write again
             if state.residual is not None and state.residual.cleared:
                 state.residual = None
                 self._put(index, state)

@@ -31,7 +31,7 @@ from ..buckets.sparse import SparseBucket
 from ..reducer.autograd import compiles, scripted, weak_call
 from ..reducer.backward import Backward
 from ..reducer.bucket_order import BucketOrder
-from ..reducer.launch_ready_buckets import AT_END, Reducer
+from ..reducer.launch_ready_buckets import Delivery, Reducer
 from . import error_messages
 from .early_reads import EarlyReadWarning
 from .measured_step import noted
@@ -75,7 +75,7 @@ class OverlapReport:
         )
 
 
-class Overlap:
+class Overlap(Delivery):
     """The updates of one model that are under way, and who waits for them. `steppers`: take the optimizers' steps."""
 
     def __init__(self, module: nn.Module, steppers: Iterable[PartialStep], order: str, slice_mb: float | None) -> None:
@@ -146,10 +146,10 @@ class Overlap:
             self._warn(error_messages.unseen(self._reducer.names_of(used)))
         if not self.order.overlaps:
             self._updates = list(self._pending)
-            return AT_END.deliver(reducer, backward)
+            return super().deliver(reducer, backward)
         if reason := self._obstacle(backward):
             self._warn(error_messages.synchronous(reason))
-            return AT_END.deliver(reducer, backward)
+            return super().deliver(reducer, backward)
         reducer.end(backward)
         self._hold(backward)
 
@@ -201,16 +201,13 @@ class Overlap:
                 update.waited = update.arrived - needed
             except Exception as error:
                 raise self._failed(update, error) from error
-            self._make(update, average)
+            try:
+                update.make(average)
+            except Exception as error:
+                raise self._failed(update, RuntimeError(error_messages.raised(error, self._names([update])))) from error
             del self._pending[update]
             if not self._pending:
                 self._end_step(update.backward)
-
-    def _make(self, update: PendingUpdate, average: Tensor | None) -> None:
-        try:
-            update.make(average)
-        except Exception as error:
-            raise self._failed(update, RuntimeError(error_messages.raised(error, self._names([update])))) from error
 
     def _end_step(self, backward: Backward) -> None:
         waited = sum(update.waited for update in self._updates)

@@ -24,19 +24,16 @@ class ForkGuard:
         if os.getpid() != self._process:
             raise RuntimeError(FORKED)
 
-    def arm(self) -> None:
-        """Look at every gradient from now on."""
-        for node in self._nodes:
-            node.register_prehook(self._refuse)
-
     def _refuse(self, *_: Any) -> None:
         if self._shares():
             self.check()
 
 
 def _arm_all() -> None:
+    """Have all guards look at every gradient from now on."""
     for guard in list(_guards):
-        guard.arm()
+        for node in guard._nodes:
+            node.register_prehook(guard._refuse)
 
 
 os.register_at_fork(after_in_child=_arm_all)

@@ -8,7 +8,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,27 +30,16 @@ from .unused_parameters import Rules, Usage
 COMPILED = "torch._dynamo.compiled_autograd"  # what runs a backward without Python, where it is in use
 
 
-class Delivery(Protocol):
-    """Hands out the averages of a backward that has ended: then, or where they are used."""
+class Delivery:
+    """Hands out the averages of a backward that has ended, before it returns; a subclass where they are used."""
 
-    @property
-    def now(self) -> Callable[[], float]:
-        """The clock of the next step's marks, see `Step`."""
+    now: Callable[[], float] = staticmethod(time.perf_counter)  # the clock of the next step's marks, see `Step`
 
     def deliver(self, reducer: Reducer, backward: Backward) -> None:
-        """Call the reducer's `end` once the averages are handed out, or are sure to be; its `delivered` after them."""
+        """Hand the averages out, or make sure that they will be.
 
-    def leave(self) -> None:
-        """Wait for what is not handed out yet: the buckets are about to be made anew."""
-
-
-class AtEnd:
-    """All averages are handed out before backward returns."""
-
-    now = staticmethod(time.perf_counter)
-
-    def deliver(self, reducer: Reducer, backward: Backward) -> None:
-        """Wait for the buckets, in order, and hand out the averages."""
+        It calls the reducer's `end` once they are handed out or are sure to be, and its `delivered` after them.
+        """
         with torch.no_grad():
             for bucket in reducer.assignment.buckets:
                 if (average := reducer.average_of(bucket, backward)) is not None:
@@ -60,11 +49,10 @@ class AtEnd:
         reducer.delivered(backward)
 
     def leave(self) -> None:
-        """Nothing is on its way between steps."""
-        return None
+        """Wait for what is not handed out yet: the buckets are about to be made anew."""
 
 
-AT_END = AtEnd()
+AT_END = Delivery()
 
 
 class Reducer:
@@ -287,17 +275,13 @@ class Reducer:
                 if sparse := bucket.sparse_members():
                     raise self._failure(error_messages.sparse(self.names_of(sparse))) from error
                 raise
-        if bucket.absent:
-            self._refuse_taken(backward, bucket.absent)
+        # a gradient that came in this backward, of a parameter without one now: zeros would stand for it
+        if bucket.absent and (came := set(bucket.absent).intersection(backward.order) - backward.undefined):
+            raise self._failure(error_messages.removed(self.names_of(sorted(came))))
         if not backward.step.number:
             self.averager.begin_step(backward.step)
         backward.step.launched[bucket.number] = time.perf_counter()
         bucket.pending = self.averager.average(bucket)
-
-    def _refuse_taken(self, backward: Backward, absent: Sequence[int]) -> None:
-        """Raise RuntimeError where a gradient of a parameter without one came in this backward: zeros would stand for it."""
-        if came := set(absent).intersection(backward.order) - backward.undefined:
-            raise self._failure(error_messages.removed(self.names_of(sorted(came))))
 
     def _ask(self, backward: Backward, used: Sequence[int]) -> None:
         """Have the ranks tell each other which parameters they used."""

@@ -48,6 +48,7 @@ class HostMemory(Decorated):
         self._check = check
         self._in_vain: set[int] = set()  # for so many ranks of a host there is no memory
         self._buffers: dict[int, WeakTensorKeyDictionary] = defaultdict(WeakTensorKeyDictionary)  # by ranks, and tensor
+        self.start = inner.start  # type: ignore[method-assign]  # until there are buffers, all requests go there
 
     @property
     def allocates(self) -> bool:
@@ -74,7 +75,9 @@ class HostMemory(Decorated):
         made = Segment(sizes, types, self.inner, kind, count).shared() if sizes and self.allocates else []
         if sizes and not made:
             self._in_vain.add(here)
-        self._buffers[here].update(made)
+        if made:
+            self._buffers[here].update(made)
+            vars(self).pop("start", None)
         return [flat for flat, _ in made]
 
     def start(self, request: Request, channel: int) -> Reply:

@@ -6,11 +6,13 @@ import logging
 import os
 import re
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+
+from ...compress.protocol.layout import Ranks
 
 logger = logging.getLogger(__name__)
 TORCHRUN = "torchrun"
@@ -134,6 +136,17 @@ def init_process_group(backend: str | None = None, *, timeout: timedelta | None 
     else:
         dist.init_process_group(backend, timeout=timeout, store=dist.HashStore(), rank=0, world_size=1)
     return device
+
+
+def on_launched_hosts(ranks: Ranks, environment: Mapping[str, str] = os.environ) -> Ranks:
+    """Return the ranks of a group on their hosts by torchrun's variables; as they are if the group has other ranks.
+
+    >>> on_launched_hosts(Ranks(4), {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"})
+    Ranks(world_size=4, rank=0, per_host=2)
+    """
+    started, here = (int(environment.get(name, 1)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    known = here > 0 and started == ranks.world_size and started % here == 0
+    return replace(ranks, per_host=here) if known else ranks
 
 
 def warn_if_apart(environment: Mapping[str, str] = os.environ) -> None:

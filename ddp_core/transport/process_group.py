@@ -39,7 +39,7 @@ from .torch_groups import (
     clone_group,
     device_of,
     end_when_idle,
-    future_of,
+    log_no_future,
     message_limit,
     orders_streams,
     polled,
@@ -71,9 +71,10 @@ class GroupPending(Reply):
     def expect_late_wait(self, now: Callable[[], float]) -> None:
         """Have the group's thread, which must not wait, or a stream note when it is there; not with Gloo on CUDA."""
         if self.work is not None and (self.by_streams or not self.reply.is_cuda):
-            future = future_of(self.work)
-            if future is not None:
-                future.add_done_callback(lambda _: setattr(self, "arrived", now()))
+            try:
+                self.work.get_future().add_done_callback(lambda _: setattr(self, "arrived", now()))
+            except RuntimeError as error:  # the backend of the group gives none
+                log_no_future(str(error))
 
     def wait(self, timeout: timedelta) -> Tensor:
         """Return the result; on CUDA the current stream waits for it, and the group's watchdog keeps the time limit.
@@ -214,13 +215,12 @@ class ProcessGroup(Transport):
                     "the number of rounds must not depend on the gradient's values"
                 )
             group = self._groups[channel, request.scope] = self._private(channel, request.scope)
-        direct, size = None, group.size()
+        size = group.size()
         if isinstance(request, AllGather | AllToAll) and self._device.type == "cpu" and size > 1:
             rows, equal = (size, not request.sizes) if isinstance(request, AllGather) else (1, True)
-            if equal and rows * request.tensor.nbytes >= LARGE:
-                direct = self._direct(request, channel, group)
-        if direct is not None:
-            return direct
+            large = equal and rows * request.tensor.nbytes >= LARGE
+            if large and (direct := self._direct(request, channel, group)) is not None:
+                return direct
         if TAKERS:
             with OWN_REQUESTS:
                 return started(request, group, self.check, by_streams=self._by_streams)

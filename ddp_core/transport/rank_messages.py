@@ -169,8 +169,10 @@ def checksum(tensors: Sequence[Tensor]) -> str:
 
 
 def bit_sum(tensor: Tensor) -> Tensor:
-    """The sum of a tensor's numbers as integers, on its device."""
-    return _bits(tensor.detach()).sum(dtype=torch.int64)
+    """The sum of a tensor's numbers as integers of their size, on its device."""
+    flat = tensor.detach()
+    real = torch.view_as_real(flat.resolve_conj()) if flat.is_complex() else flat
+    return real.reshape(-1).contiguous().view(INTEGERS[real.element_size()]).sum(dtype=torch.int64)
 
 
 def digest(sums: Sequence[Tensor]) -> str:
@@ -195,9 +197,3 @@ def unlike(named: Mapping[str, Tensor], transport: Transport) -> str | None:
         f"the parameters of ranks {ranks} differ from those of rank 0: {shown}. Load one rank's checkpoint on all of them, "
         "and take every decision that changes parameters on all ranks alike"
     )
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    """The numbers, flat, as integers of their size."""
-    real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-    return real.reshape(-1).contiguous().view(INTEGERS[real.element_size()])

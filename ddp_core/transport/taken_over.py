@@ -17,14 +17,14 @@ from typing import Any, Literal, TypeAlias
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import AllgatherOptions, _create_work_from_future
 
-from .torch_groups import ALL_GATHER, REDUCE_SCATTER, backend_of, polled
+from .torch_groups import coalesces, exist, polled
 
 Kind: TypeAlias = Literal["all-reduce", "reduce-scatter", "all-gather"]
-DEVICES = ("CPU", "CUDA")
+OF_BACKENDS = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
 UNLIMITED = timedelta(0)  # torch's word for a wait without a limit of its own
 BY_PYTHON = dist.distributed_c10d.__file__  # of torch's functions, whose callers hold a work in Python
+FROM_CALLBACK = "Got the following error when running the callback: RuntimeError: "  # torch's words
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,11 +51,23 @@ class Collective:
         return sum(tensor.nbytes for tensor in self.whole)
 
 
-Taker: TypeAlias = Callable[[Collective], "torch.futures.Future[Any] | None"]  # None: it goes to the backend
+@dataclass(frozen=True, eq=False)
+class Taker:
+    """The taker of a group's collectives.
+
+    `least`: the bytes of all ranks' parts from which it is asked. `begin`: begins a call; None leaves it to the backend.
+    `end`: called once the group was destroyed.
+    """
+
+    least: int
+    begin: Callable[[Collective], torch.futures.Future[Any] | None]
+    end: Callable[[], None]
+
+
 TAKERS: dict[dist.ProcessGroup, Taker] = {}
 _registered: list[torch.library.Library] = []  # one while any group is registered
 _lock = threading.Lock()
-_latest = threading.local()  # the work that this thread has returned last
+_latest = threading.local()  # keeps the work that this thread has returned last
 
 
 class OwnRequests(threading.local):
@@ -74,22 +86,33 @@ OWN_REQUESTS = OwnRequests()
 
 
 class TakenWork(dist.Work):
-    """The work of a collective that was taken over, for callers in Python."""
+    """The work of a collective that was taken over."""
 
     def __init__(self, future: torch.futures.Future[Any]) -> None:
         super().__init__()
         self._future = future
+        self._kept: list[TakenWork] = [self]  # until the caller has it: of a work in Python, torch alone keeps no object
+        _latest.kept = self._kept
 
     def wait(self, timeout: timedelta = UNLIMITED) -> bool:
         """Wait for it, on a GPU by streams. Raises RuntimeError where it fails or takes longer than `timeout`."""
+        self._kept.clear()
         if timeout > UNLIMITED:
             polled(self, timeout.total_seconds())
-        else:
-            self._future.wait()
+        elif error := self._waited():
+            raise error
         return True
+
+    def _waited(self) -> RuntimeError | None:
+        try:
+            self._future.wait()
+        except RuntimeError as error:
+            return RuntimeError(str(error).removeprefix(FROM_CALLBACK).partition("\n\nAt:\n")[0])
+        return None
 
     def get_future(self) -> torch.futures.Future[Any]:
         """One that ends with it, and has a list of what it writes."""
+        self._kept.clear()
         return self._future
 
     def is_completed(self) -> bool:
@@ -102,36 +125,49 @@ class TakenWork(dist.Work):
 
     def exception(self) -> BaseException | None:
         """Return the error that it has ended with, if any."""
-        try:
-            _ = self._future.value() if self._future.done() else None
-        except RuntimeError as error:
-            return error
-        return None
+        return self._waited() if self._future.done() else None
 
     def result(self) -> list[Tensor]:
         """Return the tensors that it writes."""
-        written: list[Tensor] = self._future.wait()
+        self.wait()
+        written: list[Tensor] = self._future.value()
         return written
+
+
+class Keeper(dist.ProcessGroup):
+    """Hands works in Python to C++, which keeps their objects: torch wraps what a group in Python returns."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 1)
+
+    def barrier(self, *_: Any, **__: Any) -> dist.Work:
+        """Return the work that this thread has made last."""
+        work: dist.Work = _latest.kept.pop()
+        return work
+
+
+KEEPER = Keeper()
 
 
 def take_over(group: dist.ProcessGroup, taker: Taker) -> None:
     """Have `taker` begin a group's collectives from now on.
 
-    Raises ValueError where the group has a taker, and RuntimeError for a torch whose kernels cannot be stood in for.
+    Raises ValueError where the group has a taker, and RuntimeError for a torch before 2.15.
     """
     if not hasattr(dist.ReduceOp, "unbox"):
         raise RuntimeError(
-            f"compress_group cannot read how a call reduces in torch {torch.__version__}; it runs with torch 2.15. "
-            "gradwire.attach for DDP and FSDP2 needs torch 2.8 alone"
+            f"compress_group needs torch.distributed.ReduceOp.unbox, of torch 2.15: torch {torch.__version__} "
+            "does not show how a call reduces. gradwire.attach for DDP and FSDP2 needs torch 2.8 alone"
         )
+    drop_destroyed()
     with _lock:
         if group in TAKERS:
             raise ValueError(
                 "this process group is compressed already: close() its handle first, or use the handle that there is"
             )
-        TAKERS[group] = taker
         if not _registered:
             _registered.append(_library())
+        TAKERS[group] = taker
 
 
 def hand_back(group: dist.ProcessGroup) -> None:
@@ -142,101 +178,86 @@ def hand_back(group: dist.ProcessGroup) -> None:
             _registered.pop()._destroy()
 
 
+def drop_destroyed() -> None:
+    """End the takers of groups that were destroyed."""
+    for group in [each for each in list(TAKERS) if not exist({each})]:
+        if (taker := TAKERS.pop(group, None)) is not None:
+            taker.end()
+
+
 def _library() -> torch.library.Library:
-    """Put our kernels before torch's. The library's end restores these."""
+    """Put our kernels before torch's, at a key that all tensors pass, until the library ends."""
     library = torch.library.Library("c10d", "IMPL")
-    for name, kernel in KERNELS.items():
-        for device in DEVICES:
-            library.impl(name, kernel, device)
+    for name, operator in OPERATORS.items():
+        library.impl(name, operator.kernel(getattr(torch.ops.c10d, name).default), "BackendSelect", with_keyset=True)
     return library
 
 
 @dataclass(frozen=True)
-class Call:
-    """A call of an operator: `collective` for a taker, else `method` of the backend with these `tensors` and options."""
+class Operator:
+    """An operator of c10d. `group`, `whole`: where its arguments have these; `collective`: of a call, None for others."""
 
-    collective: Collective | None
-    method: str
-    tensors: tuple[Any, Any] | tuple[Any]
-    options: Any
+    group: int
+    whole: int
+    collective: Callable[..., Collective | None]
 
-    def begin(self, group: dist.ProcessGroup, taker: Taker | None) -> dist.Work:
-        """Return the work of a taker, or of the backend."""
-        future = None if taker is None or self.collective is None else taker(self.collective)
-        if future is None:
-            first = self.tensors[0]
-            while not isinstance(first, Tensor):
-                first = first[0]
-            work: dist.Work = getattr(backend_of(group, first.device), self.method)(*self.tensors, self.options)
-        elif sys._getframe(2).f_code.co_filename == BY_PYTHON:
-            _latest.work = work = TakenWork(future)  # kept until the caller has it: nobody else holds this object
-        else:
-            work = _create_work_from_future(future)  # C++ holds no object of Python's; its wait() passes on no error
-        return work
+    def kernel(self, torchs: Any) -> Callable[..., Any]:
+        """Return what comes before torch's kernel. It decides before it builds anything: small calls are many."""
 
+        def kernel(keys: torch.DispatchKeySet, *given: Any) -> Any:
+            group = dist.ProcessGroup.unbox(given[self.group])
+            if not exist(TAKERS.keys()):
+                drop_destroyed()
+            taker = TAKERS.get(group)
+            if taker is None or OWN_REQUESTS.depth or nbytes(given[self.whole]) < taker.least or coalesces(group):
+                return torchs.redispatch(keys & OF_BACKENDS, *given)
+            collective = self.collective(*given)
+            future = None if collective is None else taker.begin(collective)
+            if future is None:
+                return torchs.redispatch(keys & OF_BACKENDS, *given)
+            work, caller = TakenWork(future), sys._getframe().f_back  # a thread of C++ has no frame
+            by_python = caller is not None and caller.f_code.co_filename == BY_PYTHON
+            return given[0], (work if by_python else dist.ProcessGroup.barrier(KEEPER, dist.BarrierOptions())).boxed()
 
-def _kernel(call_of: Callable[..., Call]) -> Callable[..., Any]:
-    """Return what stands in for an operator, which returns what it writes and a work."""
-
-    def kernel(written: Any, *given: Any) -> Any:
-        boxed = next(place for place, each in enumerate(given) if isinstance(each, torch.ScriptObject))
-        group = dist.ProcessGroup.unbox(given[boxed])
-        call = call_of(written, *given[:boxed], *given[boxed + 1 :])
-        return written, call.begin(group, None if OWN_REQUESTS.depth else TAKERS.get(group)).boxed()
-
-    return kernel
+        return kernel
 
 
-def _with(options: Any, async_op: bool, timeout: int, op: Any = None) -> Any:
-    """Return a backend's options for a call. `timeout`: in milliseconds; -1 stands for the group's own."""
-    options.asyncOp = async_op
-    if timeout >= 0:
-        options.timeout = timedelta(milliseconds=timeout)
-    if op is not None:
-        options.reduceOp = op
-    return options
+def nbytes(tensors: Any) -> int:
+    """Return the bytes of a tensor, or of equal ones in lists."""
+    count = 1
+    while not isinstance(tensors, Tensor):
+        if not tensors:
+            return 0
+        count, tensors = count * len(tensors), tensors[0]
+    return count * tensors.nbytes
 
 
-def _all_reduce(
-    tensors: list[Tensor], boxed: Any, indices: Tensor | None = None, async_op: bool = True, timeout: int = -1
-) -> Call:
-    op, taken = dist.ReduceOp.unbox(boxed), None
-    options = _with(dist.AllreduceOptions(), async_op, timeout, op)
-    if indices is not None:
-        options.sparseIndices = indices
-    elif len(tensors) == 1:
-        taken = Collective("all-reduce", tensors, tensors, op)
-    return Call(taken, "allreduce", (tensors,), options)
+def _all_reduce(tensors: list[Tensor], _: Any, op: Any, indices: Tensor | None = None, *__: Any) -> Collective | None:
+    if indices is not None or len(tensors) != 1:
+        return None
+    return Collective("all-reduce", tensors, tensors, dist.ReduceOp.unbox(op))
 
 
-def _reduce_scatter(
-    outputs: list[Tensor], rows: list[list[Tensor]], boxed: Any, async_op: bool = True, timeout: int = -1
-) -> Call:
-    op = dist.ReduceOp.unbox(boxed)
-    taken = Collective("reduce-scatter", rows[0], outputs, op) if len(outputs) == 1 else None
-    return Call(taken, "reduce_scatter", (outputs, rows), _with(dist.ReduceScatterOptions(), async_op, timeout, op))
+def _reduce_scatter(outputs: list[Tensor], rows: list[list[Tensor]], _: Any, op: Any, *__: Any) -> Collective | None:
+    return Collective("reduce-scatter", rows[0], outputs, dist.ReduceOp.unbox(op)) if len(outputs) == 1 else None
 
 
-def _reduce_scatter_single(output: Tensor, rows: Tensor, boxed: Any, async_op: bool = True, timeout: int = -1) -> Call:
-    op = dist.ReduceOp.unbox(boxed)
-    options = _with(dist.ReduceScatterOptions(), async_op, timeout, op)
-    return Call(Collective("reduce-scatter", [rows], [output], op), REDUCE_SCATTER, (output, rows), options)
+def _reduce_scatter_single(output: Tensor, rows: Tensor, _: Any, op: Any, *__: Any) -> Collective:
+    return Collective("reduce-scatter", [rows], [output], dist.ReduceOp.unbox(op))
 
 
-def _all_gather(outputs: list[list[Tensor]], blocks: list[Tensor], async_op: bool = True, timeout: int = -1) -> Call:
-    taken = Collective("all-gather", blocks, outputs[0]) if len(blocks) == 1 else None
-    return Call(taken, "allgather", (outputs, blocks), _with(AllgatherOptions(), async_op, timeout))
+def _all_gather(outputs: list[list[Tensor]], blocks: list[Tensor], *_: Any) -> Collective | None:
+    return Collective("all-gather", blocks, outputs[0]) if len(blocks) == 1 else None
 
 
-def _all_gather_single(output: Tensor, block: Tensor, async_op: bool = True, timeout: int = -1) -> Call:
-    taken = Collective("all-gather", [block], [output])
-    return Call(taken, ALL_GATHER, (output, block), _with(AllgatherOptions(), async_op, timeout))
+def _all_gather_single(output: Tensor, block: Tensor, *_: Any) -> Collective:
+    return Collective("all-gather", [block], [output])
 
 
-KERNELS = {  # without the coalesced operators, which stay torch's
-    "allreduce_": _kernel(_all_reduce),
-    "reduce_scatter_": _kernel(_reduce_scatter),
-    "_reduce_scatter_base_": _kernel(_reduce_scatter_single),
-    "allgather_": _kernel(_all_gather),
-    "_allgather_base_": _kernel(_all_gather_single),
+OPERATORS = {  # without the coalesced ones, which stay torch's
+    "allreduce_": Operator(1, 0, _all_reduce),
+    "reduce_scatter_": Operator(2, 1, _reduce_scatter),
+    "_reduce_scatter_base_": Operator(2, 1, _reduce_scatter_single),
+    "allgather_": Operator(2, 0, _all_gather),
+    "_allgather_base_": Operator(2, 0, _all_gather_single),
 }

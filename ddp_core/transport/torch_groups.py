@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
@@ -100,17 +100,9 @@ def polled(work: dist.Work, seconds: float) -> None:
     work.wait()
 
 
-def future_of(work: dist.Work) -> torch.futures.Future[list[Tensor]] | None:
-    """Return the future of a work; None where its backend has none."""
-    try:
-        return work.get_future()
-    except RuntimeError as error:
-        _log_no_future(str(error))
-        return None
-
-
 @cache  # so that the same reason is logged once
-def _log_no_future(reason: str) -> None:
+def log_no_future(reason: str) -> None:
+    """Say that works of a backend have no futures."""
     logger.info("the times at which averages arrive are not measured: the backend gives no futures (%s)", reason)
 
 
@@ -207,6 +199,16 @@ def start_scatter(rows: Tensor, output: Tensor, group: dist.ProcessGroup) -> dis
 def start_all_to_all(rows: Tensor, out: Tensor, group: dist.ProcessGroup) -> dist.Work | None:
     """Begin to fill a flat `out` with the parts of all ranks' `rows` for this one, equally long. It does not block."""
     return dist.all_to_all_single(out, rows, group=group, async_op=True)
+
+
+def exist(groups: Set[dist.ProcessGroup]) -> bool:
+    """Return True if none of the groups was destroyed."""
+    return groups <= c10d._world.pg_map.keys()
+
+
+def coalesces(group: dist.ProcessGroup) -> bool:
+    """Return True inside torch's coalescing manager of a group."""
+    return group in c10d._world.pg_coalesce_state
 
 
 def store_of(group: dist.ProcessGroup) -> dist.Store:

@@ -16,7 +16,6 @@ import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch.distributed as dist
 
@@ -26,8 +25,6 @@ from .report import Report
 logger = logging.getLogger(__name__)
 FILE = re.compile(r"rank-\d+\.json")
 PAUSE = 2.0  # seconds between two looks of rank 0 for reports of others
-KINDS = {"rank": int, "ranks": int, "host": str, "every": int, "step": int, "compressor": str, "metrics": dict}
-LARGEST = 1e300  # of a metric: what is not finite, or no float, is none
 AT_END = 5.0  # seconds that the thread has to come to its end
 
 
@@ -122,7 +119,7 @@ class Courier:
 def writable(folder: Path) -> Path:
     """Make the folder where there is none, and take away what an earlier training left. OSError where that is impossible."""
     folder.mkdir(parents=True, exist_ok=True)
-    for path in _files(folder):
+    for path in files_in(folder):
         path.unlink()
     trial = folder / ".trial"
     trial.write_text("", encoding="utf-8")
@@ -130,39 +127,6 @@ def writable(folder: Path) -> Path:
     return folder
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def files_in(folder: Path) -> Iterator[Path]:
+    """Yield the ranks' files, by rank."""
     return (path for path in sorted(folder.iterdir()) if FILE.fullmatch(path.name))
-
-
-def reports_in(folder: Path) -> list[tuple[dict[str, Any], float]]:
-    """Return (a rank's last report, when rank 0 wrote it, in seconds since 1970), by rank.
-
-    A file that cannot be read, or that is no report, is left out. Raises OSError where the folder cannot be read.
-    """
-    found = []
-    for path in _files(folder):
-        try:
-            if not path.is_file():  # a FIFO would wait for a writer
-                raise ValueError("it is no regular file")
-            found.append((_report(path.read_text(encoding="utf-8")), path.stat().st_mtime))
-        except (OSError, ValueError, RecursionError) as error:
-            logger.warning("%s is left out: %s", path, error)
-    return found
-
-
-def _report(text: str) -> dict[str, Any]:
-    """A report from its file. Raises ValueError for what no rank writes."""
-    report = json.loads(text)
-    if not isinstance(report, dict):
-        raise ValueError(f"it holds {type(report).__name__}, not a rank's report")
-    wrong = [name for name, kind in KINDS.items() if type(report.get(name)) is not kind]
-    if wrong:
-        raise ValueError(f"it is no rank's report: {', '.join(wrong)} missing or of another type")
-    odd = [name for name, value in report["metrics"].items() if value is not None and not _is_number(value)]
-    if odd or min(report["ranks"], report["every"]) < 1:
-        raise ValueError(f"it is no rank's report: {', '.join(odd) or 'ranks or every'} out of range")
-    return report
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and abs(value) < LARGEST

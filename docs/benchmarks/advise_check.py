@@ -16,9 +16,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gradwire.hooks.advice import Rule
-from gradwire.hooks.advice.candidates import TWO_LEVELS, UNCOMPRESSED
-from gradwire.hooks.advice.decision_table import CANDIDATES, SGD
+from gradwire.experiments.advice import Rule
+from gradwire.experiments.advice.candidates import TWO_LEVELS, UNCOMPRESSED
+from gradwire.experiments.advice.decision_table import CANDIDATES, SGD
 
 Key = tuple[str, str]  # compressor and order
 Pairs = dict[Key, tuple[float, float]]  # predicted and measured seconds

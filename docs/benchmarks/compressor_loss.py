@@ -20,6 +20,7 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from gradwire.compress import Compressor, compressor, specification, tuned
+from gradwire.experiments.advice.decision_table import CANDIDATES
 from gradwire.experiments.compare.config import CompareConfig
 from gradwire.experiments.workloads.data import DataConfig, Dataset, load_dataset
 from gradwire.experiments.workloads.evaluation import evaluation_of, held_out_sums
@@ -27,7 +28,6 @@ from gradwire.experiments.workloads.models import ModelConfig
 from gradwire.experiments.workloads.optimizers import schedule_for
 from gradwire.experiments.workloads.simulated import SimulatedRanks
 from gradwire.experiments.workloads.training import initial_model, loss_of
-from gradwire.hooks.advice.decision_table import CANDIDATES
 
 RANKS, EVAL_BATCHES, CPU = 4, 128, torch.device("cpu")
 MUON_LR = 0.03  # of the blocks' matrices

@@ -160,7 +160,7 @@ class World:
         case, claim = self.case, Claim(self.gathering.training if site.round > 0 else "", site.round)
         site.asked, phase = self.now, case.limit / 3
         arrival = Arrival(
-            site.id, site.name, "alike", "", "", 1, site.met, case.sites, phase, case.grace, 1800.0, claim, self.now
+            site.id, site.name, "", "", 1, "alike", site.met, case.sites, phase, case.grace, 1800.0, claim, self.now
         )
         self.gathering.add(arrival)
         for time in self.gathering.deadlines(arrival):

@@ -31,9 +31,9 @@ from torch import nn
 import gradwire
 from gradwire import kernels
 from gradwire.compress import compressor, tuned
+from gradwire.experiments.bucket_plan import ratio
 from gradwire.experiments.workloads.simulated import SimulatedRanks
 from gradwire.hooks.local_sgd.outer import outer
-from gradwire.hooks.plan import ratio
 
 DEFAULTS = ("none", "int4", "powersgd:rank=8,payload=int8", "onebit", "powersgd:rank=4,payload=int4")
 TRIAL, WARM, MARGIN = 20, 10, 0.93  # steps of a trial, those before its clock starts; share of a budget that is planned

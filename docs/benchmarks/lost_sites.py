@@ -32,7 +32,7 @@ from gradwire.experiments.workloads.data import DataConfig, load_dataset
 from gradwire.experiments.workloads.evaluation import digest_of, evaluation_of, held_out_sums
 from gradwire.experiments.workloads.models import ModelConfig, build_model
 from gradwire.experiments.workloads.training import loss_of
-from gradwire.hooks.internet.server import keep as keep_rendezvous
+from gradwire.hooks.internet.server import Server
 
 MODEL = ModelConfig("gpt", width=64, layers=2, heads=2, context=64)
 SITES, BATCH, EVERY, FRAGMENTS, RATE = 4, 4, 16, 4, 3e-3
@@ -76,7 +76,7 @@ def site(place: int, address: str, options: argparse.Namespace, seed: int, round
 
 def run(options: argparse.Namespace, seed: int, *, disturbed: bool) -> list[Answer]:
     """What the sites answer that are there at the end."""
-    context, store = multiprocessing.get_context("spawn"), keep_rendezvous(0)
+    context, store = multiprocessing.get_context("spawn"), Server()
     rounds, answers = context.Array("i", SITES + 1, lock=False), context.Queue()
 
     def start(place: int) -> BaseProcess:

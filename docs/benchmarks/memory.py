@@ -37,9 +37,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.fsdp import fully_shard
 
 import gradwire
+from gradwire.experiments.sharded_plan import plan_sharded
+from gradwire.experiments.sites_plan import SitesPlan, Wan, round_plans
 from gradwire.experiments.workloads.memory import peak_memory, reset_peak_memory
-from gradwire.hooks.advice.local_sgd import SitesPlan, Wan, round_plans
-from gradwire.hooks.plan import plan_sharded
 
 RANKS, LAYERS = 2, 16
 STEPS = 3  # DDP rebuilds its buckets in the second one

@@ -21,8 +21,8 @@ import gradwire
 from gradwire.experiments.network.lab.config import NetlabConfig
 from gradwire.experiments.network.lab.launcher import run_on_hosts
 from gradwire.experiments.ranks.launchers import lab_here
-from gradwire.hooks.advice.local_sgd import Wan, round_plan
-from gradwire.hooks.internet.server import keep
+from gradwire.experiments.sites_plan import Wan, round_plan
+from gradwire.hooks.internet.server import Server
 
 SITES, PORT, UP, DOWN, MBIT = 4, 29500, 110, 500, 1e6 / 8
 PAUSE, FIRST = 0.3, 3  # seconds; rounds that do not count, in which connections begin
@@ -31,7 +31,7 @@ PAUSE, FIRST = 0.3, 3  # seconds; rounds that do not count, in which connections
 def site(rank: int, spec: str, side: int, rounds: int) -> list[float]:
     """Train a square matrix at one site, and return the seconds from the start of each round to its end."""
     host = os.environ["MASTER_ADDR"]
-    server = keep(PORT, host) if rank == 0 else None
+    server = Server(host, PORT) if rank == 0 else None
     at = gradwire.Rendezvous(f"{host}:{PORT}", SITES, name=f"site {rank}")
     model = nn.Linear(side, side, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

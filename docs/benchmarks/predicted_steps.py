@@ -20,6 +20,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from gradwire.experiments.advice.predict import Prediction
 from gradwire.experiments.assumed_parts import (
     BACKWARD,
     Cluster,
@@ -31,7 +32,6 @@ from gradwire.experiments.assumed_parts import (
     readiness,
 )
 from gradwire.experiments.workloads.emulation import load_trace
-from gradwire.hooks.advice.predict import Prediction
 
 ROOT = Path(__file__).parents[2]
 PAGE, STEPS = ROOT / "docs" / "results" / "advise" / "README.md", ROOT / "docs" / "benchmarks" / "predicted-steps.csv"

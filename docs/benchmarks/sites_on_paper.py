@@ -15,8 +15,8 @@ from rich.table import Table
 from torch import Tensor
 
 from gradwire import compressor, plan
+from gradwire.experiments.sites_plan import EVERY, Wan, computing_share, round_plan
 from gradwire.experiments.workloads.models import ModelConfig, build_model
-from gradwire.hooks.advice.local_sgd import EVERY, Wan, computing_share, round_plan
 from gradwire.hooks.local_sgd.fragment import grouped
 
 GBIT, MBIT, SIDE, ENDLESS = 1e9 / 8, 1e6 / 8, 4096, 1e15

@@ -14,9 +14,9 @@ from dataclasses import replace
 
 from gradwire.ddp_core.measure.link_schedule import arrivals, priority_order, step_seconds
 from gradwire.ddp_core.measure.step_model import LinkCost, StepModel
+from gradwire.experiments.advice.shared_cores import Work
+from gradwire.experiments.advice.simulated_step import NOTHING, Parcel, Pipeline, Round
 from gradwire.experiments.workloads.emulation import load_trace, step_by_slices
-from gradwire.hooks.advice.shared_cores import Work
-from gradwire.hooks.advice.simulated_step import NOTHING, Parcel, Pipeline, Round
 
 TRACES = ("gpt-20m", "resnet18-cifar", "inceptionv3", "resnet50", "sockeye", "vgg19")
 METHODS = ("none", "bf16", "int8", "int4", "int2", "onebit", "topk:ratio=0.01", "powersgd:rank=4")

@@ -16,9 +16,9 @@ from torch.optim import Optimizer
 
 from ...compress import Ranks
 from ...ddp_core import Decorator, DistributedDataParallel, Handle
-from ...hooks.plan import ratio
-from ...hooks.slice_sizes import wire_mb
 from ...hooks.torch_ddp import attach, compress_bucket
+from ..advice.slice_sizes import wire_mb
+from ..bucket_plan import ratio
 from ..workloads.order import BACKWARD
 from .rows import Case, Traffic
 

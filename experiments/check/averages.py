@@ -13,13 +13,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...compress import Layout, Ranks, Simulation, compressor
+from ...compress.state.tree import save
 from ...ddp_core import DistributedDataParallel, exchange, over
 
 SHAPES = {"p0": (300, 200), "p1": (200,), "p2": (96, 7, 33), "p3": (513,), "p4": (64, 257)}
 STEPS, BUCKET_MB = 8, 0.1
 ROUNDING, ORDER, KERNELS = 1e-5, 3e-3, 0.05  # parts of the mean's norm, see `allowed`
+PARAMETER, FEW = 0.25, 0.05  # part of a parameter's scale, and of its mean: a small one has few elements in `topk`
+OTHER, MOST = 0.5, 0.8  # a residual this far, as a part of its norm, is another one; so far as a part of the furthest
+LOST = "residuals are lost"
 RESUMED = "int4"  # has a residual on each rank and one for what it sums
 Named: TypeAlias = dict[str, Tensor]
+Residuals: TypeAlias = dict[str, dict[str, Tensor]]
 
 
 class WrongResult(RuntimeError):
@@ -50,7 +55,7 @@ class Training:
 
     def __init__(self, spec: str, device: torch.device) -> None:
         self._device, ids = device, [device] if device.type == "cuda" else None
-        settings: dict[str, Any] = {"compressor": spec, "bucket_cap_mb": BUCKET_MB, "init_sync": False}
+        settings: dict[str, Any] = {"compressor": spec, "bucket_cap_mb": BUCKET_MB}
         settings["optimizer"] = torch.optim.SGD((model := Given().to(device)).parameters())
         self._model = DistributedDataParallel(model, ids, **settings)
         self.handle = self._model.compression
@@ -72,12 +77,13 @@ class Training:
 class Errors:
     """Distances from the exact mean, as parts of its norm: that of the first average, and that of the mean of all steps.
 
-    `scale`: the part of the exact mean that the first one has.
+    `scale`: the part of the exact mean that the first one has. `scales`: the same of each parameter.
     """
 
     first: float
     mean: float
     scale: float
+    scales: dict[str, float]
 
 
 def errors_of(averages: Sequence[Named]) -> Errors:
@@ -85,7 +91,10 @@ def errors_of(averages: Sequence[Named]) -> Errors:
     true, first = exact_mean(), _flat(averages[0])
     mean = torch.stack(list(map(_flat, averages))).mean(0)
     off_first, off_mean = (float((each - true).norm() / true.norm()) for each in (first, mean))
-    return Errors(off_first, off_mean, float(first @ true / (true @ true)))
+    sizes = [averages[0][name].numel() for name in SHAPES]
+    parts = zip(SHAPES, first.split(sizes), true.split(sizes), strict=True)
+    scales = {name: float(mine @ part / (part @ part)) for name, mine, part in parts}
+    return Errors(off_first, off_mean, float(first @ true / (true @ true)), scales)
 
 
 def exact_mean() -> Tensor:
@@ -97,10 +106,11 @@ def _flat(tensors: Named) -> Tensor:
     return torch.cat([tensors[name].double().flatten() for name in SHAPES])
 
 
-def simulated(spec: str, buckets: Sequence[tuple[str, ...]]) -> list[Named]:
-    """Return the averages of the same steps by all ranks in this process, on the CPU."""
+def simulated(spec: str, buckets: Sequence[tuple[str, ...]]) -> tuple[list[Named], Residuals]:
+    """Return the averages of the same steps by all ranks in this process, on the CPU, and what this rank holds then."""
     ranks = Ranks(dist.get_world_size())
     averages: list[Named] = [{} for _ in range(STEPS)]
+    held: Residuals = {}
     for names in buckets:
         shapes = tuple(SHAPES[name] for name in names)
         layout = Layout(names, shapes, torch.float32, torch.device("cpu"), ranks)
@@ -108,7 +118,22 @@ def simulated(spec: str, buckets: Sequence[tuple[str, ...]]) -> list[Named]:
         flats = [torch.cat([mine[name].flatten() for name in names]) for mine in given]
         for average in averages:
             average.update({name: each.clone() for name, each in layout.views(bucket.step(flats)[0]).items()})
-    return averages
+        held.update(save(bucket.states[dist.get_rank()]))
+    return averages, held
+
+
+def lost_on(spec: str, buckets: Sequence[tuple[str, ...]], held: Residuals) -> str:
+    """Return the ranks that hold other residuals than in a simulation, as words; nothing if none does. A collective call."""
+    expected = simulated(spec, buckets)[1]
+    mine, right = (
+        torch.cat(
+            [torch.zeros(1), *(each[name]["residual"].flatten().cpu() for name in SHAPES if "residual" in each[name])]
+        )
+        for each in (held, expected)
+    )
+    off = [float(each) for each in _messages(str(float((mine - right).norm() / right.norm().clamp(min=1e-30))))]
+    ranks = [str(rank) for rank, each in enumerate(off) if each >= max(OTHER, MOST * max(off))]
+    return f" on rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}" if ranks else ""
 
 
 def check_averages(spec: str, device: torch.device) -> tuple[Errors, Errors] | None:
@@ -116,14 +141,17 @@ def check_averages(spec: str, device: torch.device) -> tuple[Errors, Errors] | N
     errors: tuple[Errors, Errors] | None = None
     training, rank, told = Training(spec, device), dist.get_rank(), ""
     averages = training.steps(STEPS)
-    buckets = [bucket.parameters for bucket in training.handle.stats().buckets]
+    buckets, held = [each.parameters for each in training.handle.stats().buckets], training.handle.state_dict()
     training.handle.close()
     if str(buckets) != _messages(str(buckets))[0]:
         told = f"with {spec}, rank {rank} has other buckets than rank 0"
     elif rank == 0:
-        errors = errors_of(averages), errors_of(simulated(spec, buckets))
+        errors = errors_of(averages), errors_of(simulated(spec, buckets)[0])
         told = (wrong := verdict(*errors)) and f"with {spec}, {wrong}"
-    _raise_first(told)
+    if LOST in (found := first_of(told)):
+        found = found.replace(LOST, f"{LOST}{lost_on(spec, buckets, held['parameters'])}")
+    if found:
+        raise WrongResult(found)
     if _digest(averages) != _messages(_digest(averages))[0]:
         told = f"with {spec}, rank {rank} rounds differently: its averages have other bits than those of rank 0"
     _raise_first(told)
@@ -132,13 +160,23 @@ def check_averages(spec: str, device: torch.device) -> tuple[Errors, Errors] | N
 
 def verdict(found: Errors, expected: Errors) -> str:
     """Return what is wrong with averages that have one error and should have another; nothing if they are right."""
+    off = [
+        name
+        for name, scale in expected.scales.items()
+        if not abs(found.scales[name] - scale) <= PARAMETER * abs(scale) + FEW
+    ]
+    if 0 < len(off) < len(expected.scales):
+        scales = ", ".join(f"{name} {found.scales[name]:.2f} and {expected.scales[name]:.2f}" for name in off)
+        return (
+            f"the divisor of some parameters is wrong: parts of the exact mean that they have and should have: {scales}"
+        )
     if not abs(found.scale - expected.scale) <= KERNELS * abs(expected.scale):
         return f"averages are {found.scale / expected.scale:.2f}x as large as they should be: the divisor is wrong"
     if not found.first <= allowed(expected.first):
         return f"the first average is {found.first:.2g} of its norm from the exact mean, {expected.first:.2g} expected"
     if not found.mean <= allowed(expected.mean):
         return (
-            f"residuals are lost: the mean of {STEPS} averages is {found.mean:.2g} of its norm from the exact mean, "
+            f"{LOST}: the mean of {STEPS} averages is {found.mean:.2g} of its norm from the exact mean, "
             f"{expected.mean:.2g} expected"
         )
     return ""
@@ -190,7 +228,12 @@ def _messages(mine: str) -> list[str]:
     return exchange(mine, over(dist.group.WORLD), what="their results")
 
 
+def first_of(told: str) -> str:
+    """Return the sentence of the first rank that has one. A collective call."""
+    return next(filter(None, _messages(told)), "")
+
+
 def _raise_first(told: str) -> None:
     """Raise WrongResult on all ranks with the first rank's sentence, where any has one."""
-    if found := next(filter(None, _messages(told)), ""):
+    if found := first_of(told):
         raise WrongResult(found)

@@ -17,7 +17,7 @@ import torch
 from ...compress import compressor, compressors
 from ...ddp_core import adopt_launcher
 from ...ddp_core.transport.host_places import pairs
-from ...hooks.advice.decision_table import CANDIDATES
+from ..advice.decision_table import CANDIDATES
 from ..bench.config import BenchConfig
 from ..bench.rows import row
 from ..bench.run import measure
@@ -52,6 +52,8 @@ class CheckConfig(RanksConfig):
     """samples per rank and step; a model of your own has its own batch"""
     steps: int = 10
     """number of timed steps for each compressor"""
+    bucket_mb: float | None = None
+    """DDP's bucket size in MiB; null gives 1 for the first bucket and 25 for the others"""
     compressors: list[str] = field(default_factory=list)
     """compressors whose averages are checked, separated by commas; if not given, the recommended ones"""
     all: bool = False
@@ -77,8 +79,10 @@ class CheckConfig(RanksConfig):
 
     def timing(self, device: str, specs: list[str]) -> BenchConfig:
         """Return the options of bench for the same steps."""
-        settings = {"batch_size": self.batch_size, "steps": self.steps, "warmup": WARM_UP, "nproc": self.nproc}
-        return BenchConfig(models=[self.model or MODELS[device]], compressors=specs or TIMED, **settings)  # type: ignore[arg-type]
+        settings: dict[str, Any] = {"batch_size": self.batch_size, "steps": self.steps, "warmup": WARM_UP}
+        settings["bucket_mb"] = [] if self.bucket_mb is None else [self.bucket_mb]
+        models = [self.model or MODELS[device]]
+        return BenchConfig(models=models, compressors=specs or TIMED, nproc=self.nproc, **settings)
 
 
 def _on_hosts(specs: list[str], per_host: int) -> list[str]:

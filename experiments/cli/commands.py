@@ -91,7 +91,7 @@ COMMANDS: dict[str, Command] = {
     "advise": Command(
         "Measure a DDP training and its network, and recommend whether and how to compress. For FSDP2 and accumulated "
         "micro-batches see gradwire plan.",
-        function=".advise.command:advise_command",
+        function=".advise:advise_command",
         examples=("gradwire advise", "gradwire advise --model gpt --optimizer adamw --link 1gbit --hosts 16,64"),
         common=("model", "optimizer", "batch_size", "compressors", "hosts", "nproc", "json"),
     ),
@@ -105,6 +105,12 @@ COMMANDS: dict[str, Command] = {
         "Show versions, devices, kernel backends, process groups and network interfaces of this host.",
         function=".info:info",
         examples=("gradwire info", "gradwire info --json"),
+    ),
+    "compressors": Command(
+        "Print the description of each compressor, and its options with their defaults.",
+        function=".compressor_help:compressors_command",
+        examples=("gradwire compressors", "gradwire compressors int4 powersgd"),
+        positional=("names",),
     ),
     "top": Command(
         "Show the ranks of a running training that calls handle.watch(folder=...): step time, bytes, stragglers.",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ...compress import Compressor, Ranks, Simulation, Traffic, compressor
 from ...compress.state.tree import Leaves
-from ...hooks.plan import bucket_layouts
+from ..bucket_plan import bucket_layouts
 from ..results.comparison import RunResult, Seconds
 from .checkpoint import Checkpoint
 from .communication import Communication

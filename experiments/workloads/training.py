@@ -24,12 +24,13 @@ from ...ddp_core import Decorator, DistributedDataParallel, Handle, exchange, ov
 from ...hooks.fsdp import ShardHandle
 from ...hooks.local_sgd.local_steps import LocalSteps
 from ...hooks.local_sgd.outer import outer
-from ...hooks.plan import Plan, plan, plan_sharded, ratio
 from ...hooks.torch_ddp import attach
+from ..bucket_plan import Plan, plan, ratio
 from ..network.ranks_config import RanksConfig
 from ..results.comparison import Evaluation, RunResult
 from ..results.statistics import percentiles
 from ..results.time_to_loss import REPEATS
+from ..sharded_plan import plan_sharded
 from .communication import FRAGMENTS, Communication, of_handle, of_local, of_torch
 from .data import DataConfig, Dataset
 from .evaluation import digest_of, evaluate, evaluation_of, held_out_sums, same_digest

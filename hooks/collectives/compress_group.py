@@ -24,12 +24,12 @@ from ...compress.protocol.requests import Program
 from ...compress.shards.codec import codec_of
 from ...compress.simulate import operations_of
 from ...ddp_core.averaging.same_kernels import agree_on_kernels
-from ...ddp_core.engine.engine import Engine
+from ...ddp_core.engine.engine import DEVICES, Engine
 from ...ddp_core.engine.lanes import FuturePending, ProgramError, Task
 from ...ddp_core.transport.lost_ranks import await_all, meet, place
 from ...ddp_core.transport.process_group import ProcessGroup, over
 from ...ddp_core.transport.rank_messages import agree, exchange
-from ...ddp_core.transport.taken_over import Collective, hand_back, take_over
+from ...ddp_core.transport.taken_over import Collective, Taker, hand_back, take_over
 from .programs import all_reduced, averaging, gathered, reduce_scattered
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,8 @@ class Choice:
         part = call.given[0] if call.kind == "all-gather" else call.written[0]
         parts = 1 if call.kind == "all-reduce" else ranks
         fits = {(each.dtype, each.numel()) for each in whole} == {(dtype, part.numel() * parts // len(whole))}
-        if call.nbytes < self.min_bytes or part.dtype != dtype or len(whole) not in (1, parts) or not fits:
+        here = call.given[0].device.type in DEVICES and call.nbytes >= self.min_bytes
+        if not here or part.dtype != dtype or len(whole) not in (1, parts) or not fits:
             return False
         if call.kind == "all-gather":
             return self.gather is not None and dtype == torch.float32
@@ -110,7 +111,7 @@ class GroupHandle:
         await_all(group, HERE, REMEDY, self._limit)
         agree(repr(choice), messages, what="the arguments of compress_group", way_out="; pass the same on all ranks")
         meet(group, exchange(place(), messages, what="where they run"))
-        take_over(group, self._begin)
+        take_over(group, Taker(choice.min_bytes, self._begin, self._end))
         if self._ranks.rank == 0:
             logger.warning("gradwire %s", choice)
 
@@ -125,17 +126,24 @@ class GroupHandle:
     @contextmanager
     def off(self) -> Iterator[None]:
         """Leave the group's collectives uncompressed inside the `with`, on all ranks: for sums that are no gradients."""
-        self._paused += 1
+        self._pause(1)
         try:
             yield
         finally:
-            self._paused -= 1
+            self._pause(-1)
+
+    def _pause(self, more: int) -> None:
+        with self._lock:
+            self._paused += more
 
     def close(self) -> None:
         """Compress no more. What is under way comes to its end first."""
         hand_back(self._group)
+        self._end(None)
+
+    def _end(self, limit: timedelta | None = AT_EXIT) -> None:
         for engine in self._engines.values():
-            engine.close()
+            engine.close(limit)
 
     def _begin(self, call: Collective) -> torch.futures.Future[Any] | None:
         """Begin a call that is compressed; None for others, which go to the backend."""

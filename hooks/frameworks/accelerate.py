@@ -5,33 +5,26 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ...compress import Spec
-from ...ddp_core import Handle, Scaler
+from ...ddp_core import Handle
 from ..handle_of import handle_of
 from ..local_sgd.local_steps import LocalSteps
-from ..torch_ddp import attach, ddp_inside
+from ..model_kinds import ddp_inside
+from ..torch_ddp import attach
 from .gathered_state import GatheredState
 from .local_steps import GatheredSites, without_averages
 
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
 CLOSED = "closed"  # the key of a state that was saved when its handle was closed
 log = logging.getLogger(__name__)
-
-
-class Accelerator(Protocol):
-    """The part of accelerate.Accelerator that gradwire uses."""
-
-    scaler: Scaler | None
-    num_processes: int
-
-    def register_for_checkpointing(self, *objects: Any) -> None:
-        """Have `save_state` and `load_state` call state_dict and load_state_dict of these."""
-        ...
 
 
 class PreparedState(GatheredState):
@@ -92,9 +85,7 @@ def accelerate(accelerator: Accelerator, model: nn.Module, compressor: Spec | No
             process.
     """
     options.setdefault("scaler", accelerator.scaler)
-    ddp = ddp_inside(model)
-    if ddp is None:
-        raise TypeError(_not_wrapped(accelerator, model))
+    ddp = _wrapped(accelerator, model)
     if compressor is not None:
         options.setdefault("optimizer", _optimizers_of(accelerator, ddp) or None)
         handle: Handle = attach(model, compressor, **options)
@@ -102,8 +93,7 @@ def accelerate(accelerator: Accelerator, model: nn.Module, compressor: Spec | No
         handle = handle_of(ddp)
         if options["scaler"] is not None:
             handle.follow(options["scaler"])
-    _forget_released(accelerator)
-    accelerator.register_for_checkpointing(PreparedState(handle, ddp))
+    _save(accelerator, PreparedState(handle, ddp))
     return handle
 
 
@@ -125,13 +115,10 @@ def accelerate_locally(accelerator: Accelerator, model: nn.Module, optimizer: An
     Raises:
         TypeError: Accelerate has not wrapped the model in DistributedDataParallel.
     """
-    ddp = ddp_inside(model)
-    if ddp is None:
-        raise TypeError(_not_wrapped(accelerator, model))
+    ddp = _wrapped(accelerator, model)
     inside = without_averages(ddp)
     local = LocalSteps(inside, optimizer, **options)
-    _forget_released(accelerator)
-    accelerator.register_for_checkpointing(PreparedState(GatheredSites(local, inside), ddp))
+    _save(accelerator, PreparedState(GatheredSites(local, inside), ddp))
     return local
 
 
@@ -142,27 +129,28 @@ def _optimizers_of(accelerator: Accelerator, model: nn.Module) -> list[Optimizer
     return [each for each in prepared if any(not own.isdisjoint(group["params"]) for group in each.param_groups)]
 
 
-def _not_wrapped(accelerator: Accelerator, model: nn.Module) -> str:
-    """Return the advice for a model that is not wrapped."""
+def _wrapped(accelerator: Accelerator, model: nn.Module) -> DistributedDataParallel:
+    """Return the DDP model that an accelerator has prepared. Raises TypeError where it has wrapped none."""
+    if (ddp := ddp_inside(model)) is not None:
+        return ddp
     if accelerator.num_processes == 1:
-        return (
+        raise TypeError(
             "Accelerate runs as one process here, and has no gradients to average. Start several processes: torchrun "
             "--nproc-per-node 2 script.py, or, on GPUs, accelerate launch --multi_gpu script.py (accelerate launch --cpu "
             "starts one process, whatever its --num_processes is)"
         )
-    return (
+    raise TypeError(
         f"Accelerate has not wrapped the model in DistributedDataParallel, it is {type(model).__name__}: pass the model "
         "that accelerator.prepare() returned"
     )
 
 
-def _forget_released(accelerator: Accelerator) -> None:
-    """Have the checkpoints leave out models that `accelerator.free_memory()` has released, and closed handles.
+def _save(accelerator: Accelerator, state: PreparedState) -> None:
+    """Have the checkpoints hold a state, and leave out models that `free_memory()` has released, and closed handles.
 
-    They would be kept alive, too.
-
-    No public attribute lists what is registered. Where these are gone, all stays registered.
+    They would be kept alive, too. No public attribute lists what is registered. Where these are gone, all stays registered.
     """
     registered, models = getattr(accelerator, "_custom_objects", []), getattr(accelerator, "_models", None)
     if models is not None:
         registered[:] = [each for each in registered if not isinstance(each, PreparedState) or each.is_of(models)]
+    accelerator.register_for_checkpointing(state)

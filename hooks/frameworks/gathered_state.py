@@ -35,6 +35,6 @@ class GatheredState:
         self._handle.scatter_state_dict(saved)
 
 
-def scalars(handle: Handle) -> dict[str, float]:
-    """Return `handle.metrics()` by the names under which frameworks log them; empty before the first synced step."""
-    return {f"gradwire/{name}": value for name, value in handle.metrics().items()} if handle.called else {}
+def scalars(source: Handle | GatheredSites) -> dict[str, float]:
+    """Return its `metrics()` by the names under which frameworks log them; empty before the first synchronized step."""
+    return {f"gradwire/{name}": value for name, value in source.metrics().items()} if source.called else {}

@@ -17,7 +17,7 @@ from ...ddp_core import DistributedDataParallel, Handle, Scaler, over, share_mod
 from ..local_sgd.local_steps import LocalSteps
 from .gathered_state import scalars
 from .lightning_package import NAMED, DDPStrategy, FabricDDPStrategy
-from .local_steps import OF_LOCAL_STEPS, GatheredSites, local_scalars
+from .local_steps import OF_LOCAL_STEPS, GatheredSites
 
 STATE = "gradwire"  # the key in a checkpoint
 NAMES = ("bf16", "int8", "int4")  # compressors of the strategies that Trainer and Fabric know by name
@@ -34,20 +34,12 @@ IN_OTHER_PROCESSES = (
 class _Kept(DDPStrategy):
     """A strategy with a state of its own, which is in Lightning's checkpoints, and with costs, which are logged.
 
-    `_saved`: the state of a checkpoint that was read before there is anything to load it.
+    `_source`: the owner of the state; None before a fit. `_saved`: the state of a checkpoint that was read before that.
     """
 
     model: Any  # Lightning's
+    _source: Handle | GatheredSites | None = None
     _saved: Mapping[str, Any] | None = None
-
-    @property
-    def _source(self) -> Handle | GatheredSites | None:
-        """The owner of the state; None before a fit."""
-        raise NotImplementedError
-
-    def _costs(self) -> dict[str, float]:
-        """The numbers that a logger gets from a fit that has begun."""
-        raise NotImplementedError
 
     def _load_saved(self) -> None:
         if self._saved is not None and self._source is not None:
@@ -77,7 +69,7 @@ class _Kept(DDPStrategy):
         """Log what the last step or round cost, if this batch is one at whose end Lightning writes to its loggers."""
         super().on_train_batch_start(batch, batch_idx)
         if self._source is not None and logs_now(self.lightning_module.trainer):
-            self.lightning_module.log_dict(self._costs(), on_step=True, on_epoch=False)
+            self.lightning_module.log_dict(scalars(self._source), on_step=True, on_epoch=False)
 
     def teardown(self) -> None:
         """Tear down as Lightning does."""
@@ -129,7 +121,7 @@ class GradwireStrategy(_Compressing, _Kept):
     """
 
     strategy_name = "gradwire"
-    _compression: Handle | None = None
+    _source: Handle | None = None
     _steps_before: dict[int, int]  # synchronized steps at an optimizer's last step, by its identity
     _has_optimizers = False  # True between a model's wrapping and the place where Lightning makes the optimizers
 
@@ -137,9 +129,9 @@ class GradwireStrategy(_Compressing, _Kept):
     def compression(self) -> Handle | None:
         """The handle; None before a fit. Raises RuntimeError where the fit was in other processes."""
         elsewhere = self._start_method != "popen" and self.lightning_module is not None
-        if self._compression is None and elsewhere:
+        if self._source is None and elsewhere:
             raise RuntimeError(IN_OTHER_PROCESSES.format(self._start_method))
-        return self._compression
+        return self._source
 
     def setup_optimizers(self, trainer: Any) -> None:
         """Make the optimizers as Lightning does, unless they were made before the model was wrapped."""
@@ -151,7 +143,7 @@ class GradwireStrategy(_Compressing, _Kept):
         super().setup_optimizers(self.lightning_module.trainer)  # the compressor depends on them
         self._has_optimizers = True
         wrapped = self._wrapped(model, self.determine_ddp_device_ids(), self.optimizers)
-        self._compression = handle = wrapped.compression
+        self._source = handle = wrapped.compression
         self._steps_before = {}
         if (scaler := getattr(self.precision_plugin, "scaler", None)) is not None:
             handle.follow(scaler)
@@ -186,21 +178,13 @@ class GradwireStrategy(_Compressing, _Kept):
     def pre_backward(self, closure_loss: Tensor) -> None:
         """Nothing: Lightning would prepare torch's reducer."""
 
-    @property
-    def _source(self) -> Handle | None:
-        return self._compression
-
-    def _costs(self) -> dict[str, float]:
-        assert self._compression is not None
-        return scalars(self._compression)
-
     def teardown(self) -> None:
         """Tear down as Lightning does, and end the compression, except for its state and its statistics."""
         if isinstance(self.model, DistributedDataParallel):  # Lightning would advise on static_graph, by a wrong call
             self.model = self.lightning_module
         super().teardown()
-        if self._compression is not None:
-            self._compression.close()
+        if self._source is not None:
+            self._source.close()
 
 
 class LocalStepsStrategy(_Kept):
@@ -225,7 +209,6 @@ class LocalStepsStrategy(_Kept):
     def __init__(self, **options: Any) -> None:
         super().__init__(**{name: each for name, each in options.items() if name not in OF_LOCAL_STEPS})
         self._options = {name: each for name, each in options.items() if name in OF_LOCAL_STEPS}
-        self._sites: GatheredSites | None = None
 
     def configure_ddp(self) -> None:
         """Wrap nothing: no gradients are averaged."""
@@ -236,16 +219,8 @@ class LocalStepsStrategy(_Kept):
         if not trainer.training:
             return
         self.local = LocalSteps(self.lightning_module, self.optimizers, **self._options)
-        self._sites = GatheredSites(self.local, self.lightning_module)
+        self._source = GatheredSites(self.local, self.lightning_module)
         self._load_saved()
-
-    @property
-    def _source(self) -> GatheredSites | None:
-        return self._sites
-
-    def _costs(self) -> dict[str, float]:
-        assert self.local is not None
-        return local_scalars(self.local)
 
     def on_train_end(self) -> None:
         """Average the model, which is then the same on all ranks, and end local SGD."""

@@ -13,7 +13,7 @@ from torch import nn
 from ...ddp_core.transport.process_group import ProcessGroup, over
 from ...ddp_core.transport.rank_messages import gathered, scattered
 from ..local_sgd.local_steps import LocalSteps
-from ..torch_ddp import ddp_inside
+from ..model_kinds import ddp_inside
 
 SITES = "sites"  # the key of their states
 OF_LOCAL_STEPS = set(inspect.signature(LocalSteps).parameters) - {"model", "optimizer", "process_group", "timeout"}
@@ -53,6 +53,15 @@ class GatheredSites:
         self.local.load_state_dict(states)
 
     @property
+    def called(self) -> bool:
+        """True after the first round."""
+        return bool(self.local.history)
+
+    def metrics(self) -> dict[str, float]:
+        """Return `LocalSteps.metrics()`."""
+        return self.local.metrics()
+
+    @property
     def closed(self) -> bool:
         """True after `LocalSteps.close()` or `finish()`."""
         return self.local.closed
@@ -60,8 +69,3 @@ class GatheredSites:
     def _everyone(self) -> ProcessGroup:
         assert dist.group.WORLD is not None
         return over(dist.group.WORLD, self._device)
-
-
-def local_scalars(local: LocalSteps) -> dict[str, float]:
-    """Return `local.metrics()` by the names under which frameworks log them; empty before the first round's end."""
-    return {f"gradwire/{name}": value for name, value in local.metrics().items()} if local.history else {}

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,9 +19,10 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from ...compress import Spec
 from ...ddp_core import Handle, exchange, over
 from ..local_sgd.local_steps import LocalSteps
-from ..torch_ddp import attach, ddp_inside, is_sharded
+from ..model_kinds import ddp_inside, is_sharded
+from ..torch_ddp import attach
 from .gathered_state import scalars
-from .local_steps import GatheredSites, local_scalars, without_averages
+from .local_steps import GatheredSites, without_averages
 
 FILE = "gradwire.pt"  # in the folder of a checkpoint, with the states of all ranks
 OF_RANK = (
@@ -40,24 +41,12 @@ NOT_WRAPPED = (
 log = logging.getLogger(__name__)
 
 
-class Gathers(Protocol):
-    """Whatever has a state on each rank: a Handle, or GatheredSites."""
-
-    def gather_state_dict(self) -> dict[str, Any]:
-        """Return the states of all ranks on the first one."""
-        ...
-
-    def scatter_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go on from what `gather_state_dict` returned."""
-        ...
-
-
 class CheckpointedCallback(TrainerCallback):
     """A callback with a state on each rank, of which the Trainer's checkpoints have a file."""
 
     def __init__(self, trainer: Any, resume_from_checkpoint: str | Path | None) -> None:
         self._trainer, self._resumed = trainer, resume_from_checkpoint
-        self._state: Gathers | None = None
+        self._state: Handle | GatheredSites | None = None
 
     def _wrapped(self, args: Any) -> DistributedDataParallel | None:
         """Return what the Trainer has wrapped the model in; None where it runs as one process, which a warning says."""
@@ -96,14 +85,10 @@ class CheckpointedCallback(TrainerCallback):
         elif saved:
             log.warning("the compression's state is not saved: this Trainer's checkpoint is not %s", folder)
 
-    def _scalars(self) -> dict[str, float]:
-        """Return what is logged."""
-        raise NotImplementedError
-
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
         """Log what a step or a round costs whenever the loss is logged."""
         if self._state is not None and "loss" in (logs or {}):
-            self._trainer.log(self._scalars())
+            self._trainer.log(scalars(self._state))
 
 
 class GradwireCallback(CheckpointedCallback):
@@ -157,9 +142,6 @@ class GradwireCallback(CheckpointedCallback):
             folder.mkdir(parents=True, exist_ok=True)
             write(self.compression.state_dict(), folder / OF_RANK.format(args.process_index, args.world_size))
         save()
-
-    def _scalars(self) -> dict[str, float]:
-        return scalars(self.compression) if self.compression is not None else {}
 
 
 class LocalStepsCallback(CheckpointedCallback):
@@ -217,9 +199,6 @@ class LocalStepsCallback(CheckpointedCallback):
             best = args.load_best_model_at_end and state.best_model_checkpoint is not None
             self.local.close() if best else self.local.finish()
             self._close()
-
-    def _scalars(self) -> dict[str, float]:
-        return local_scalars(self.local) if self.local is not None else {}
 
 
 def write(saved: Mapping[str, Any], path: Path) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -39,25 +38,13 @@ class Sharding:
     """The ways in which weights are gathered, gradients reduced, and these averaged over replicas; None: as torch does.
 
     `optimizer`: decides on what is left open of error feedback. `undo`: see `StepMemory`.
-
-    Raises TypeError for what is DDP's.
     """
 
     gather: Spec | None
     reduce: Spec | None
     replicas: Spec | None
-    spec: Spec | None = None
-    process_group: dist.ProcessGroup | None = None
     optimizer: Optimizers | None = None
     undo: bool = False
-
-    def __post_init__(self) -> None:
-        if self.spec is not None or self.process_group is not None:
-            raise TypeError(
-                "an FSDP2 model has process groups of its own, and compresses weights and gradients: "
-                "attach(fsdp_model, gather='int8', reduce='int4'). In torch 2.9 replicate() makes an FSDP2 model, too: "
-                "upgrade to torch 2.10"
-            )
 
     @property
     def of_shards(self) -> bool:
@@ -100,6 +87,7 @@ def attach_sharded(model: nn.Module, asked: Sharding, timeout: timedelta, transp
     names: dict[Tensor, str] = {
         each: name for each, name in trained if isinstance(each, DTensor)
     }  # not what is gathered now
+    averager.watch([each for each in names if isinstance(each, DTensor) and each.to_local().numel()])
     handle = ShardHandle(averager, replicas, modules, of_shards=of_shards)
     handle.suit(asked.optimizer, names, asked.reduce or "none", asked.replicas or "none")
     if replicas is not None:

@@ -19,13 +19,9 @@ from ...compress.shards.weights import WeightKind
 from ...ddp_core import plain
 from ...ddp_core.transport.parts_of_world import part_of_world
 from ...kernels import temporary
+from ..model_kinds import is_a, sharded_modules
 
 SINCE = "2.9"  # the torch whose FSDP2 takes communication of others
-
-
-def _is_a(module: nn.Module, kind: str) -> bool:
-    """Return True if torch has made a module one of a kind, which older versions of torch do not have."""
-    return any(each.__name__ == kind for each in type(module).__mro__)
 
 
 class OneRank(dist.ProcessGroup):
@@ -75,7 +71,7 @@ class ShardedModule:
 
     def __init__(self, module: Any, group: Any, index: int, names: tuple[str, ...]) -> None:
         self.module, self.group, self.index, self.names = module, group, index, names
-        self.whole = _is_a(module, "ReplicateModule")
+        self.whole = is_a(module, "ReplicateModule")
         self.device: torch.device = group.device
         self._layout: tuple[tuple[int, ...], ShardLayout] | None = None  # of these of the parameters
         self.sums = False  # whether gradwire sums its gradients over shards
@@ -270,7 +266,7 @@ def modules_of(model: nn.Module, *, whole: bool = False) -> list[ShardedModule]:
     """
     names = {module: plain(name) for name, module in model.named_modules(remove_duplicate=False)}
     found: list[ShardedModule] = []
-    for module in filter(lambda each: _is_a(each, "FSDPModule"), model.modules()):
+    for module in sharded_modules(model):
         if not hasattr(module, "set_custom_reduce_scatter"):
             raise RuntimeError(f"FSDP2 takes communication of others since torch {SINCE}, this is {torch.__version__}")
         for group in _groups(module, names[module]):

@@ -18,24 +18,32 @@ from ...ddp_core.transport.rank_messages import FINITE, true_everywhere
 from .arrivals import Arrivals
 from .modules import ShardedModule
 
+NOTHING = torch.empty(0, device="cpu")
+
 
 class ShardBucket:
-    """The gradients of a module, or some in turn, as torch's hooks are given buckets."""
+    """The gradients of a module, or some in turn, which come in another buffer in each step.
 
-    def __init__(self, index: int, buffer: Tensor, parameters: list[Tensor]) -> None:
-        self._index, self._buffer, self._parameters = index, buffer, parameters
+    `all_parameters`: their shards, padded as the gradients are. `plan`: for the averager to remember.
+    """
+
+    scale = None
+
+    def __init__(self, index: int, parameters: list[Tensor]) -> None:
+        self.place, self.all_parameters, self.plan = index, parameters, None
+        self.flat, self.numel = NOTHING, sum(map(torch.numel, parameters))
 
     def index(self) -> int:
         """The number of the bucket in the model."""
-        return self._index
+        return self.place
 
     def buffer(self) -> Tensor:
         """Return all gradients, one behind the other."""
-        return self._buffer
+        return self.flat
 
     def parameters(self) -> list[Tensor]:
-        """The shards of the parameters, padded as their gradients are."""
-        return self._parameters
+        """Return the shards of the parameters."""
+        return self.all_parameters
 
     def is_last(self) -> bool:
         """False: the end of a step is known in another way."""
@@ -73,7 +81,7 @@ class ReplicaMean:
     def __init__(self, module: ShardedModule, handle: Handle, arrivals: Arrivals, numbers: Iterator[int]) -> None:
         self._module, self._handle, self._arrivals, self._numbers = module, handle, arrivals, numbers
         self._parameters: list[Tensor] = []
-        self._splits: list[int] = []
+        self._buckets: list[ShardBucket] = []  # until shards lie elsewhere
         self._indices: list[int] = []  # of the buckets
         self.name_shards()
 
@@ -84,7 +92,7 @@ class ReplicaMean:
             return
         for old in self._parameters:
             self._handle.averager.names.pop(old, None)
-        self._parameters, self._splits = list(shards.values()), self._module.splits()
+        self._parameters, self._buckets = list(shards.values()), []
         self._handle.name({shard: name for name, shard in shards.items()})
 
     def __call__(self, reduce_output: Tensor) -> None:
@@ -98,26 +106,30 @@ class ReplicaMean:
         if divided and not (module.sums or module.alone):
             raise ValueError(DIVISOR)
         self.name_shards()
-        if sum(map(torch.numel, self._parameters)) != reduce_output.numel():
+        self._buckets = self._buckets or self._cut()
+        if sum(each.numel for each in self._buckets) != reduce_output.numel():
             raise RuntimeError(module.left_out)
         if module.alone and module.divisor is not None:  # torch has divided by it, where a mean divides by the ranks
             reduce_output.mul_(self._handle.averager.engines.group.size())
         averager = self._handle.averager
         self._arrivals.begin(averager)
-        pendings = [averager.average_hooked(each) for each in self._buckets(reduce_output)]
+        pendings = []
+        parts = reduce_output.split([each.numel for each in self._buckets])
+        for bucket, part in zip(self._buckets, parts, strict=True):
+            bucket.flat = part
+            pendings.append(averager.average(bucket))
+            bucket.flat = NOTHING  # nobody else keeps gradients of this step
         at_once = divided or module.reads_gradients(reduce_output.dtype)
-        self._arrivals.take(AllPending(pendings), at_once=at_once)
+        self._arrivals.take(pendings[0] if len(pendings) == 1 else AllPending(pendings), at_once=at_once)
 
-    def _buckets(self, gradients: Tensor) -> list[ShardBucket]:
-        """The buckets of the module: one, or in a tensor-parallel model as many as its `splits`."""
-        buckets, first, offset = list[ShardBucket](), 0, 0
-        for place, number in enumerate(self._splits):
-            parameters = self._parameters[first : first + number]
-            size = sum(map(torch.numel, parameters))
+    def _cut(self) -> list[ShardBucket]:
+        """Return the buckets of the module: one, or in a tensor-parallel model as many as its `splits`."""
+        buckets, first = list[ShardBucket](), 0
+        for place, number in enumerate(self._module.splits()):
             if place == len(self._indices):
                 self._indices.append(next(self._numbers))
-            buckets.append(ShardBucket(self._indices[place], gradients.narrow(0, offset, size), parameters))
-            first, offset = first + number, offset + size
+            buckets.append(ShardBucket(self._indices[place], self._parameters[first : first + number]))
+            first += number
         return buckets
 
 

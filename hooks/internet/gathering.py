@@ -15,34 +15,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .records import BadRecord
+from .records import BadRecord, Site, site_of
 from .records import field as checked
 from .standing import Claim, is_identity, judge
 
 PHASES = 3  # of a round's limit: waiting for others, the round itself, meeting again without those that it lost
 SITES = 1024  # that wait for a meeting at most
-TEXTS = ("id", "name", "setup", "link", "host")  # in the message of a site that comes
 
 Answer = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Arrival:
+class Arrival(Site):
     """A site that waits for a meeting since `since`.
 
-    `link`: the name of the connections that it holds from earlier meetings; `host`, `port`: where others reach it.
-    `port` 0: it only dials out, to a relay. `met`: the last meeting that it was in. `sites`: how many it waits for in a new
+    `met`: the last meeting that it was in. `sites`: how many it waits for in a new
     training, at most `start` seconds. `phase`: a third of the limit of its rounds, in seconds; `grace`: its wait for the
     last sites of its training, once most are there. A site that knows its training from a server that has started anew waits
     for as many as there were.
     """
 
-    id: str
-    name: str
     setup: str
-    link: str
-    host: str
-    port: int
     met: int
     sites: int
     phase: float
@@ -55,29 +48,25 @@ class Arrival:
     def of(cls, record: Mapping[str, Any], epoch: str, now: float, *, relay: bool = False) -> Arrival:
         """Return what a site's message says. `relay`: sites need not listen. Raises BadRecord."""
         what = "the arrival of a site"
-        site, name, setup, link, host = (checked(record, key, str, what) for key in TEXTS)
+        site, setup = site_of(record, what), checked(record, "setup", str, what)
         same, met = checked(record, "epoch", str, what) == epoch, checked(record, "met", int, what)
-        port, sites, known = (checked(record, key, int, what) for key in ("port", "sites", "known"))
+        sites, known = (checked(record, key, int, what) for key in ("sites", "known"))
         phase, grace, start = (checked(record, key, float, what) for key in ("phase", "grace", "start"))
         claim = Claim(checked(record, "training", str, what), checked(record, "round", int, what))
         if not is_identity(claim.training):
             raise BadRecord(
                 f"{what} has the identity of a training, of 16 hexadecimal digits; got {claim.training[:20]!r}"
             )
-        if not port and not relay:
+        if not site.port and not relay:
             raise BadRecord(
-                f"{name} does not listen, and this rendezvous does not relay: start it by --relay, as before"
+                f"{site.name} does not listen, and this rendezvous does not relay: start it by --relay, as before"
             )
-        if not 0 <= port < 65536 or not 0 < sites <= SITES:
-            raise BadRecord(f"{what} has a port from 1 to 65535 and 1 to {SITES} sites; got {port} and {sites}")
+        if not 0 <= site.port < 65536 or not 0 < sites <= SITES:
+            raise BadRecord(f"{what} has a port from 1 to 65535 and 1 to {SITES} sites; got {site.port} and {sites}")
         if not same:
             met, sites = 0, min(known, sites) if known > 0 else sites
-        return cls(site, name, setup, link, host, port, met, sites, phase, grace, start, claim, now)
-
-    @property
-    def shown(self) -> Answer:
-        """The fields that other sites learn."""
-        return {"id": self.id, "name": self.name, "link": self.link, "host": self.host, "port": self.port}
+        place = site.id, site.name, site.link, site.host, site.port
+        return cls(*place, setup, met, sites, phase, grace, start, claim, now)
 
 
 @dataclass
@@ -216,7 +205,7 @@ class Gathering:
             "round": verdict.round,
             "token": self.token,
             "relay": self.relay,
-            "sites": [here[site].shown for site in members],
+            "sites": [here[site].seen for site in members],
             "refused": [here[site].name for site in verdict.refused],
         }
         return answers | dict.fromkeys(members, record)

@@ -18,6 +18,7 @@ from ...compress.protocol.requests import AllGather, AllReduce, AllToAll, Reduce
 from ...ddp_core.transport.protocol import Reply, Transport
 from ...ddp_core.transport.rank_messages import broadcast, exchange_bytes
 from .background import Background, Closed, result_of
+from .standing import Claim
 
 CPU = torch.device("cpu")
 CLOSING = 10.0  # seconds
@@ -27,15 +28,14 @@ PIECE = 1 << 20  # bytes of a model that travel within one time limit
 class Meeting(Transport):
     """The sites that have met, and the transport between them. Its tensors are on the CPU.
 
-    `names`: the sites, in rank order. `timeout`: of each wait. `training` and `round`: as the rendezvous found them, None
-    where the participants find them. `lineage`: a number of this meeting, alike at all its sites. `differ`: True if its
-    sites may round differently.
+    `names`: the sites, in rank order. `timeout`: of each wait. `claim`: the training and the round as the rendezvous found
+    them, None where the participants find them. `lineage`: a number of this meeting, alike at all its sites. `differ`: True
+    if its sites may round differently.
     """
 
-    training = ""
+    claim: Claim | None = None
     lineage = 0
     differ = False
-    round: int | None = None
 
     def __init__(self, group: dist.ProcessGroup, names: Sequence[str], timeout: timedelta) -> None:
         self.group, self.names, self.timeout = group, list(names), timeout

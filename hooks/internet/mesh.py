@@ -6,26 +6,15 @@ import asyncio
 import struct
 from collections import OrderedDict
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from .link import FRAME, Link, LinkError, dial
-from .records import BYTES, field, read, written
+from .records import BYTES, Site, field, read, written
 from .secret import Secret
 
 HEAD = struct.Struct(">QQ")  # number of a message between two sites, and its bytes
 PARKED = 1024  # connections that wait until this site has heard of their meeting
 INTRODUCTION = 10.0  # seconds in which a connection has to say who it is
-
-
-@dataclass(frozen=True)
-class Peer:
-    """A site of a meeting. `id`: its identity; `host`, `port`: where it listens."""
-
-    id: str
-    name: str
-    host: str
-    port: int
 
 
 class Parking:
@@ -79,7 +68,7 @@ def _release(place: asyncio.Future[Link]) -> None:
 
 
 async def connected(
-    peers: Sequence[Peer], rank: int, token: str, secret: Secret, parking: Parking, seconds: float
+    peers: Sequence[Site], rank: int, token: str, secret: Secret, parking: Parking, seconds: float
 ) -> list[Link | None]:
     """Connect with every other site of a meeting: dial those before this one, and await those behind it."""
 

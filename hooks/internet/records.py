@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 T = TypeVar("T", str, int, float, list[Any])
@@ -15,10 +16,30 @@ BYTES = 1 << 18  # of a message at most
 TEXT = 1 << 14  # characters of a text in it
 NAME = 200  # characters of a name at most
 SHOWN = 80  # characters of a wrong value in an error
+TEXTS = ("id", "name", "link", "host")  # of a site
 
 
 class BadRecord(RuntimeError):
     """A message lacks a field, or has one that it cannot have."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A site as others see it. `link`: the name of the connections that it holds from earlier meetings.
+
+    `host`, `port`: where others reach it. `port` 0: it only dials out, to a relay.
+    """
+
+    id: str
+    name: str
+    link: str
+    host: str
+    port: int
+
+    @property
+    def seen(self) -> dict[str, Any]:
+        """The fields that other sites learn."""
+        return {key: getattr(self, key) for key in (*TEXTS, "port")}
 
 
 def written(record: Mapping[str, Any]) -> bytes:
@@ -53,6 +74,12 @@ def field(record: Mapping[str, Any], key: str, kind: type[T], what: str) -> T:
         printable = ", of printable characters" if kind is str else ""
         raise BadRecord(f"{what} has a field {key!r} of type {kind.__name__}{printable}; got {_shown(value)}")
     return cast(T, value)
+
+
+def site_of(record: Mapping[str, Any], what: str) -> Site:
+    """Return the site of a message. Raises BadRecord."""
+    site, name, link, host = (field(record, key, str, what) for key in TEXTS)
+    return Site(site, name, link, host, field(record, "port", int, what))
 
 
 def is_text(value: object) -> bool:

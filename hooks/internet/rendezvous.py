@@ -21,9 +21,9 @@ from .background import Background, Closed
 from .gathering import PHASES
 from .link import Link, LinkError, Listener, NotProven, dial, shown
 from .meeting import CPU, Lines, Meeting, SiteMeeting
-from .mesh import Mesh, Parking, Peer, connected
+from .mesh import Mesh, Parking, connected
 from .offers import checked_offers
-from .records import BYTES, BadRecord, checked_name, field, is_text, read, written
+from .records import BYTES, BadRecord, checked_name, field, is_text, read, site_of, written
 from .relay import joined
 from .secret import Secret
 from .server import refuse_open
@@ -139,7 +139,7 @@ class Rendezvous:
         """Remember how this site is set up; the first meeting compares.
 
         `operations`: of kernels, which run on the same backend at all sites of a meeting.
-        `varies_with_threads`: the trait of the compressor.
+        `varies_with_threads`: True if a site's threads change its arithmetic.
         """
         self._expected = frozenset()
         requested = ", ".join(requested_backends()) if operations else ""
@@ -155,8 +155,8 @@ class Rendezvous:
         """Come to the next meeting, and connect with those that did. Raises RuntimeError where that fails repeatedly."""
         for attempt in range(ATTEMPTS):
             record = self._arrived(claim)
-            names = [site["name"] for site in record["sites"]]
-            ids = frozenset(site["id"] for site in record["sites"])
+            names = [site.name for site in record["sites"]]
+            ids = frozenset(site.id for site in record["sites"])
             if lost := self._expected - ids:
                 logger.warning(
                     "round %d continues without %d sites: with %s", self._number, len(lost), ", ".join(names)
@@ -243,20 +243,20 @@ class Rendezvous:
     def _connected(self, record: Mapping[str, Any]) -> SiteMeeting:
         """Return the connections with the sites of a meeting, those of the last one where nobody came or went."""
         sites, meeting = record["sites"], self._meeting
-        kept = {site["link"] for site in sites} == {self._token}
+        kept = {site.link for site in sites} == {self._token}
         if meeting is None or not kept or len(sites) != meeting.ranks.world_size:
             self._drop()
-            rank = next(place for place, site in enumerate(sites) if site["id"] == self._id)
+            rank = next(place for place, site in enumerate(sites) if site.id == self._id)
             try:
                 lines = self._background.run(self._lines(record, rank), self._phase.total_seconds() + SPARE)
             except TimeoutError as error:
                 raise RuntimeError(f"the sites did not connect: {error}") from error
-            names = [site["name"] for site in sites]
+            names = [site.name for site in sites]
             self._meeting = meeting = SiteMeeting(self._background, lines, names, rank, self._phase)
             self._token = record["token"]
             offers = meeting.exchange(written(self._kernels))
             meeting.differ = follow_kernels(checked_offers(offers, names, self._kernels), rank, CPU)
-        meeting.training, meeting.round = record["training"], record["round"]
+        meeting.claim = Claim(record["training"], record["round"])
         meeting.lineage = int.from_bytes(hashlib.sha256(record["token"].encode()).digest()[:7], "big")
         return meeting
 
@@ -264,11 +264,10 @@ class Rendezvous:
         """Return the connections with the other sites of a meeting."""
         seconds = self._phase.total_seconds()
         if record.get("relay") is not True:
-            peers = [Peer(site["id"], site["name"], site["host"], site["port"]) for site in record["sites"]]
-            return Mesh(await connected(peers, rank, record["token"], self._secret, self._parking, seconds))
+            return Mesh(await connected(record["sites"], rank, record["token"], self._secret, self._parking, seconds))
         link = await dial(*self._servers[0], self._secret, "the relay", seconds)
         question = {"ask": "relay", "prefix": self._prefix, "token": record["token"], "id": self._id, "phase": seconds}
-        return await joined(link, question, [site["name"] for site in record["sites"]], rank)
+        return await joined(link, question, [site.name for site in record["sites"]], rank)
 
     def break_up(self, error: Exception) -> None:
         """Drop the connections; the next meeting finds out who is left."""
@@ -351,8 +350,8 @@ class Rendezvous:
             link.close()
 
 
-def _check(record: Mapping[str, Any], own: str, address: str) -> None:
-    """Raise BadRecord for a meeting that cannot be one."""
+def _check(record: dict[str, Any], own: str, address: str) -> None:
+    """Turn the sites of a meeting into `Site`s. Raises BadRecord for a meeting that cannot be one."""
     what = f"the record of a meeting from {address}"
     for key in ("number", "round"):
         field(record, key, int, what)
@@ -363,10 +362,8 @@ def _check(record: Mapping[str, Any], own: str, address: str) -> None:
     for site in field(record, "sites", list, what):
         if not isinstance(site, dict):
             raise BadRecord(f"{what} lists sites; got {site!r}")
-        for key in ("id", "name", "link", "host"):
-            field(site, key, str, f"a site in {what}")
-        field(site, "port", int, f"a site in {what}")
-    if sum(site["id"] == own for site in record["sites"]) != 1:
+    record["sites"] = [site_of(site, f"a site in {what}") for site in record["sites"]]
+    if sum(site.id == own for site in record["sites"]) != 1:
         raise BadRecord(f"{what} does not have this site in it once")
     if not all(map(is_text, field(record, "refused", list, what))):
         raise BadRecord(f"{what} names the sites that were refused; got {record['refused']!r}")

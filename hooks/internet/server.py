@@ -182,8 +182,3 @@ def _is_near(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     """Return True for an address of this host or of a private network; a provider's NAT is shared by strangers."""
     plain = getattr(address, "ipv4_mapped", None) or address
     return not plain.is_unspecified and bool(plain.is_loopback or plain.is_private or plain.is_link_local)
-
-
-def keep(port: int = 0, host: str = "127.0.0.1", secret: str | Path | Secret = "", *, relay: bool = False) -> Server:
-    """Return a place where sites meet, as long as this process keeps it. Raises RuntimeError where the port is taken."""
-    return Server(host, port, secret, relay=relay)

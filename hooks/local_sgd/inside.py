@@ -68,11 +68,6 @@ class Inside:
                 broadcast(parts, source, over(self.group, parts[0].device), what="the model")
 
 
-def sharded_modules(model: nn.Module) -> list[Any]:
-    """Return the modules whose parameters FSDP2 or `replicate` manages."""
-    return [each for each in model.modules() if any(kind.__name__ == "FSDPModule" for kind in type(each).__mro__)]
-
-
 def show_shards(modules: Sequence[Any]) -> None:
     """Have FSDP2 put its shards in the place of whole parameters, which a forward without a backward leaves there."""
     for module in modules:

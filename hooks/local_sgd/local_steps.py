@@ -18,16 +18,17 @@ from torch import nn
 
 from ...compress import Optimizers, Spec, compressor, specification
 from ...compress.builder.options import whole_number
-from ...compress.protocol.compressor import traits_of
+from ...ddp_core.averaging.same_kernels import varies_with_threads
 from ...ddp_core.engine.engine import DEFAULT_TIMEOUT
 from ...ddp_core.transport.protocol import Decorator
 from ...ddp_core.transport.rank_messages import checksum
 from ..internet.rendezvous import Rendezvous, TrainingEnded
+from ..model_kinds import sharded_modules
 from . import arguments, saved
 from .arguments import rounds_of
 from .buffers import Buffers
 from .fragment import Fragment
-from .inside import inside_of, sharded_modules, show_shards
+from .inside import inside_of, show_shards
 from .joining import stray_message, strays
 from .outer import outer, suited
 from .reports import RoundStats
@@ -128,7 +129,8 @@ class LocalSteps:
         self._replaced = False  # a round brought another model, which the next turn takes over
         self._warned: set[str] = set()  # names of parameters that a warning has named
         self._lock = threading.RLock()  # held at a turn, and while a thread saves or loads
-        varies = traits_of(self._rounds.compressor).varies_with_threads
+        dtypes = {part.layout.dtype for part in self._parts}
+        varies = varies_with_threads(self._rounds.compressor, self._rounds.operations, dtypes)
         self._rounds.sites.join(self._setup, self._rounds.operations, varies_with_threads=varies)
         self._start()
         self._hooks = [each.register_step_pre_hook(self._stepping) for each in inner]

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import math
-import secrets
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
 import torch
 from torch import Tensor
 
-from ...kernels import all_finite
 from ..internet.meeting import bytes_of
 from ..internet.standing import Claim
-from .fragment import Fragment
-from .joining import flags
 
 CHOICES = ("keep", "clip", "drop")
 FAR = 3.0  # a norm is far above the median of the others' from this factor on
@@ -35,17 +31,16 @@ BITS = struct.Struct(f"<{REALS}d"), struct.Struct(f"<{REALS}q")
 
 @dataclass(frozen=True)
 class Report:
-    """A site before a round. `able`: its difference is finite; `norm`: of the difference; `weight`: of it in the average.
+    """A site before a round. `claim`: its standing; `able`: its difference is finite; `norm`: of the difference.
 
-    `owed`: the norm of what its compressor holds back, which joins the average.
+    `weight`: of it in the average. `owed`: the norm of what its compressor holds back, which joins the average.
     `drift`: the norm of the change of its buffers.
     `drawn`: a random number, of which the first site's is the identity of a new training. `lineage`: alike at sites whose
     models are. `flags`: of the parameters that were frozen at the start.
     """
 
-    round: int
+    claim: Claim
     able: bool
-    training: str
     drawn: int
     norm: float
     owed: float
@@ -55,40 +50,21 @@ class Report:
     flags: list[int]
 
     @classmethod
-    def now(
-        cls,
-        claim: Claim,
-        lineage: int,
-        difference: Tensor | None,
-        weight: float,
-        fragments: Sequence[Fragment],
-        unfrozen: Mapping[str, Tensor],
-        owed: float = 0.0,
-        drift: float = 0.0,
-    ) -> Report:
-        """Return this site's."""
-        norm = 0.0 if difference is None else norm_of(difference)
-        able = difference is not None and bool(all_finite(difference))
-        drawn = secrets.randbelow(DIGEST)
-        return cls(
-            claim.round, able, claim.training, drawn, norm, owed, weight, drift, lineage, flags(fragments, unfrozen)
-        )
-
-    @classmethod
     def of(cls, row: Sequence[int]) -> Report:
         """Return what these numbers say."""
         number, able, training, drawn, *told, lineage = row[: 4 + REALS + 1]
         norm, owed, weight, drift = BITS[0].unpack(BITS[1].pack(*told))
         able = bool(able) and is_weight(weight) and all(0 <= each < math.inf for each in (norm, owed, drift))
         rest = list(row[4 + REALS + 1 :])
-        return cls(number, able, identity(training), drawn, norm, owed, weight, drift, lineage, rest)
+        claim = Claim(identity(training) if number > 0 else "", number)
+        return cls(claim, able, drawn, norm, owed, weight, drift, lineage, rest)
 
     @property
     def row(self) -> list[int]:
         """The numbers that other sites get."""
-        training = int(self.training or "0", 16)
+        training = int(self.claim.training or "0", 16)
         told = BITS[1].unpack(BITS[0].pack(self.norm, self.owed, self.weight, self.drift))
-        return [self.round, self.able, training, self.drawn, *told, self.lineage, *self.flags]
+        return [self.claim.round, self.able, training, self.drawn, *told, self.lineage, *self.flags]
 
 
 @dataclass(frozen=True)

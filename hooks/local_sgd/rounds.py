@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import secrets
 import threading
 import time
 import weakref
@@ -23,14 +24,16 @@ from ...ddp_core.engine.lanes import Task
 from ...ddp_core.measure.step import Record
 from ...ddp_core.memory.bucket_memory import BucketMemory
 from ...ddp_core.transport.protocol import Decorator, Transport
+from ...kernels import all_finite
 from ..internet.meeting import Meeting
-from ..internet.standing import NEW, Claim, Verdict, judge
+from ..internet.standing import NEW, Claim, judge
 from .buffers import change, with_buffers, within
 from .fragment import Fragment
 from .inside import Sites
-from .joining import anchors, joined
+from .joining import anchors, flags, joined
 from .outer import Outer
 from .reports import (
+    DIGEST,
     Report,
     RoundStats,
     buffer_limits,
@@ -76,9 +79,9 @@ class Round:
         """Take part from the first message to the last. `began`: the time of the first attempt, by time.perf_counter."""
         rounds, before = self._rounds, self._meeting.sent_bytes
         reports = self.tell()
-        verdict = self.judge(reports)
-        current = self.catch_up(reports, verdict.round)
-        rounds.training, rounds.round = verdict.training, max(verdict.round, 0)
+        claim = self.judge(reports)
+        current = self.catch_up(reports, claim.round)
+        rounds.training, rounds.round = claim.training, max(claim.round, 0)
         self.turn = rounds.turn
         able = [alike and each.able for alike, each in zip(current, reports, strict=True)]
         self.shares, self.clipped = shares_of(reports, able, rounds.outliers)
@@ -101,28 +104,33 @@ class Round:
     def tell(self) -> list[Report]:
         """Give this site's report to the others, and return those of all."""
         rounds, given = self._rounds, self._given
-        owed, drift = rounds.owed, 0.0 if given.buffers is None else rounds.drift(given.buffers)
-        told = given.difference, given.weight, rounds.fragments, given.unfrozen, owed, drift
-        mine = Report.now(rounds.claim, rounds.lineage, *told)
+        mine = Report(
+            claim=rounds.claim,
+            able=given.difference is not None and bool(all_finite(given.difference)),
+            drawn=secrets.randbelow(DIGEST),
+            norm=0.0 if given.difference is None else norm_of(given.difference),
+            owed=rounds.owed,
+            weight=given.weight,
+            drift=0.0 if given.buffers is None else rounds.drift(given.buffers),
+            lineage=rounds.lineage,
+            flags=flags(rounds.fragments, given.unfrozen),
+        )
         return [Report.of(row) for row in self._meeting.tell(mine.row)]
 
-    def judge(self, reports: Sequence[Report]) -> Verdict:
+    def judge(self, reports: Sequence[Report]) -> Claim:
         """Return the training and the round of the meeting: as the rendezvous found them, or by the sites' own words.
 
         Raises ValueError where ranks of a process group have loaded states of different trainings or rounds.
         """
         meeting = self._meeting
-        if meeting.round is not None:
-            return Verdict(meeting.training, meeting.round)
-        claims = {
-            name: Claim(each.training if each.round > 0 else "", each.round)
-            for name, each in zip(meeting.names, reports, strict=True)
-        }
-        verdict = judge(claims, meeting.names, "")
+        if meeting.claim is not None:
+            return meeting.claim
+        claims = (each.claim for each in reports)
+        verdict = judge(dict(zip(meeting.names, claims, strict=True)), meeting.names, "")
         if verdict.refused:
             told = "; ".join(f"{name}: {reason}" for name, reason in verdict.refused.items())
             self._refuse(f"load states that all sites saved after one step of one training: {told}")
-        return Verdict(verdict.training or identity(reports[0].drawn), verdict.round)
+        return Claim(verdict.training or identity(reports[0].drawn), verdict.round)
 
     def _refuse(self, text: str) -> NoReturn:
         """Raise ValueError, as all sites do: once they have told each other, or who raises first would cut others short."""
@@ -136,7 +144,7 @@ class Round:
         It is the model of the majority of these. At the start it is the first site's.
         """
         meeting, rounds = self._meeting, self._rounds
-        current = [each.round == number for each in reports]
+        current = [each.claim.round == number for each in reports]
         if number != NEW and all(current) and len({each.lineage for each in reports}) == 1:
             return current
         digests = [digest for (digest,) in meeting.tell([rounds.digest()])]
@@ -209,7 +217,10 @@ class Round:
         rounds = self._rounds
         fragment, memory = rounds.fragments[self.turn], rounds.memories[self.turn]
         count = fragment.layout.numel
-        finite, norm = memory.finite(), norm_of(average[:count]) if most < math.inf else 0.0
+        finite, norm = (
+            memory.finite is None or bool(memory.finite),
+            norm_of(average[:count]) if most < math.inf else 0.0,
+        )
         good = finite and norm <= most
         memory.end_step(keep=good, carrying=False)
         memory.leaves.drop_room()  # rounds are rare: one fragment alone has a second copy, during its round

@@ -47,7 +47,7 @@ class FixedSites:
         """Make a group of their own, whose requests do not mix with the user's. A collective call.
 
         `operations`: of kernels, which run on the same backend on all ranks from now on.
-        `varies_with_threads`: the trait of the compressor.
+        `varies_with_threads`: True if a site's threads change its arithmetic.
         """
         agree(setup, self._parent, what="the setup of LocalSteps")
         differ = agree_on_kernels(operations, self._parent, CPU, varies_with_threads=varies_with_threads)

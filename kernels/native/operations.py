@@ -145,7 +145,8 @@ def _quantize_blocks(
         )
     rows, blocks = scales.shape
     cut = grad.numel(), rows, blocks, length // blocks, *(IN_ORDER if places is None else places.cut)
-    levels = bits, steps_of(bits, seed, residual), FORMATS[bits].limit, seed, counter
+    steps = steps_of(bits, unbiased=seed >= 0 and residual is None)
+    levels = bits, steps, FORMATS[bits].limit, seed, counter
     library().quantize_blocks(grad, *(residual or NONE), scales, codes, *cut, *levels, torch.get_num_threads())
 
 

@@ -34,13 +34,13 @@ def quantize_blocks(
         return
     place = (blocks, units.block, units.count, grad.numel())
     held, strides = residual or Residual(grad, grad), (scales.stride(0), codes.stride(0))
+    steps = steps_of(bits, unbiased=seed >= 0 and residual is None)
     (table, *turns), where = placed(places, scales)
     with on_device(grad):
         _quantize[units.programs](
             grad, *held, scales, codes, grad if signs is None else signs, table, *strides, *turns, max(seed, 0), counter,
             *place,
-            HELD=residual is not None, RANDOM=seed >= 0, BITS=bits, STEPS=steps_of(bits, seed, residual), LIMIT=float(limit),
-            OFFSET=offset,
+            HELD=residual is not None, RANDOM=seed >= 0, BITS=bits, STEPS=steps, LIMIT=float(limit), OFFSET=offset,
             **where, **units.rotated_by(signs),
         )  # fmt: skip
 

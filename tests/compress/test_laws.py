@@ -305,12 +305,17 @@ OF_PARAMETERS = [
     "int8:rounding=stochastic",
     "int4",
     "int4:rotate=true",
+    "int4:residual_bits=8",
+    "int4:residual_bits=16",
     "int2",
+    "int2:residual_bits=8",
     "ternary",
     "onebit",
     "onebit:rotate=false",
+    "onebit:rotate=false,residual_bits=8",
     "powersgd:min_compression_rate=0",
     "powersgd:payload=int4,min_compression_rate=0",
+    "powersgd:min_compression_rate=0,residual_bits=8",
     "acp-powersgd:min_compression_rate=0",
     "hosts:ranks=2+int4",
 ]
@@ -327,7 +332,7 @@ def test_a_parameter_with_smaller_gradients_has_a_smaller_average_and_changes_no
 
     def averages(smaller=None):
         simulation, generator, found = Simulation(build(spec), within), torch.Generator().manual_seed(1), []
-        for _ in range(2):
+        for _ in range(3):
             given = [torch.randn(within.numel, generator=generator) for _ in range(world_size)]
             for gradient in given if smaller else ():
                 within.views(gradient)[smaller].mul_(SMALLER)

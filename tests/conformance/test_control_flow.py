@@ -95,6 +95,21 @@ def test_unused_parameters_are_an_error_at_the_next_forward(ranks, net):
         assert (has_error, logged) == (1, our_text)
 
 
+def one_output(rank, world_size, ddp, options):
+    model = ddp(seeded(Outputs), find_unused_parameters=True, **options)
+    seen = []
+    for step, each in enumerate(batches(rank, 4, 3, 4)):
+        a, b = model(each)["predictions"]
+        (b if step < 2 else a + b).sum().backward()
+        seen.append(gradients(model))
+    return seen
+
+
+def test_gradients_of_outputs_that_no_loss_uses_stay_none(ranks):
+    ours = assert_all_same(ranks, one_output, [{}, {"gradient_as_bucket_view": True}])
+    assert ours["{}"][0][1][0] is None
+
+
 class Skipping(nn.Module):
     def __init__(self):
         super().__init__()

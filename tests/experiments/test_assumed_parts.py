@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from gradwire.compress import AllGather, AllReduce, AllToAll, Ranks
+from gradwire.experiments.advice.predict import through_card
 from gradwire.experiments.assumed_parts import (
     COSTS,
     GOODPUT,
@@ -20,7 +21,6 @@ from gradwire.experiments.assumed_parts import (
     predicted_step,
     readiness,
 )
-from gradwire.hooks.advice.predict import through_card
 
 H200 = Path(__file__).parents[2] / "docs" / "benchmarks" / "h200"
 GPT2 = gpt(768, 12, 50_257, 1_024)

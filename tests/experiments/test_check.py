@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 from unittest import mock
 
 import pytest
@@ -22,6 +23,7 @@ from gradwire.experiments.check.show import averages_table, heading, steps_table
 from gradwire.experiments.cli import main
 
 CPU, SPEC = torch.device("cpu"), "int4"
+LIMIT = 280  # seconds that a launch may take
 MINE = """
 import torch
 def build():
@@ -67,6 +69,22 @@ def wrong_divisor(rank):
     return with_replies(lambda request, reply: reply.mul_(2) if isinstance(request, AllReduce) else reply)
 
 
+def wrong_divisor_of_one(rank):
+    """Of p3, 513 elements of 115 thousand."""
+    step = averages.Training.step
+
+    def doubled(training, gradients):
+        averaged = step(training, gradients)
+        averaged["p3"] *= 2
+        return averaged
+
+    return mock.patch.object(averages.Training, "step", doubled)
+
+
+def lost_on_one_rank(rank):
+    return lost_residual(rank) if rank == 1 else contextlib.nullcontext()
+
+
 def lost_residual(rank):
     end = BucketMemory.end_step
 
@@ -81,6 +99,14 @@ def lost_residual(rank):
 
 def unequal_buckets(rank):
     return mock.patch.object(averages, "BUCKET_MB", 0.1 if rank == 0 else 0.3)
+
+
+def unequal_buckets_behind_the_first(rank):
+    def made(*given, bucket_cap_mb, **settings):
+        sizes = [bucket_cap_mb, bucket_cap_mb if rank == 0 else 0.3]
+        return DistributedDataParallel(*given, bucket_cap_mb_list=sizes, **settings)
+
+    return mock.patch.object(averages, "DistributedDataParallel", made)
 
 
 def dead_rank(rank):
@@ -118,16 +144,23 @@ def right(rank, world_size):
 FAULTS = [
     (rounds_differently, SPEC, "with int4, rank 1 rounds differently"),
     (wrong_divisor, "none", "with none, averages are 2.00x as large as they should be: the divisor is wrong"),
-    (lost_residual, SPEC, "with int4, residuals are lost: the mean of 8 averages is "),
     (
-        unequal_buckets,
-        SPEC,
-        "the ranks were set up differently: rank 0 has int4 at step 0 with a first bucket of",
+        wrong_divisor_of_one,
+        "none",
+        "the divisor of some parameters is wrong: parts of the exact mean that they have and should have: p3 2.00 and 1.00",
     ),
+    (wrong_divisor_of_one, SPEC, "with int4, the divisor of some parameters is wrong: "),
+    (lost_residual, SPEC, "with int4, residuals are lost on ranks 0, 1: the mean of 8 averages is "),
+    (lost_on_one_rank, SPEC, "with int4, residuals are lost on rank 1: the mean of 8 averages is "),
+    (lost_on_one_rank, "topk:ratio=0.1", "residuals are lost on rank 1: the mean of 8 averages is "),
+    (unequal_buckets, SPEC, "rank 0 has buckets of [104857] bytes, while rank 1 has buckets of [314572] bytes"),
+    (unequal_buckets_behind_the_first, SPEC, "while rank 1 has buckets of [104857, 314572] bytes"),
 ]
 
 
-@pytest.mark.parametrize(("fault", "spec", "words"), FAULTS, ids=[fault.__name__ for fault, _, _ in FAULTS])
+@pytest.mark.parametrize(
+    ("fault", "spec", "words"), FAULTS, ids=[f"{fault.__name__} {spec}" for fault, spec, _ in FAULTS]
+)
 def test_a_planted_fault_is_named_on_all_ranks(ranks, fault, spec, words):
     for sentence_of_rank in ranks.run(told, 2, fault, spec):
         assert words in sentence_of_rank
@@ -195,6 +228,33 @@ def test_a_model_of_a_file_is_refused_with_what_it_should_return(tmp_path, text,
     (tmp_path / "mine.py").write_text(text)
     with pytest.raises(ValueError, match=words):
         task(f"{tmp_path / 'mine.py'}:build", 224).build()
+
+
+def test_the_command_of_the_readme_runs_under_torchrun(tmp_path, forked_python, unused_port):
+    (tmp_path / "mine.py").write_text(MINE)
+    words = [
+        "-m",
+        "gradwire",
+        "check",
+        "--compressors=none,int4",
+        "--steps=2",
+        "--model=mine.py:build",
+        "--bucket-mb=25",
+    ]
+    command, variables = forked_python.torchrun("--nproc-per-node", "2", *words, "--json=f.json")
+    done = subprocess.run(
+        command,
+        env=os.environ | variables | {"PET_MASTER_PORT": str(unused_port)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 ranks on 1 host, gloo on cpu" in done.stdout
+    assert "\nAll is right." in done.stdout
+    document = json.loads((tmp_path / "f.json").read_text())
+    assert {row["bucket_mb"] for row in document["rows"]} == {25}
 
 
 def test_one_rank_is_refused(capsys):

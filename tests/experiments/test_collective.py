@@ -1,16 +1,13 @@
 import json
 import shlex
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from gradwire.ddp_core.transport.direct.torch_backend import LEAST_TORCH
-from gradwire.ddp_core.transport.launchers import LAUNCHERS
 from gradwire.experiments.cli import main
-from gradwire.experiments.collective import command as driver
 from gradwire.experiments.collective import measure
 
 SMALL = ["collective", "--elements=100,1k", "--total=2500", "--repeats=1"]
@@ -74,50 +71,11 @@ def sizes_in(file):
     return [row["elements"] for row in json.loads(file.read_text())["rows"]]
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-def test_the_table_is_shown_where_the_file_cannot_be_written(started, capsys):
-    started()
-    assert main([*SMALL, "--json=/dev/full"]) == 2
-    told = capsys.readouterr()
-    assert TITLE in told.out
-    assert "cannot write --json /dev/full: No space left on device" in told.err
-
-
 def test_a_rank_of_a_launcher_that_is_stopped_shows_and_writes_what_it_has(started, interrupted, tmp_path, capsys):
     started()
     assert main([*SMALL, f"--json={tmp_path / 'a.json'}"]) == 130
     assert TITLE in capsys.readouterr().out
     assert sizes_in(tmp_path / "a.json") == [100]
-
-
-@pytest.mark.parametrize("code", [130, 1])
-def test_what_ranks_of_its_own_measured_before_they_ended_is_shown_and_written(
-    code, started, interrupted, tmp_path, capsys, monkeypatch
-):
-    def cut_short(rank, nproc, *arguments):
-        started()
-        with pytest.raises(KeyboardInterrupt):
-            rank(0, None, *arguments)
-        return code
-
-    monkeypatch.setattr(driver, "supervised", cut_short)
-    assert main([*SMALL, f"--json={tmp_path / 'a.json'}"]) == code
-    assert TITLE in capsys.readouterr().out
-    assert sizes_in(tmp_path / "a.json") == [100]
-
-
-def test_processes_of_another_launcher_are_ranks_of_one_measurement(started, monkeypatch):
-    started()  # so that what becomes of these variables is undone
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name)
-    (slurm,) = (each for each in LAUNCHERS if each.name == "Slurm")
-    monkeypatch.setenv(slurm.rank, "1")
-    monkeypatch.setenv(slurm.size, "2")
-    monkeypatch.setenv(slurm.local_rank, "0")
-    ranks = []
-    monkeypatch.setattr(driver, "_rank", lambda rank, rendezvous, *arguments: ranks.append((rank, rendezvous)))
-    assert main(SMALL) == 0
-    assert ranks == [(1, None)]
 
 
 @pytest.mark.parametrize(

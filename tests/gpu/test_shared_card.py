@@ -20,7 +20,7 @@ def ran(monkeypatch, tmp_path, part, *only):
 @pytest.mark.timeout(300)
 def test_ranks_pass_the_checks_over_gloo_and_end_behind_one_that_is_killed(monkeypatch, tmp_path):
     monkeypatch.setattr(command, "PARTS", {"some": (Run("raw", 2), Run("trainings", 2), Run("faults", 2))})
-    names = ["uneven_all_to_all", "hooked", "killed_rank"]
+    names = ["collectives", "hooked", "killed_rank"]
     code, rows = ran(monkeypatch, tmp_path, "some", *names)
     assert code == 0, rows
     assert [(row["check"], row["ok"]) for row in rows] == [(name, True) for name in names]

@@ -7,9 +7,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
-from gradwire.compress import specification
 from gradwire.compress.state.gauge import EVERY, IN_A_ROW, WARM_UP
-from gradwire.hooks.torch_ddp import handle_for
 
 from .given import Given, average, gradients, wrapped
 from .test_handle import steps
@@ -21,27 +19,6 @@ EVERYTHING = "topk:ratio=0.1,error_feedback=0.8,momentum=0.9"
 def attached(spec, **options):
     ddp = wrapped(SHAPES, bucket_cap_mb=0.002, find_unused_parameters=False)
     return ddp, gradwire.attach(ddp, spec, **options)
-
-
-def picked(rank, world_size):
-    ddp = TorchDDP(Given(SHAPES))
-    optimizer = torch.optim.AdamW(ddp.parameters())
-    handle = gradwire.attach(ddp, "topk", optimizer=optimizer)
-    found = [handle.compressor, handle_for("topk", ddp, optimizer=optimizer).compressor]
-    ours = gradwire.DistributedDataParallel(Given(SHAPES), compressor="topk", optimizer=optimizer)
-    found.append(ours.compression.compressor)
-    handle.swap("topk:ratio=0.1", optimizer=optimizer)
-    with pytest.warns(UserWarning, match=r"gradwire\.without_momentum\(optimizer\)"):
-        handle_for("topk:momentum=0.9", ddp, optimizer=optimizer)
-    return [specification(each) for each in (*found, handle.compressor)]
-
-
-def test_attach_comm_hook_swap_and_our_ddp_pick_feedback_for_an_optimizer(ranks):
-    *topk, swapped = ranks.run(picked, 1)[0]
-    assert len(set(topk)) == 1
-    assert topk[0].startswith("topk:")
-    assert "error_feedback=" in topk[0]
-    assert "error_feedback=" in swapped
 
 
 MOMENTUM = "topk:ratio=1,momentum=0.5"  # all is sent: an average is that of the momenta
@@ -128,17 +105,3 @@ def test_a_residual_that_runs_away_is_warned_of_once_with_what_to_do_and_is_in_t
         assert len(stats) > 1
         assert max(ratio for ratio, _ in stats) > 20
         assert all(0 < cosine < 1 for _, cosine in stats)
-
-
-def measured(rank, world_size):
-    ddp, handle = attached("bf16")
-    average(ddp, gradients(rank, 0, SHAPES))
-    before = [bucket.feedback for bucket in handle.stats().buckets]
-    handle.swap("topk")
-    average(ddp, gradients(rank, 0, SHAPES))
-    return before, [bucket.feedback.residual_ratio for bucket in handle.stats().buckets]
-
-
-def test_before_the_first_sample_and_without_error_feedback_there_is_nothing_to_tell(ranks):
-    ((before, after),) = ranks.run(measured, 1)
-    assert set(before) == set(after) == {None}

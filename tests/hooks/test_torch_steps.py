@@ -48,7 +48,7 @@ def test_a_step_that_begins_in_a_reentrant_checkpoint_ends_with_the_backward_aro
         inside = first(torch.ones(3, requires_grad=True))
         outputs = checkpoint(last, inside, use_reentrant=True) if watched else last(inside)
         if watched:
-            detector.watch({"outputs": outputs})
+            detector.watch(None, None, {"outputs": outputs})
         outputs.sum().backward()
     assert noted == ["begin", "bucket", "end"] * 2
 
@@ -56,6 +56,6 @@ def test_a_step_that_begins_in_a_reentrant_checkpoint_ends_with_the_backward_aro
 def test_a_backward_without_buckets_ends_no_step():
     noted, detector = Noted(), ByForward()
     outputs = torch.ones(3, requires_grad=True) * 2
-    detector.watch(outputs)
+    detector.watch(None, None, outputs)
     outputs.sum().backward()
     assert noted == []

@@ -27,34 +27,6 @@ def test_steps_before_a_checkpoint_count(ranks):
     assert ranks.run(counted, 2) == [[3, 3, 4, 1]] * 2
 
 
-def differing(rank, world_size, ours):
-    spec = "topk:ratio=0.05" if rank else "fp16+powersgd:rank=2"
-    if ours:
-        gradwire.DistributedDataParallel(Given(SHAPES), compressor=spec)
-    model = TorchDDP(Given(SHAPES))
-    gradwire.attach(model, spec)
-    average(model, gradients(rank, 0, SHAPES))
-
-
-@pytest.mark.parametrize("ours", [True, False])
-def test_ranks_with_other_compressors_are_shown_their_specifications(ranks, ours):
-    for failure in ranks.run(differing, 2, ours, expect_errors=True):
-        assert "fp16+powersgd:rank=2" in failure.message
-        assert "topk:ratio=0.05" in failure.message
-        assert "ErrorFeedback" not in failure.message
-
-
-def loaded_with_another(rank, world_size):
-    first, second = (gradwire.attach(TorchDDP(Given(SHAPES)), spec) for spec in ("topk:ratio=0.05", "onebit"))
-    with pytest.raises(ValueError, match=r"compressor = topk:ratio=0.05, here it is onebit: attach that") as caught:
-        second.load_state_dict(first.state_dict())
-    return str(caught.value)
-
-
-def test_a_state_of_another_compressor_tells_its_specification(ranks):
-    assert all("ErrorFeedback" not in message for message in ranks.run(loaded_with_another, 1))
-
-
 def misspelt(rank, world_size):
     messages = []
     for name in ("compresor", "find_unused_parameter", "xyz"):

@@ -1,20 +1,12 @@
 """When the arguments of an operation are looked at, and how much of Python a call runs."""
 
 import logging
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from gradwire import kernels
-from gradwire.kernels import Backend, Factors, Matrix, Residual, contract, dispatch
-
-from ..torch_versions import copied_in_cpp
-from .native_given import needs_native
-
-ROOT = Path(kernels.__file__).parents[1]
-MOST_CALLS = 6  # of our functions in a call of an operation: 3, and as many to spare
+from gradwire.kernels import Backend, Residual, contract, dispatch
 
 
 @pytest.fixture
@@ -107,37 +99,3 @@ def test_the_number_of_structures_that_are_remembered_is_bounded(sum_into, asked
     for size in range(8):
         sum_into(torch.ones(3), None, size)
     assert len(sum_into.plans) <= 3
-
-
-def steady_calls():
-    """(an operation, its arguments as compressors give them)."""
-    grad, residual, factors = torch.ones(64), Residual(torch.ones(64), torch.ones(64)), Factors((Matrix(0, 8, 8, 2),))
-    scales, bits = torch.ones(1, 2), torch.zeros(1, 8, dtype=torch.uint8)
-    yield kernels.cast_scaled, (grad, torch.empty(64, dtype=torch.float16), 0.5)
-    yield kernels.sign_pack, (grad, residual, scales, bits, 64)
-    yield kernels.low_rank_left, (grad, residual, factors, torch.randn(16), torch.randn(16))
-
-
-def our_calls(operation, arguments):
-    """How many functions of ours a call of an operation runs, after calls like it."""
-    ran = 0
-
-    def note(frame, event, _):
-        nonlocal ran
-        ran += event == "call" and Path(frame.f_code.co_filename).is_relative_to(ROOT)
-
-    for _ in range(2):
-        operation(*arguments)
-    sys.setprofile(note)
-    try:
-        operation(*arguments)
-    finally:
-        sys.setprofile(None)
-    return ran
-
-
-@needs_native
-@copied_in_cpp
-def test_a_steady_call_runs_few_functions_of_python_before_the_native_code():
-    with kernels.use_backend("native"):
-        assert max(our_calls(*call) for call in steady_calls()) <= MOST_CALLS

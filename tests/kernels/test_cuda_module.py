@@ -145,18 +145,6 @@ def test_what_keeps_it_from_compiling_is_the_reason_why_it_is_not_there(cupy, er
     assert module.probe().startswith(f"CuPy does not compile or load signs.cu: {type(error).__name__}: no NVRTC; ")
 
 
-def test_one_source_that_does_not_compile_is_enough(cupy, monkeypatch):
-    compiled = module._compiled
-
-    def all_but_one(source):
-        if source == "bases":
-            raise CompileError("no such type")
-        return compiled(source)
-
-    monkeypatch.setattr(module, "_compiled", all_but_one)
-    assert module.probe().startswith("CuPy does not compile or load bases.cu: CompileError: no such type; ")
-
-
 @pytest.mark.parametrize(
     ("version", "extra"), [("12.8", "gradwire[gpu-cuda12]"), ("13.0", "gradwire[gpu]"), (None, "gradwire[gpu]")]
 )

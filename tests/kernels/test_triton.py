@@ -1,6 +1,5 @@
 """What is particular to the Triton backend, in its interpreter: long rows, large blocks, many ranks, and when it runs."""
 
-import logging
 import os
 from functools import partial
 
@@ -9,12 +8,11 @@ import pytest
 import torch
 
 from gradwire import kernels
-from gradwire.kernels import Backend, Factors, Matrix, dispatch, triton_kernels
+from gradwire.kernels import Factors, Matrix, triton_kernels
 from gradwire.kernels.quantization import FORMATS
 
 from ..gpu.cases import HARD, check_selection, numbers, same
 from ..residuals import in_place
-from .forgetting import forget
 
 BACKEND = {backend.name: backend for backend in kernels.backends()}[triton_kernels.NAME]
 INF, NAN = torch.inf, torch.nan
@@ -140,20 +138,6 @@ def test_normalize_takes_zero_vectors_from_those_before():
     assert numpy.allclose(q.numpy(), [1.0, 2.0, 3.0, 0.0, 0.6, 0.8])
 
 
-def test_bases_that_the_cuda_kernels_do_not_know_are_triton_s(monkeypatch, caplog):
-    caplog.set_level(logging.INFO)
-    forget()
-    monkeypatch.setitem(dispatch._backends, "cuda", Backend("cuda", "cpu", lambda: ""))
-    factors, found = Factors((Matrix(0, 40, 40, 33),)), numbers(33 * 40)
-    with kernels.use_backend("cuda", "triton", "reference"):
-        kernels.orthogonalize(found, factors)
-    basis = found.view(33, 40).double()
-    torch.testing.assert_close(basis @ basis.T, torch.eye(33).double(), rtol=0, atol=1e-5)
-    assert [record.getMessage() for record in caplog.records] == [
-        "cuda orthogonalize does not know ranks above 32, the backend triton runs"
-    ]
-
-
 def test_an_index_from_nowhere_writes_nowhere():
     out = torch.zeros(16)
     kernels.scatter_mean(torch.tensor([[[-1, 99, 3]]]), torch.ones(1, 1, 3), out, 16)
@@ -197,18 +181,3 @@ def test_rotated_blocks_are_those_of_the_reference_to_the_bit(block, size, back)
     kernels.rotate_blocks(found, signs, back)
     kernels.rotate_blocks.reference(expected, signs, back)
     assert same(found, expected)
-
-
-class Launches(list):
-    """In the place of a kernel: the programs of each launch."""
-
-    def __getitem__(self, programs):
-        return lambda *_, **__: self.append(programs)
-
-
-@pytest.mark.parametrize("size", [1024, 1023, 263_167, 263_168])
-def test_a_rotation_takes_two_launches_at_most_whatever_is_left_behind_the_last_block(size, monkeypatch):
-    launches = Launches()
-    monkeypatch.setattr("gradwire.kernels.triton_kernels.rotation._rotate", launches)
-    kernels.rotate_blocks(torch.ones(size), torch.ones(1024))
-    assert 1 <= len(launches) <= 2

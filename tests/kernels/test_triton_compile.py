@@ -77,28 +77,3 @@ def test_two_programs_of_the_most_ranks_share_a_multiprocessor(monkeypatch, capa
     )  # KiB, as Triton 3.9 compiles it; before, no load is ahead
     assert 2 * (shared + 1) <= kilobytes
     assert dots.dots_by_rows(32, device)[1]["num_stages"] == dots.LEFT[2]
-
-
-def test_spills_that_nothing_tells_of_are_not_taken_for_none(monkeypatch):
-    compiler = pytest.importorskip("tests.kernels.triton_compiler")
-    monkeypatch.setattr(compiler, "INSPECTOR", Path("no such tool"))
-    told = compiler.resources({"cubin": b""})["spilled_bytes"]
-    assert told is compiler.spills("_select_rows", told) is None
-    assert [compiler.spills("_cast", told) for told in (0, 10_000)] == [False, True]
-
-
-@pytest.mark.parametrize(
-    ("version", "kernel", "bytes_allowed"),
-    [
-        ("3.3.1", "_select_rows", 136),
-        ("3.4.0", "_select_rows", 136),
-        ("3.5.1", "_solve", 216),
-        ("3.6.0", "_select_rows", 40),
-        ("3.9.0", "_select_rows", 16),
-        ("3.10.0+git1234", "_dequantize", 32),
-        ("4.0.0", "_refine", 192),
-    ],
-)
-def test_a_version_has_the_bars_of_the_last_one_that_was_tried(version, kernel, bytes_allowed):
-    compiler = pytest.importorskip("tests.kernels.triton_compiler")
-    assert compiler.allowed(kernel, version) == bytes_allowed

@@ -6,7 +6,7 @@ AMONG_RANKS = [
     Mutant(
         "training does not compare the threads that a compressor's bits depend on",
         "ddp_core/averaging/averager.py",
-        "varies = traits_of(self.memory.compressor).varies_with_threads",
+        "varies = varies_with_threads(self.memory.compressor, operations, dtypes)",
         "varies = False",
         "tests/ddp_core/averaging/test_same_kernels.py -k unlike_processors",
     ),
@@ -16,6 +16,13 @@ AMONG_RANKS = [
         "dtypes = {flat.dtype, *(each.dtype.to_real() for each in self.names)}",
         "dtypes = {flat.dtype}",
         "tests/ddp_core/averaging/test_same_kernels.py -k unlike_processors",
+    ),
+    Mutant(
+        "local SGD does not compare threads where torch multiplies float64",
+        "hooks/local_sgd/local_steps.py",
+        "dtypes = {part.layout.dtype for part in self._parts}",
+        "dtypes = set()",
+        "tests/hooks/local_sgd/test_same_kernels.py -k once_they_synchronize",
     ),
     Mutant(
         "vector instructions are not compared",
@@ -44,6 +51,13 @@ AMONG_RANKS = [
         '"without error feedback: int8, or error_feedback=false"',
         '"without it"',
         "tests/hooks/test_averaged_again.py -k losses",
+    ),
+    Mutant(
+        "FSDP2 does not tell of averages that are thrown away",
+        "ddp_core/averaging/shard_averager.py",
+        "self._discarded.look()  # torch has put the gradients into their places",
+        "pass",
+        "tests/hooks/fsdp/test_thrown_away.py",
     ),
     Mutant(
         "L-BFGS is not told",

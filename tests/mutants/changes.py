@@ -168,10 +168,24 @@ MUTANTS = [
     ),
     Mutant(
         "a block holds elements of two parameters",
-        "compress/algorithms/cuts.py",
-        "return all(first % block == 0 for first, size in _spans(sizes) if size)",
+        "compress/protocol/block_tables.py",
+        "return all(first % block == 0 for first, size in spans_of(sizes) if size)",
         "return True",
         "tests/compress/test_laws.py -k 'smaller_average'",
+    ),
+    Mutant(
+        "a block of a residual in 8 bits holds elements of two parameters",
+        "compress/state/leaf.py",
+        "if in_order(store.sizes, BLOCK) and (store.rows == 1 or store.numel == store.length):",
+        "if store.rows == 1 or store.numel == store.length:",
+        "tests/compress/test_laws.py -k 'smaller_average and residual_bits'",
+    ),
+    Mutant(
+        "unused rows are cleared in codes at the places of others",
+        "compress/algorithms/zero_rows.py",
+        "shift = padding[bisect_right(ends, block.start)] - first if coded else -first",
+        "shift = -first",
+        "tests/compress/algorithms/test_zero_rows.py -k parts_of_rows",
     ),
     Mutant(
         "a row of payload begins at another block than its table says",
@@ -337,7 +351,7 @@ MUTANTS = [
     Mutant(
         "a step ends with the backward of a reentrant checkpoint",
         "hooks/torch_steps.py",
-        "backward.steps = steps",
+        "backward.at_end = steps.all_sent",
         "Variable._execution_engine.queue_callback(steps.all_sent)",
         "tests/hooks/test_torch_steps.py",
     ),

@@ -4,13 +4,9 @@ from dataclasses import dataclass
 from random import Random
 
 import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-import gradwire
-
-from ..hooks.given import Given, average, gradients
-from .gradients import held_back
+from ..hooks.given import gradients
+from .accounts import Account
 
 SPECS = (
     "int8:block=8,error_feedback=1",
@@ -23,7 +19,7 @@ SPECS = (
     "int8:block=8,error_feedback=1",
 )
 HOLDING = 4  # steps after which any of them holds something back
-EXACT = 1e-6  # of the largest number
+EXACT = 1e-6  # of a parameter's largest number
 
 
 @dataclass(frozen=True)
@@ -57,50 +53,15 @@ def drawn(seed):
     return Trial(seed, world_size, ours, dtype, shapes, options, tuple(swaps))
 
 
-def mean(flat, world_size):
-    """Of all ranks."""
-    flat = flat.clone()
-    dist.all_reduce(flat)
-    return flat / world_size
-
-
-def held(handle, model):
-    """What this rank holds back, flat, in float64."""
-    found = held_back(handle.state_dict())
-    flat = []
-    for name, parameter in model.module.named_parameters():
-        total = torch.zeros(parameter.numel(), dtype=torch.float64)
-        for first, numbers in found.get(name, ()):
-            total[first : first + numbers.numel()] += numbers
-        flat.append(total)
-    return torch.cat(flat)
-
-
 def train(rank, world_size, trial):
     """The steps in which gradient was lost or made up; in words."""
     spec, wrong, met = trial.swaps[0], [], False
-    if trial.ours:
-        model = gradwire.DistributedDataParallel(Given(trial.shapes, trial.dtype), compressor=spec, **trial.options)
-        handle = model.compression
-    else:
-        model = TorchDDP(Given(trial.shapes, trial.dtype), **trial.options)
-        handle = gradwire.attach(model, spec)
-    before = held(handle, model)
+    account = Account(trial.ours, spec, trial.shapes, trial.dtype, **trial.options)
     for step, swap in enumerate(trial.swaps):
         if swap is not None and step:
-            met |= swap != spec and bool(before.any())
-            handle.swap(spec := swap)
-        given = [each.to(trial.dtype) for each in gradients(rank, step, trial.shapes)]
-        averages = average(model, given)
-        came, after = torch.cat([each.double().flatten() for each in averages.values()]), held(handle, model)
-        due = mean(torch.cat([each.double().flatten() for each in given]) + before, world_size)
-        off = float((due - came - mean(after, world_size)).abs().max() / due.abs().max())
-        wrong += [f"step {step} is off by {off:.1g}"] if off > EXACT else []
-        before = after
-    handle.close()
+            met |= swap != spec and any(each.any() for each in account.held())
+            account.handle.swap(spec := swap)
+        _, off = account.step([each.to(trial.dtype) for each in gradients(rank, step, trial.shapes)])
+        wrong += [f"step {step} is off by {max(off):.1g}"] if not max(off) <= EXACT else []
+    account.handle.close()
     return ", ".join(wrong if met else [*wrong, "nothing was held back at a swap"])
-
-
-def broken(trial, answers):
-    """Sentences on all ranks where something is wrong."""
-    return [f"rank {rank}: {answer}" for rank, answer in enumerate(answers) if answer]

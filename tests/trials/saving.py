@@ -142,8 +142,3 @@ def whole(state, states):
     return tuple(
         {key: each for key, each in one.items() if key != "training"} for one in (state, states[steps_of(state)])
     )
-
-
-def broken(trial, answers):
-    """Sentences on all ranks where something is wrong."""
-    return [f"rank {rank}: {answer}" for rank, answer in enumerate(answers) if answer]

@@ -3,12 +3,15 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from ..ddp_core.averaging.test_same_kernels import native
 from ..torch_versions import buffers_by_argument, complex_numbers, fsdp_of_others
-from . import draw, known
+from ..wan import Direction
+from . import draw, known, pauses, sites
 from .kinds import KINDS
 from .run import outcome
+from .sites import FAST
 
 TRAINING = [27, 84]  # 27: a step that is thrown away, a fork, a damaged state
 TRAINING += [pytest.param(23, marks=complex_numbers)]
@@ -45,7 +48,7 @@ def uncompressed(trial):
 
 def awaited(trial):
     """Without a step between whose end and the next one an average is under way."""
-    everywhere = (("backward",),) * trial.world_size
+    everywhere = (("backward", "step"),) * trial.world_size
     return replace(trial, steps=tuple(replace(step, waits=everywhere) for step in trial.steps))
 
 
@@ -56,6 +59,10 @@ WITHOUT = [
     pytest.param("meshes", 10, uncompressed, "nothing was held back", marks=fsdp_of_others),
     pytest.param("shards", 14, uncompressed, "nothing was held back", marks=fsdp_of_others),
     ("overlap", 8, awaited, "no average came after the next forward had begun"),
+    ("scales", 1, lambda trial: replace(trial, powers=(0,) * len(trial.powers)), "no parameter's averages are larger"),
+    ("formats", 0, lambda trial: replace(trial, turned=((),), resumes=(None,)), "no format changed while something"),
+    ("tokens", 0, lambda trial: replace(trial, factors=(1.0,) * len(trial.factors)), "nothing befell the residual"),
+    ("tasks", 0, lambda trial: replace(trial, sizes=(0.0, 1.0), steps=1), "nothing befell task 1"),
 ]
 
 
@@ -63,6 +70,25 @@ WITHOUT = [
 def test_a_trial_fails_whose_fault_is_cut_out(ranks, kind, seed, cut, said):
     found, _ = KINDS[kind].undergone(ranks, cut(KINDS[kind].drawn(seed)), 1.0)
     assert any(said in sentence for sentence in found), found
+
+
+@pytest.mark.parametrize("held", [0, 1])
+def test_a_line_that_was_cut_while_nothing_passed_befell_nobody(tmp_path, held):
+    trial = next(trial for trial in map(sites.drawn, range(100)) if trial.mishap.startswith("cut"))
+    strike, line = sites.Strike(trial, tmp_path, 1.0, None, None), Direction(FAST)
+    line.cut, line.held = True, held
+    strike.heal(line)
+    said = sites.broken(trial, ["did not come"] * trial.world_size, tmp_path, 1.0)
+    assert any("nothing befell" in sentence for sentence in said) == (not held)
+    assert not line.cut
+
+
+def test_a_site_that_did_not_pause_befell_nobody(tmp_path):
+    trial = pauses.drawn(0)
+    for site in range(trial.world_size):
+        torch.save(({}, 0.0), tmp_path / str(site))
+    said = pauses.broken(trial, ["came"] * trial.world_size, tmp_path, 1.0)
+    assert [sentence.endswith("paused for 0.00 s alone") for sentence in said] == [True] * trial.world_size
 
 
 @pytest.mark.parametrize("kind", KINDS)

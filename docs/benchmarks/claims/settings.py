@@ -9,12 +9,12 @@ from torch import nn
 
 import gradwire
 from claims.claim import PREDICTED, PUBLISHED, SETTING, Claim, Source, number, times
-from gradwire.hooks.advice import Rule
+from gradwire.experiments.advice import Rule
+from gradwire.experiments.sharded_plan import plan_sharded
 from gradwire.hooks.internet.rendezvous import SEARCH
-from gradwire.hooks.plan import plan_sharded
 
-PLAN = Source("hooks/plan.py", "gradwire.plan", "computed from shapes", "124 M")
-BOX = Source("hooks/plan.py", "gradwire.plan", "computed from shapes", "1.2 B")
+PLAN = Source("experiments/bucket_plan.py", "gradwire.plan", "computed from shapes", "124 M")
+BOX = Source("experiments/bucket_plan.py", "gradwire.plan", "computed from shapes", "1.2 B")
 MEMORY = ("int4", "int4:residual_bits=8")
 EGOVERSE = {"none": 6.4, "bf16": 3.6, "alone": 1.4}  # seconds of a step
 EGOVERSE_SOURCE = Source("EgoVerse, pull request 667", "", "8 A40 in one box", "1.2 B")
@@ -82,7 +82,7 @@ def of_defaults() -> Iterator[Claim]:
     for name in ("limit", "start"):
         yield Claim(name, SETTING, rendezvous, lambda name=name: list(_minutes(name)), number("minutes"))
     yield Claim("search", SETTING, rendezvous, lambda: [SEARCH], number("seconds"))
-    rule = Source("hooks/advice/recommendation.py", "gradwire advise", "the code")
+    rule = Source("experiments/advice/recommendation.py", "gradwire advise", "the code")
     yield Claim("worthwhile", SETTING, rule, lambda: [100 * (1 - 1 / Rule().worthwhile)], number("%"))
     yield Claim(
         "confidence", SETTING, Source("docs/benchmarks/claims/claim.py", "", "the code"), lambda: [95], number("%")

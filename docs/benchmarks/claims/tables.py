@@ -11,7 +11,7 @@ from claims.losses import ENOUGH, NETWORKS
 from claims.predicted import name_of, predicted
 from claims.settings import MEMORY, sharded, state
 from claims.speeds import to_target
-from gradwire.hooks.advice.recommendation import Rule
+from gradwire.experiments.advice.recommendation import Rule
 
 ONE_ANSWER = ("bf16", "int8", "int4")  # from first to last
 LOW_RANK, LARGE_LOW_RANK = "powersgd:rank=8,payload=int8", "powersgd:rank=32,payload=int4"

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from ....compress import Layout, Ranks, Traffic, compressor
 from ....compress.simulate import steady_traffic
-from ....ddp_core.measure.step_model import LinkCost, Piece, StepModel, layered, merged
-from ....hooks.plan import bucket_layouts
-from ....hooks.slice_sizes import gradient_mb, parts_of
+from ....ddp_core.measure.step_model import LinkCost, Piece, StepModel
+from ...advice.slice_sizes import gradient_mb, parts_of
+from ...bucket_plan import bucket_layouts
 from .trace import Shape, Trace
 
 ALL = 1e9  # MiB: one bucket for everything
@@ -77,3 +78,25 @@ def _layouts(shapes: Mapping[str, Shape], bucket_mb: float | None, world_size: i
 
 def _tensors(shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
     return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+
+
+def layered(layers: Iterable[tuple[float, float, float]]) -> StepModel:
+    """A piece a layer: (forward seconds, backward seconds, wire seconds) of each, in the order of forward.
+
+    >>> layered([(1, 2, 5), (1, 2, 0)]).pieces[0]
+    Piece(ready=4, wire=5, needed=0)
+    """
+    rows = list(layers)
+    needed = accumulate((forward for forward, _, _ in rows), initial=0)
+    ready = list(accumulate(backward for _, backward, _ in reversed(rows)))[::-1]
+    pieces = (Piece(at, wire, by) for at, by, (_, _, wire) in zip(ready, needed, rows, strict=False))
+    return StepModel(sum(row[0] for row in rows), sum(row[1] for row in rows), tuple(pieces))
+
+
+def merged(pieces: Sequence[Piece], wire: float) -> Piece:
+    """A bucket of several pieces, sent once all are ready and needed where the first of them is.
+
+    >>> merged([Piece(1, 2, 3), Piece(2, 2, 1)], wire=3.5)
+    Piece(ready=2, wire=3.5, needed=1)
+    """
+    return Piece(max(piece.ready for piece in pieces), wire, min(piece.needed for piece in pieces))

@@ -61,24 +61,6 @@ def test_with_full_rank_the_average_is_exact(shape):
     assert torch.allclose(out, sum(given) / 2, atol=1e-5)
 
 
-def test_an_average_of_low_rank_is_exact_in_one_step():
-    within = layout((30, 20))
-    left = torch.randn(30, 2, generator=torch.Generator().manual_seed(0))
-    given = [left @ right.view(2, 20) for right in gradients(layout((2, 20)))]
-    out = Simulation(compressor(f"powersgd:rank=2,{EVERY}"), within).step([g.reshape(-1) for g in given])[0]
-    assert torch.allclose(out.view(30, 20), sum(given) / 2, atol=1e-5)
-
-
-def test_with_warm_start_a_constant_gradient_s_best_approximation_is_reached():
-    within = layout((30, 20), dtype=torch.float64)
-    simulation = Simulation(compressor(f"powersgd:rank=3,{EVERY},error_feedback=false"), within)
-    given = gradients(within)
-    target = (sum(given) / 2).numpy().reshape(30, 20)
-    for _ in range(150):
-        out = simulation.step(given)[0]
-    assert numpy.allclose(out.numpy().reshape(30, 20), best(target, 3), atol=1e-4)
-
-
 @pytest.mark.parametrize("scale", [2.0**-60, 2.0**60])
 def test_a_power_of_two_passes_through_to_the_bit(scale):
     within = layout((30, 20), (7,))
@@ -123,7 +105,7 @@ def test_the_rank_is_capped_at_the_smaller_side(shape, rank):
 def test_a_parameter_is_compressed_where_that_pays(shape, rank, rate, compressed):
     state = PowerSGD(rank=rank, min_compression_rate=rate).init(layout(shape))
     assert len(state.factors.matrices) == compressed
-    assert state.whole == (() if compressed or 0 in shape else ((0, math.prod(shape)),))
+    assert state.whole == (() if compressed or 0 in shape else (slice(0, math.prod(shape)),))
 
 
 def test_q_depends_on_name_and_seed_alone():

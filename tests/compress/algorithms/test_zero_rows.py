@@ -6,6 +6,7 @@ import torch
 from gradwire.compress import Layout, Simulation, compressor
 from gradwire.compress.algorithms.zero_rows import ZeroRows
 from gradwire.compress.state import tree as states
+from gradwire.compress.state.leaf import BLOCK
 
 from ..given import placed
 from ..test_laws import KINDS, OBJECTS, OWN_LAW, SPECS, build, layout
@@ -109,8 +110,14 @@ def test_parts_of_rows_are_told_by_the_rows_of_whole_parameters():
     assert used[: rows.count].tolist() == [False, True, False, True]
     assert torch.equal(rows.unpacked(rows.packed(used, 3)), used)
     marked = torch.ones(7)
-    rows.clear(used, marked, start=1)  # of elements 1 to 7
+    rows.clear(used, marked, (1, 8))  # of elements 1 to 7
     assert marked.tolist() == [0, 1, 1, 1, 1, 0, 1]
+    codes = torch.ones(2 * BLOCK, dtype=torch.int8)  # of the same elements
+    rows.clear(used, codes, (1, 8))
+    assert codes[:6].tolist() == [0, 1, 1, 1, 1, 0]
+    assert codes[6:].all()
+    rows.clear(torch.zeros_like(used), codes, (1, 8))
+    assert (codes == 0).nonzero().view(-1).tolist() == [*range(6), BLOCK]
 
 
 SELECT = ("adacomp", "bf16+chunktopk", "chunktopk", "dgc", "dropping", "randomk", "topk")

@@ -65,15 +65,6 @@ def test_no_more_is_sent_than_the_cap_and_nothing_waits_forever(spec):
     assert (total != 0).float().mean() > 0.8
 
 
-def test_places_are_taken_from_the_start_on_and_round_the_end():
-    chosen = torch.tensor([True, False, True, True, False, True])
-    for start, slots, expected in ((0, 9, [0, 2, 3, 5]), (3, 9, [3, 5, 0, 2]), (3, 3, [3, 5, 0]), (4, 1, [5])):
-        places, number = chosen_places(chosen, slots, start)
-        assert places[:number].tolist() == expected
-        assert len(places) == slots
-    assert chosen_places(~chosen & chosen, 2, 1)[1] == 0
-
-
 @pytest.mark.parametrize("spec", [*SPECS, *SHORT])
 def test_zeros_take_no_room(spec):
     within = layout((1000,))
@@ -92,3 +83,12 @@ def test_zeros_take_no_room(spec):
 def test_options_out_of_range_are_refused(spec, words):
     with pytest.raises(ValueError, match=words):
         compressor(spec)
+
+
+def test_places_are_taken_from_the_start_on_and_round_the_end():
+    chosen = torch.tensor([True, False, True, True, False, True])
+    for start, slots, expected in ((0, 9, [0, 2, 3, 5]), (3, 9, [3, 5, 0, 2]), (3, 3, [3, 5, 0]), (4, 1, [5])):
+        places, number = chosen_places(chosen, slots, start)
+        assert places[:number].tolist() == expected
+        assert len(places) == slots
+    assert chosen_places(~chosen & chosen, 2, 1)[1] == 0

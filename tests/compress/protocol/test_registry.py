@@ -39,20 +39,6 @@ def made(name="Made", module=__name__):
     return Made
 
 
-def test_the_list_is_sorted_and_says_who_wraps():
-    listed = compressors()
-    assert list(listed) == sorted(listed)
-    assert {name for name, method in listed.items() if method["wraps"]} == {"fp16", "bf16", "hosts"}
-
-
-def test_every_summary_is_one_line_that_says_something():
-    for method in compressors().values():
-        assert len(method["summary"]) > 20
-        assert "\n" not in method["summary"]
-    register("made")(made())
-    assert compressors()["made"]["summary"] == "A made-up method."
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_the_listed_defaults_are_those_that_a_bare_name_gets(name):
     defaults = {option: default for option, default in compressors()[name]["options"].items() if option != "warmup"}

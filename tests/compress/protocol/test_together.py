@@ -171,12 +171,6 @@ def test_a_powersgd_bucket_is_two_collectives_and_never_an_empty_one(spec, shape
     assert all(request.tensor.numel() for request in requests)
 
 
-def test_what_does_not_compress_rides_with_p():
-    p, q = requests_of("powersgd:rank=2", layout(*MIXED))
-    assert p.tensor.numel() == 2 * (64 + 16) + (7 + 1 + 5)
-    assert q.tensor.numel() == 2 * (32 + 27)
-
-
 @pytest.mark.parametrize("spec", ["powersgd", "batched-powersgd", "topk", "onebit"])
 def test_an_empty_bucket_is_no_collective(spec):
     assert requests_of(spec, layout((0,), (0, 3))) == []

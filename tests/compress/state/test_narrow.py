@@ -29,7 +29,7 @@ def lost_at_most(numbers, bits):
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("size", SIZES)
 def test_an_element_loses_half_a_unit_at_most_and_packs_to_itself(size, bits, dtype):
-    store, numbers = Narrow(bits, size, dtype, rows=2), numbers_of(size, dtype)
+    store, numbers = Narrow(bits, (size,), dtype, rows=2), numbers_of(size, dtype)
     packed = store.zeros(CPU)
     store.pack(torch.cat([torch.zeros_like(numbers), numbers]), packed)
     both = store.unpacked(packed)
@@ -44,7 +44,7 @@ def test_an_element_loses_half_a_unit_at_most_and_packs_to_itself(size, bits, dt
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("in_place", [True, False])
 def test_a_factor_reaches_all_numbers_and_zeros_stay_zero(bits, in_place):
-    store, numbers = Narrow(bits, 300, torch.float32), numbers_of(300)
+    store, numbers = Narrow(bits, (300,), torch.float32), numbers_of(300)
     numbers[100:200] = 0
     packed = store.zeros(CPU)
     store.pack(numbers, packed)

@@ -1,5 +1,6 @@
 """Steps of torch's hook as their buckets tell them, and changes that other threads want in the middle of one."""
 
+import logging
 from dataclasses import dataclass, field
 from datetime import timedelta
 from unittest import mock
@@ -159,3 +160,23 @@ def test_every_rank_calls_a_plug_in_as_often_as_the_others(ranks):
     first, *others = ranks.run(counted, 4)
     assert first[0]
     assert others == [first] * 3
+
+
+def advised(rank, world_size):
+    """The log's lines about what compressors send in vain, in steps with int4, bf16, and int4 again."""
+    lines, handler = [], logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logging.getLogger("gradwire").addHandler(handler)
+    model = gradwire.DistributedDataParallel(torch.nn.Linear(64, 64, dtype=torch.bfloat16), compressor="int4")
+    with mock.patch.dict("os.environ", WORLD_SIZE="4", LOCAL_WORLD_SIZE="2"):
+        for following in ("bf16", "int4", "none"):
+            model(torch.ones(1, 64, dtype=torch.bfloat16)).sum().backward()
+            model.compression.swap(following)
+    logging.getLogger("gradwire").removeHandler(handler)
+    return [line for line in lines if "hosts+int4" in line or "bfloat16 already" in line]
+
+
+def test_rank_zero_says_once_what_a_compressor_sends_in_vain(ranks):
+    first, *others = ranks.run(advised, 4)
+    assert ["hosts+int4" in line for line in first] == [True, False]
+    assert others == [[], [], []]

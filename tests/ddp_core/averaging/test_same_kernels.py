@@ -12,7 +12,6 @@ from torch import nn
 import gradwire
 from gradwire import kernels
 from gradwire.compress import Ranks, compressor
-from gradwire.compress.protocol.compressor import traits_of
 from gradwire.compress.simulate import operations_of
 from gradwire.ddp_core import over
 from gradwire.ddp_core.averaging import same_kernels, step_checks
@@ -202,11 +201,11 @@ def with_threads(rank, world_size, spec, backend, dtypes):
     """Whether ranks with other numbers of threads may round differently, and the warnings."""
     torch.set_num_threads(1 + rank)
     names = operations_of(compressor(spec), dtypes[0], Ranks(world_size))
-    varies = traits_of(compressor(spec)).varies_with_threads
+    varies = same_kernels.varies_with_threads(compressor(spec), names, dtypes)
     with kernels_of(backend), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         differ = same_kernels.agree_on_kernels(
-            names, over(dist.group.WORLD), torch.device("cpu"), dtypes, varies_with_threads=varies
+            names, over(dist.group.WORLD), torch.device("cpu"), varies_with_threads=varies
         )
     torch.set_num_threads(1)
     return differ, [str(each.message) for each in caught]

@@ -188,6 +188,29 @@ def test_a_closed_engine_says_so(ranks):
         assert "was closed" in failure.message
 
 
+def submit_during_close(rank, world_size):
+    """What comes of a task that another thread submits once the lanes are told to end."""
+    engine = engine_of()
+    submitted(engine, well(torch.ones(1))).wait(LIMIT)
+    dist.barrier()
+    ends = engine._beside.close
+
+    def ends_beside_a_task(deadline):
+        ends(deadline)
+        try:
+            late.append(submitted(engine, well(torch.ones(1))).future)
+        except RuntimeError as error:
+            late.append(error)
+
+    late, engine._beside.close = [], ends_beside_a_task
+    engine.close()
+    return str(late[0] if isinstance(late[0], RuntimeError) else late[0].exception(timeout=5))
+
+
+def test_a_task_that_is_submitted_while_the_engine_closes_is_not_waited_for_without_an_end(ranks):
+    assert all("close() was called" in text for text in ranks.run(submit_during_close, 2))
+
+
 def make_groups_again(rank, world_size):
     for _ in range(3):
         engine = engine_of()

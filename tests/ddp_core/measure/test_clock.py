@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gradwire.ddp_core.measure.clock import CudaClock, HostClock, clock_of
+from gradwire.ddp_core.measure.clock import Clock, CudaClock, clock_of
 
 SECOND = 1000.0  # in milliseconds
 
@@ -62,12 +62,12 @@ def device(monkeypatch):
 
 
 def test_each_device_has_its_clock():
-    assert isinstance(clock_of(torch.device("cpu")), HostClock)
+    assert isinstance(clock_of(torch.device("cpu")), Clock)
     assert isinstance(clock_of(torch.device("cuda", 1)), CudaClock)
 
 
 def test_the_host_s_marks_are_its_time_and_cost_no_call_of_ours():
-    clock = HostClock()
+    clock = Clock()
     assert clock.now is time.perf_counter
     assert clock.took(1.5)
     assert clock.seconds(1.5, 4.0) == 2.5

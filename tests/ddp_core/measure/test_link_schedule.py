@@ -14,7 +14,8 @@ from gradwire.ddp_core.measure.link_schedule import (
     step_seconds,
     synchronous,
 )
-from gradwire.ddp_core.measure.step_model import Piece, StepModel, layered, merged
+from gradwire.ddp_core.measure.step_model import Piece, StepModel
+from gradwire.experiments.workloads.emulation.step_model import layered, merged
 
 SEEDS = range(20)
 

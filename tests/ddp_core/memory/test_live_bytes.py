@@ -17,9 +17,9 @@ from torch.utils._pytree import tree_leaves
 
 import gradwire
 from gradwire.ddp_core.engine.lanes import Task
-from gradwire.hooks.advice.local_sgd import SitesPlan, Wan, round_plans
+from gradwire.experiments.sharded_plan import plan_sharded
+from gradwire.experiments.sites_plan import SitesPlan, Wan, round_plans
 from gradwire.hooks.local_sgd.rounds import Rounds
-from gradwire.hooks.plan import plan_sharded
 from gradwire.kernels import pool
 
 from ...torch_versions import copied_in_cpp, fsdp_of_others

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradwire.ddp_core.measure.clock import HostClock
+from gradwire.ddp_core.measure.clock import Clock
 from gradwire.ddp_core.measure.step import Record
 from gradwire.ddp_core.measure.step_model import Piece, StepModel
 from gradwire.ddp_core.overlap.measured_step import Measurements, NotedStep, unhindered
@@ -27,7 +27,7 @@ def step(mark=float, start=100.0):
 
 
 def test_waits_are_taken_out_of_a_forward_and_of_the_times_when_it_needs_things():
-    found = step().measured(HostClock())
+    found = step().measured(Clock())
     assert (found.forward, found.backward) == (7.0, 3.0)
     assert found.ready == [1.0, 3.0]
     assert found.needed == [4.0, 1.0]
@@ -41,7 +41,7 @@ def test_what_is_waited_for_before_or_after_a_forward_is_none_of_it():
 
 
 def test_a_model_has_the_pieces_in_the_order_sent_and_the_link_s_cost():
-    measurements = Measurements(HostClock())
+    measurements = Measurements(Clock())
     assert measurements.model([1, 0]) is None
     measurements.add(step())
     model = measurements.model([1, 0])
@@ -58,7 +58,7 @@ def scaled(model):
 
 
 def test_a_clock_that_tells_late_gives_the_model_of_one_that_tells_at_once():
-    by_host, by_device = Measurements(HostClock()), Measurements(LateClock(looks=True))
+    by_host, by_device = Measurements(Clock()), Measurements(LateClock(looks=True))
     for start in (100.0, 200.0, 350.0):
         by_host.add(step(start=start))
         by_device.add(step(LateMark, start))
@@ -79,14 +79,14 @@ def test_a_step_that_was_not_noted_by_the_device_in_all_its_parts_does_not_count
 
 def test_marks_of_streams_that_wait_for_each_other_nowhere_make_a_model_still():
     backwards = NotedStep(9.0, {0: 8.0, 1: 7.0}, (6.0, 5.0), [(4.0, 3.0), (2.0, 1.0)], [program(8.0, (3.0, 2.0))] * 2)
-    measurements = Measurements(HostClock())
+    measurements = Measurements(Clock())
     measurements.add(backwards)
     assert measurements.model([0, 1]) == StepModel(0.0, 0.0, (Piece(0.0, 0.0, 0.0),) * 2)
 
 
 def test_requests_that_send_nothing_tell_nothing_of_the_link():
     nothing = NotedStep(0.0, {0: 1.0}, (2.0, 4.0), [(3.0, 3.0)], [program(0.0, (1.0, 1.5))])
-    measurements = Measurements(HostClock())
+    measurements = Measurements(Clock())
     measurements.add(nothing)
     assert measurements.model([0]) is None
     assert measurements.exposed == 0.0

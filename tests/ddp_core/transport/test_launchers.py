@@ -2,7 +2,8 @@ import os
 
 import pytest
 
-from gradwire.ddp_core.transport.launchers import adopt_launcher, slurm_tasks_here
+from gradwire.compress import Ranks
+from gradwire.ddp_core.transport.launchers import adopt_launcher, on_launched_hosts, slurm_tasks_here
 
 from ...forked import Script
 
@@ -35,6 +36,15 @@ def test_a_launchers_variables_become_torchruns(variables, name):
     assert environment.items() >= {**TORCHRUN, **ADDRESS}.items()
     with pytest.raises(ValueError, match=r"MASTER_ADDR and MASTER_PORT must say where rank 0 is"):
         adopt_launcher(dict(variables))
+
+
+@pytest.mark.parametrize(
+    ("world_size", "variables", "per_host"),
+    [(8, TORCHRUN, 4), (8, {}, 1), (4, TORCHRUN, 1), (8, {**TORCHRUN, "LOCAL_WORLD_SIZE": "3"}, 1)],
+    ids=["all ranks", "no launcher", "a part of the ranks", "uneven hosts"],
+)
+def test_ranks_share_a_host_as_the_launcher_says_if_the_group_has_all_of_them(world_size, variables, per_host):
+    assert on_launched_hosts(Ranks(world_size, 1), variables) == Ranks(world_size, 1, per_host)
 
 
 def test_a_process_alone_has_no_launcher():

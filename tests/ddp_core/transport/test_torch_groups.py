@@ -17,8 +17,8 @@ from torch import nn
 import gradwire
 from gradwire.compress import AllReduce
 from gradwire.ddp_core.transport import torch_groups
-from gradwire.ddp_core.transport.process_group import over, started
-from gradwire.ddp_core.transport.torch_groups import clone_group, future_of, polled, takes_time_limits, time_limit_of
+from gradwire.ddp_core.transport.process_group import GroupPending, over, started
+from gradwire.ddp_core.transport.torch_groups import clone_group, polled, takes_time_limits, time_limit_of
 
 from ...torch_versions import backends_in_python
 from . import wrapped_backend
@@ -140,7 +140,8 @@ def waits(rank, world_size):
             call()
         refused.append(str(caught.value))
     work.wait()
-    no_future = future_of(work)
+    pending = GroupPending(work, torch.ones(2))
+    pending.expect_late_wait(time.perf_counter)  # no future tells of its end
     answer = (
         started(AllReduce(torch.full((3,), rank + 1.0), "sum"), group, timed=False).wait(timedelta(seconds=20)).tolist()
     )
@@ -155,7 +156,14 @@ def waits(rank, world_size):
     if rank == 1:
         late = group.allreduce([torch.ones(2)])
     polled(late, 20)
-    return refused, no_future, answer, message, takes_time_limits(group, CPU), takes_time_limits(dist.group.WORLD, CPU)
+    return (
+        refused,
+        pending.arrived,
+        answer,
+        message,
+        takes_time_limits(group, CPU),
+        takes_time_limits(dist.group.WORLD, CPU),
+    )
 
 
 @backends_in_python

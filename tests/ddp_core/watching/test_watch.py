@@ -17,8 +17,8 @@ from gradwire.ddp_core.measure.stats import Measured, Stats, Totals
 from gradwire.ddp_core.measure.step import BucketStats, Record, Step
 from gradwire.ddp_core.watching.dense_step import dense_step_seconds
 from gradwire.ddp_core.watching.report import Report
-from gradwire.ddp_core.watching.report_folder import reports_in
 from gradwire.ddp_core.watching.watch import Watch
+from gradwire.experiments.top import reports_in
 
 MEGA = 10**6
 

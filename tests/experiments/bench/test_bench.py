@@ -7,16 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
-from gradwire.ddp_core.measure.clock import HostClock
-from gradwire.experiments.bench import command, rows, run, show
+from gradwire.experiments.bench import command, run
 from gradwire.experiments.bench.command import rank_main
 from gradwire.experiments.bench.config import BenchConfig
 from gradwire.experiments.bench.models import task
-from gradwire.experiments.bench.rows import NO_DDP, Case, bound_here, bounds
+from gradwire.experiments.bench.rows import NO_DDP, Case, bounds
 from gradwire.experiments.bench.run import world_sizes
-from gradwire.experiments.bench.trial import LastGradient
 from gradwire.experiments.bench.world import World
 from gradwire.experiments.cli import main
 
@@ -160,12 +157,6 @@ def test_what_cannot_be_measured_is_refused(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_a_missing_library_of_a_model_is_named(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    assert main(["bench", "--models", "bert"]) == 2
-    assert "transformers is not installed; pip install 'gradwire[transformers]'" in capsys.readouterr().err
-
-
 def test_bounds_of_a_setting_are_those_of_its_compressor_its_ranks_and_the_slowed_link():
     config = BenchConfig(compute="emulate:resnet50", dilate=10, link="4gbit")
     found = {
@@ -179,14 +170,6 @@ def test_bounds_of_a_setting_are_those_of_its_compressor_its_ranks_and_the_slowe
     }
     unlimited = bounds(BenchConfig(compute="emulate:resnet50"), Case("gradwire"), 4)
     assert list(unlimited.values()) == pytest.approx([0.097, 0.097])
-
-
-def test_the_bound_here_has_what_this_machine_adds():
-    config = BenchConfig(compute="emulate:resnet50", dilate=10, link="4gbit")
-    case = Case("gradwire", "bf16")
-    assert bound_here(config, case, 4, 1.0, 0.5) == bounds(config, case, 4)["bound_seconds"] + 0.5
-    assert bound_here(config, case, 4, 4.0, 0.5) == pytest.approx(3.88 + 0.5, abs=0.02)
-    assert bound_here(config, NO_DDP, 4, 1.0, 0.5) is None
 
 
 def test_bounds_are_not_told_of_real_computation_nor_where_some_iterations_send_nothing():
@@ -235,43 +218,12 @@ def test_world_sizes_double_within_a_machine_and_then_over_machines(local_ranks,
     assert [f"{each.machines}M/{each.world_size // each.machines}G" for each in placed] == expected
 
 
-def test_the_last_gradient_is_marked_by_the_parameter_that_came_last():
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    watch = LastGradient(model, HostClock())
-    for _ in range(2):
-        before = watch.moment
-        model(torch.zeros(1, 2)).sum().backward()
-        assert watch.moment != before
-        watch.watch_last_only()
-    assert sum(len(p._post_accumulate_grad_hooks or ()) for p in model.parameters()) == 1
-
-
 def test_gpus_that_are_not_used_are_told_of_in_one_line(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     (told,) = command._warnings(BenchConfig(), "gloo")
     assert "8 GPUs here and not used: with gloo the ranks train on the CPU" in told
     assert "\n" not in told
     assert list(command._warnings(BenchConfig(), "nccl")) == []
-
-
-def test_a_machine_that_does_not_keep_up_with_the_emulated_accelerator_is_told_of():
-    config = BenchConfig(compute="emulate:resnet50@0.1", dilate=2, compressors=["none", "bf16"])
-    measured = rows.Measured([0.3], {name: [0.15] for name in rows.PHASES}, rows.Traffic())
-    for options, expected in ((config, pytest.approx(1.5)), (BenchConfig(), None)):
-        assert rows.row("a model", 1, Case("gradwire"), rows.Placement(1, 1), measured, options)["stretch"] == expected
-    found = [
-        {
-            "ddp": "gradwire",
-            "compressor": name,
-            "world_size": 2,
-            "machines": 2,
-            "ranks_per_machine": 1,
-            "stretch": stretch,
-        }
-        for name, stretch in (("none", 1.1), ("bf16", 1.5))
-    ]
-    (text,) = show.late(found, config.cases())
-    assert "bf16: forward and backward took 1.5x the time of the emulated accelerator" in text
 
 
 def test_the_hosts_of_a_lab_share_this_machine_s_memory(monkeypatch):

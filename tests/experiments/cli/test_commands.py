@@ -6,8 +6,6 @@ import pytest
 from gradwire.experiments.cli import COMMANDS, main, split_specs
 from gradwire.experiments.cli.arguments import fields_of
 
-from ...forked import Script
-
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_s_defaults_are_accepted_by_its_dataclass(name, capsys):
@@ -39,17 +37,3 @@ def test_a_command_imports_only_what_it_needs():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
-
-
-def test_without_jsonargparse_one_line_tells_how_to_get_it():
-    code = (
-        "import sys\n"
-        "for name in [name for name in sys.modules if name.startswith('gradwire.experiments.cli')]: del sys.modules[name]\n"
-        "sys.modules['jsonargparse'] = None\n"
-        "from gradwire.experiments.cli import main; sys.exit(main(['info']))"
-    )
-    done = Script(code).end()
-    assert done.code == 2
-    assert (
-        done.errors == "gradwire info: error: jsonargparse is not installed; pip install 'jsonargparse[signatures]'\n"
-    )

@@ -1,7 +1,5 @@
 from dataclasses import dataclass, field
 
-import pytest
-
 from gradwire.experiments.cli import Command, main
 
 
@@ -67,10 +65,3 @@ def test_a_list_at_the_end_takes_the_rest_as_it_is_written():
 def test_an_argument_too_many_is_refused_with_what_the_command_takes(capsys):
     assert main(["files", "a", "b", "c"], FILES) == 2
     assert "unexpected argument 'c'; this command takes BASE TEST" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("commands", "line"), [(FILES, "[options] BASE TEST"), (RUN, "[options] COMMAND...")])
-def test_help_shows_the_positional_fields(commands, line, capsys):
-    with pytest.raises(SystemExit):
-        main([*commands, "--help"], commands)
-    assert line in capsys.readouterr().out

@@ -64,12 +64,6 @@ def test_a_turn_is_whole_optimizer_steps_and_short(options, expected):
     assert CompareConfig(**options).turn_steps == expected
 
 
-def test_turns_take_several_compressors_and_nothing_under_way_between_steps():
-    assert CompareConfig().in_turns
-    for options in ({"compressors": ["none"]}, {"simulated": True}, {"local_every": 4}, {"turns": False}):
-        assert not CompareConfig(**options).in_turns
-
-
 @pytest.fixture
 def compared(tmp_path, monkeypatch):
     """`gradwire compare` up to where ranks begin: the arguments of a rank, or of what starts ranks."""
@@ -106,18 +100,6 @@ def test_a_warm_up_that_does_not_end_is_warned_of_once_in_synced_steps(told, com
     compared("--steps=5", "--sync-every=2", f"--compressors={specs}")
     warning = "powersgd:rank=1,start_iter=2 warms up for 2 optimizer steps, and the run has 2: its warm-up does not end"
     assert [warning in record.message for record in caplog.records] == [True] * told
-
-
-def test_ranks_on_the_cpu_of_a_machine_with_gpus_are_told_of_once(told, compared, caplog, capsys, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
-    compared("--backend=gloo")
-    assert ["8 GPUs here and not used" in record.message for record in caplog.records] == [True] * told
-    assert ("2 ranks, gloo on cpu, 7 compressors" in capsys.readouterr().out) == told
-    caplog.clear()
-    compared()
-    assert not caplog.records
-    assert ("2 ranks, nccl on cuda, 7 compressors" in capsys.readouterr().out) == told
 
 
 def test_what_an_earlier_run_left_is_gone_before_ranks_begin_and_nothing_else(told, compared, tmp_path, monkeypatch):

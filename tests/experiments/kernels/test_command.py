@@ -1,14 +1,12 @@
 import json
 import signal
-from dataclasses import fields
-from pathlib import Path
 
 import pytest
 import torch
 
 from gradwire import kernels
 from gradwire.experiments.cli import main
-from gradwire.experiments.kernels.bench import Bench, Row
+from gradwire.experiments.kernels.bench import Bench
 from gradwire.kernels import dispatch
 
 from .given import EVERY, SIZE, named
@@ -73,15 +71,6 @@ def test_the_fraction_is_floor_bytes_a_second_over_bytes_copied_a_second(measure
     assert row["repeats"] == 3
 
 
-def test_all_thread_counts_are_measured_and_torch_s_own_comes_back(measured):
-    before = torch.get_num_threads()
-    _, document, printed = measured("--operations", "all_finite", "--backends", "reference", "--threads", "1,2")
-    assert [row["threads"] for row in document["rows"]] == [1, 2]
-    assert torch.get_num_threads() == before
-    assert f"{SIZE:,} elements, fp32, 1 thread" in map(str.strip, printed.splitlines())
-    assert "2 threads" in printed
-
-
 def wrong_answer(tensor):
     return torch.tensor(False)
 
@@ -125,13 +114,6 @@ def test_a_backend_that_is_wrong_gets_a_red_row_without_figures_and_the_exit_cod
     assert reference["seconds"] > 0
 
 
-def test_a_backend_that_leaves_all_to_others_has_no_row(measured, backend):
-    backend("lazy", sign_pack=lambda *arguments: kernels.sign_pack.reference(*arguments))
-    _, document, printed = measured("--operations", "sign_pack", "--backends", "lazy,reference")
-    assert [row["backend"] for row in document["rows"]] == ["reference"]
-    assert "not measured: sign_pack on lazy for fp32: reference would run" in printed
-
-
 @pytest.fixture
 def stopped(monkeypatch):
     """Ends the measurement, by Ctrl-C or a request to terminate, before the job of that name."""
@@ -165,14 +147,6 @@ def test_what_was_measured_before_a_stop_is_shown_and_written(number, stopped, t
     assert "stopped; finished results are kept" in told.err
 
 
-def test_a_stop_before_the_first_job_shows_and_writes_nothing(stopped, tmp_path, capsys):
-    stopped("sign_pack", signal.SIGINT)
-    options = ["--operations", "sign_pack", "--json", str(tmp_path / "figures.json")]
-    assert main(["kernels", *QUICK, *options]) == 130
-    assert not capsys.readouterr().out
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -202,9 +176,3 @@ def test_without_a_device_it_cannot_be_asked_for(capsys):
 def test_every_backend_of_a_device_is_right(tmp_path):
     file = tmp_path / "figures.json"
     assert main(["kernels", "--device", "cuda", "--sizes", "1M", "--repeats", "3", "--json", str(file)]) == 0
-
-
-def test_every_operation_and_every_key_of_a_row_is_described():
-    page = (Path(__file__).parents[3] / "docs" / "kernels.md").read_text("utf-8")
-    names = [*(field.name for field in fields(Row)), *kernels.operations()]
-    assert [name for name in names if f"`{name}`" not in page] == []

@@ -40,13 +40,6 @@ def test_what_would_end_after_the_limit_by_its_time_at_a_smaller_size_is_left_ou
     assert "--all" in line
 
 
-def test_a_job_that_was_never_measured_begins_before_the_limit_and_not_behind_it():
-    clock = Clock()
-    limit = Limit(5.0, clock)
-    assert measured(limit, clock, groups(1_000), 0.006) == [("sign_pack", 1_000)]
-    assert limit.told()[0].endswith(": 1,000 elements of fp32: all_finite")
-
-
 def test_the_command_says_what_it_left_out_and_all_lifts_the_limit(capsys):
     quick = ["--sizes", str(SIZE), "--repeats", "3", "--seconds", "0", "--threads", "1", "--device", "cpu"]
     quick += ["--operations", "sign_pack,all_finite", "--backends", "reference"]

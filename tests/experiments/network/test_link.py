@@ -1,4 +1,3 @@
-import json
 import time
 
 import pytest
@@ -153,17 +152,6 @@ def test_a_step_takes_what_the_link_needs_for_all_buckets_and_the_gradients_are_
         assert seconds >= 8 * sent / 1e6
         assert seconds < 8 * sent / 1e6 + LITTLE_MORE
         torch.testing.assert_close(gradients, expected, rtol=0, atol=0)
-
-
-def test_compare_says_everywhere_that_its_link_is_emulated(started, undrawn, tmp_path, capsys):
-    started()
-    size = ["--model=mlp", "--data=digits", "--steps=2", "--eval-batches=1", "--compressors=none"]
-    assert main(["compare", *size, "--link=100mbit", f"--out={tmp_path}"]) == 0
-    start, *table = capsys.readouterr().out.splitlines()
-    assert start.startswith("1 ranks, gloo on cpu, emulated link 100 Mbit/s")
-    assert any(line.startswith("mlp") and "emulated link 100 Mbit/s" in line for line in table)
-    assert json.loads((tmp_path / "results.json").read_text())["environment"]["network"] == "emulated link 100 Mbit/s"
-    assert "1 ranks, gloo on cpu, emulated link 100 Mbit/s" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

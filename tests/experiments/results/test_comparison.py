@@ -5,9 +5,7 @@ import re
 from html import unescape
 
 import pytest
-from matplotlib.figure import Figure
 
-from gradwire.experiments.compare.command import write_output
 from gradwire.experiments.results.comparison import Results
 from gradwire.experiments.results.picture import draw
 from gradwire.experiments.results.report import write_report
@@ -69,23 +67,6 @@ def test_pictures_are_drawn(runs, tmp_path):
     assert all(picture.read_bytes().startswith(PNG) for picture in pictures)
 
 
-def test_the_picture_of_accuracy_and_speed_names_every_run_and_a_loss_that_is_not_finite_is_no_hindrance(
-    tmp_path, monkeypatch
-):
-    figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: figures.append(figure))
-    draw(results_of(run_of(loss=(3.0, math.nan), accuracy=math.nan), run_of("topk", sent=400.0)), tmp_path)
-    _, tradeoff = figures
-    assert [text.get_text() for text in tradeoff.legends[0].get_texts()] == ["uncompressed (1x)", "top-k 1 % (10x)"]
-
-
-def test_each_network_has_its_section_in_the_report(page):
-    over = [dataclasses.replace(run_of(spec), network=name) for name in ("slow", "fast") for spec in ("none", "topk")]
-    text = page(results_of(*over))
-    assert re.findall("<h2>(.+)</h2>", text) == ["mlp on digits, slow", "mlp on digits, fast"]
-    assert text.count("No verdict") == 2
-
-
 @pytest.fixture
 def page(tmp_path):
     """The report of some results, and what it says."""
@@ -112,16 +93,3 @@ def test_the_report_escapes_what_users_named(page):
     text = page(results)
     assert "<script>alert" not in text
     assert unescape(text).count(name) >= 3
-
-
-def test_the_end_writes_pictures_and_report_and_shows_the_table(tmp_path, capsys):
-    out = tmp_path / "[red]runs"
-    out.mkdir()
-    results = results_of(run_of(), run_of("topk:ratio=0.1", sent=400.0))
-    results.write(out / "results.json")
-    write_output(results, out)
-    assert {file.name for file in out.iterdir()} == {"results.json", "loss.png", "tradeoff.png", "report.html"}
-    shown = capsys.readouterr().out.replace("\n", "")
-    for told in ("mlp (1,000 parameters) on digits, 2 ranks, gloo", "topk:ratio=0.1", "10.00"):
-        assert told in shown
-    assert all(str(file) in shown for file in out.iterdir())

@@ -139,17 +139,3 @@ def test_runs_one_after_the_other_have_no_verdict():
     assert verdict(run_of(), run_of("onebit", p50=0.01)).startswith(f"{NO_VERDICT}: the compressors trained one after")
     mixed = steady("none", 8.0), dataclasses.replace(steady("onebit", 1.0), turn_steps=None)
     assert verdict(*mixed).startswith(NO_VERDICT)
-
-
-def test_ranks_that_share_memory_are_said_to_and_gpus_are_not():
-    runs = steady("none", 5.0), steady("onebit", 6.0)
-    for environment in ({}, {"launched_by": "gradwire", "device": "cpu"}):
-        told = verdict(*runs, environment=environment)
-        assert "These CPU ranks share one host's memory." in told
-        assert "GPUs without NVLink often gain most." in told
-    told = verdict(*runs, environment={"launched_by": "gradwire", "device": "cuda"})
-    assert "memory" not in told
-    assert told.endswith("This holds for the GPUs of this host.")
-    for launcher in ("torchrun", "Slurm", "Open MPI"):
-        told = verdict(*runs, environment={"launched_by": launcher, "device": "cpu"})
-        assert told.endswith("This holds for the hosts and the network of this run.")

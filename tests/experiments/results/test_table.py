@@ -2,7 +2,6 @@ import math
 
 import pytest
 
-from gradwire.experiments.results.rows import milliseconds
 from gradwire.experiments.results.table import HEADINGS, final_loss, rows
 
 from ..given import results_of, run_of
@@ -16,14 +15,6 @@ def test_speed_is_relative_to_the_first_run():
 def test_the_final_loss_is_the_mean_of_the_last_tenth():
     assert final_loss(run_of(loss=range(20))) == pytest.approx(18.5)
     assert final_loss(run_of(loss=[5.0, 1.0])) == 1.0
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.00123, "1.23 ms"), (0.0123, "12.3 ms"), (0.0999, "99.9 ms"), (0.1, "100 ms"), (2.5, "2500 ms")],
-)
-def test_long_times_are_shown_in_whole_milliseconds(seconds, text):
-    assert milliseconds(seconds) == text
 
 
 def test_a_run_that_diverged_is_shown_as_nan():

@@ -2,7 +2,6 @@ import sys
 
 import pytest
 
-from gradwire.experiments.sweep import command, picture
 from gradwire.experiments.sweep.points import POINTS, read_points
 
 from .given import STUDY, shown, sweep, with_key
@@ -38,19 +37,6 @@ def test_a_second_run_computes_only_what_is_missing(study, ran, tmp_path):
     assert [row["elements"] for row in shown(out)] == ["10", "100", "1000"]
 
 
-def test_a_finished_study_that_is_started_again_says_so_and_how_to_start_over(study, ran, tmp_path, capsys):
-    out = tmp_path / "out"
-    assert sweep(study, out, "--short") == 0
-    assert "already finished" not in capsys.readouterr().out
-    assert sweep(study, out, "--short") == 0
-    assert ran == [1000]
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "1 points of gradwire collective, already finished: delete" in printed
-    (out / "points.jsonl").unlink()
-    assert sweep(study, out, "--short") == 0
-    assert ran == [1000, 1000]
-
-
 def test_a_failed_point_is_told_and_runs_again_next_time_while_the_others_are_kept(study, ran, tmp_path, capsys):
     out = tmp_path / "out"
     ran.fails = (100,)
@@ -61,21 +47,6 @@ def test_a_failed_point_is_told_and_runs_again_next_time_while_the_others_are_ke
     assert sweep(study, out) == 0
     assert ran == [10, 100, 1000, 100]
     assert "failed" not in (out / "README.md").read_text()
-
-
-def test_ctrl_c_keeps_what_is_done(study, ran, tmp_path, monkeypatch, capsys):
-    out, stand_in = tmp_path / "out", command.run_point
-
-    def interrupted(point, limit):
-        if point.chosen["elements"] == 100:
-            raise KeyboardInterrupt
-        return stand_in(point, limit)
-
-    monkeypatch.setattr(command, "run_point", interrupted)
-    assert sweep(study, out) == 130
-    assert "finished points are kept" in capsys.readouterr().err
-    assert len(read_points(out)) == 1
-    assert [row["elements"] for row in shown(out)] == ["10"]
 
 
 def test_redraw_runs_nothing(study, ran, tmp_path, capsys):
@@ -125,36 +96,3 @@ def test_what_a_study_says_wrong_is_refused_before_anything_runs(wrong, message,
     assert message in capsys.readouterr().err
     assert not ran
     assert not (tmp_path / "out").exists()
-
-
-def test_what_was_measured_is_written_before_anything_is_drawn(study, ran, tmp_path, monkeypatch):
-    def broken(*arguments):
-        raise RuntimeError("no room for a picture")
-
-    monkeypatch.setattr(picture, "draw", broken)
-    with pytest.raises(RuntimeError, match="no room"):
-        sweep(study, tmp_path)
-    assert len(shown(tmp_path)) == 3
-    assert "| 1,000 |" in (tmp_path / "README.md").read_text()
-
-
-def test_without_matplotlib_a_study_with_figures_is_refused_before_anything_runs(
-    study, ran, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert sweep(study, tmp_path / "out") == 2
-    assert "matplotlib is not installed; pip install 'gradwire[experiments]'" in capsys.readouterr().err
-    assert not ran
-    study.write_text(with_key("figures: []"))
-    assert sweep(study, tmp_path / "out") == 0
-    assert len(shown(tmp_path / "out")) == 3
-
-
-def test_a_long_table_is_a_file_that_the_page_links(study, ran, tmp_path):
-    study.write_text(with_key(f"grid: {{elements: {list(range(1, 42))}}}"))
-    out = tmp_path / "out"
-    assert sweep(study, out, "--derive={}") == 0
-    page = (out / "README.md").read_text()
-    assert "The table has 41 rows: [rows.csv](rows.csv)." in page
-    assert "| " not in page
-    assert len(shown(out)) == 41

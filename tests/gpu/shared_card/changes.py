@@ -1,7 +1,6 @@
 """What changes in mid-training: groups, compressors, orders, checkpoints, loss scales, inputs that end early."""
 
 import copy
-import tempfile
 
 import torch
 from torch import nn
@@ -9,7 +8,7 @@ from torch import nn
 import gradwire
 
 from .checks import check
-from .trainings import STEPS, WIDTH, check_alike, flat, train, wrapped
+from .trainings import WIDTH, check_alike, flat, train, wrapped
 
 RESUMED = (("own", "int4"), ("attach", "onebit"), ("own", "powersgd:rank=2"))
 NEAR = 1e-4  # of the parameters' norm, for factors whose sums another order of ranks may change
@@ -129,18 +128,3 @@ def synchronized_batch_norm(world):
     train(world, ddp, torch.optim.SGD(ddp.parameters(), lr=0.05), world.device)
     check_alike(world, flat(ddp.parameters()), "SyncBatchNorm")
     ddp.compression.close()
-
-
-@check()
-def watched(world):
-    """A watch, and a state that is gathered and scattered."""
-    folder = world.everyone(tempfile.mkdtemp())[0]
-    ddp, handle = wrapped(world, "own", "int4")
-    with handle.watch(every=5, to=lambda report, *_: None, folder=folder):
-        train(world, ddp, torch.optim.SGD(ddp.parameters(), lr=0.05), world.device, range(STEPS))
-    kept = ("ratio", "step_seconds", "exposed_seconds")
-    world.told = {name: round(value, 5) for name, value in handle.metrics().items() if name in kept}
-    handle.scatter_state_dict(handle.gather_state_dict())
-    train(world, ddp, torch.optim.SGD(ddp.parameters(), lr=0.05), world.device, range(2))
-    check_alike(world, flat(ddp.parameters()), "watched")
-    handle.close()

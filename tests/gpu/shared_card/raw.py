@@ -1,7 +1,6 @@
 """The backend itself: every collective that gradwire uses, against results that each rank computes alone."""
 
 import contextlib
-import time
 
 import torch
 import torch.distributed as dist
@@ -10,7 +9,6 @@ from .checks import check
 
 DTYPES = (torch.float32, torch.bfloat16, torch.uint8, torch.int64)
 SIZES = (1, 1000, 1 << 20)
-TIMED = ((256, 50), (1 << 18, 20), (25 << 18, 5))  # elements, and how often
 
 
 def numbers(world, count, dtype, rank):
@@ -58,26 +56,6 @@ def results(world, every):
 
 
 @check()
-def uneven_all_to_all(world):
-    """Each rank gets as many elements of every rank as its number, and one more."""
-    sizes, mine = [rank + 1 for rank in range(world.size)], world.rank + 1
-    found = torch.empty(world.size * mine, device=world.device)
-    given = torch.full((sum(sizes),), float(world.rank), device=world.device)
-    dist.all_to_all_single(found, given, [mine] * world.size, sizes)
-    assert found.tolist() == [float(rank) for rank in range(world.size) for _ in range(mine)]
-
-
-@check()
-def gather_and_scatter(world):
-    """What the first rank gathers and scatters again comes back."""
-    mine = numbers(world, 100, torch.float32, world.rank)
-    rows = [torch.empty_like(mine) for _ in range(world.size)] if world.rank == 0 else None
-    dist.gather(mine, rows)
-    dist.scatter(back := torch.empty_like(mine), rows)
-    assert torch.equal(back, mine)
-
-
-@check()
 def several_groups_at_once(world):
     """Three groups on two streams, 60 rounds, issued in one order on every rank, while the GPU computes."""
     half = max(1, world.size // 2)
@@ -102,30 +80,3 @@ def several_groups_at_once(world):
 def on(stream):
     """Return a context in which a stream is the current one."""
     return contextlib.nullcontext() if stream is None else torch.cuda.stream(stream)
-
-
-@check()
-def latencies(world):
-    """Say how long collectives take."""
-    for count, times in TIMED:
-        tensor = torch.ones(count, device=world.device)
-        rows = torch.empty(count // world.size * world.size, dtype=torch.uint8, device=world.device)
-        out = torch.empty_like(rows)
-        calls = {
-            f"all_reduce of {4 * count} bytes": (dist.all_reduce, (tensor,)),
-            f"all_to_all of {len(rows)} bytes": (dist.all_to_all_single, (out, rows)),
-        }
-        for name, (call, given) in calls.items():
-            world.told[f"{name}, ms"] = round(1e3 * seconds_of(world, call, given, times), 3)
-
-
-def seconds_of(world, call, given, times):
-    """Return the seconds of one of several calls, one behind the other."""
-    call(*given)
-    world.wait()
-    world.meet()
-    began = time.perf_counter()
-    for _ in range(times):
-        call(*given)
-    world.wait()
-    return (time.perf_counter() - began) / times

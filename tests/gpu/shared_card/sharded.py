@@ -1,8 +1,5 @@
 """FSDP2 and replicate, each beside the same training over Gloo on the CPU."""
 
-import time
-from functools import partial
-
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -19,9 +16,6 @@ SHARDED += [{"reduce": "onebit"}, {"reduce": "int4:residual_bits=8"}]
 ON_HOSTS = [{"reduce": "hosts:ranks=2+int4"}, {"gather": "hosts:ranks=2+int8", "reduce": "hosts:ranks=2+int8"}]
 HYBRID = [{"replicas": spec} for spec in ("none", "int8", "int4", "powersgd:rank=2", "topk:ratio=0.1")]
 HYBRID += [{"gather": "int8", "reduce": "int8", "replicas": "int4"}]
-MEASURED = {"torch": None, "none": {"gather": "none", "reduce": "none"}, "gather": {"gather": "int8"}}
-MEASURED["both"] = {"gather": "int8", "reduce": "int8"}
-DEEP, WIDE = 24, 1024
 
 
 def all_ranks(world, device):
@@ -93,28 +87,3 @@ def replicated(world):
     from torch.distributed._composable.replicate_with_fsdp import replicate  # since torch 2.10
 
     compare_all(world, [{"compressor": spec} for spec in ("none", "int4", "powersgd:rank=2")], how=replicate)
-
-
-@check()
-def memory(world):
-    """Say what memory gathers and reductions take beside torch's own; it is for GPUs alone."""
-    if world.cpu:
-        return
-    for name, arguments in MEASURED.items():
-        torch.cuda.empty_cache()
-        net = divided(world, world.device, depth=DEEP, width=WIDE)
-        handle = gradwire.attach(net, **arguments) if arguments else None
-        steps = partial(train, world, net, torch.optim.SGD(net.parameters(), lr=0.01), world.device, width=WIDE)
-        steps(range(3))
-        world.wait()
-        torch.cuda.reset_peak_memory_stats()
-        began = time.perf_counter()
-        steps(range(STEPS))
-        world.wait()
-        stats = torch.cuda.memory_stats()
-        kinds = {"allocated": "allocated_bytes", "active": "active_bytes", "reserved": "reserved_bytes"}
-        peaks = {f"peak {kind}, MiB": stats[f"{key}.all.peak"] >> 20 for kind, key in kinds.items()}
-        world.told[name] = {"step, ms": round(1e3 * (time.perf_counter() - began) / STEPS, 1), **peaks}
-        if handle is not None:
-            handle.close()
-        del net, steps, handle

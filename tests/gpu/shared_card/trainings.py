@@ -15,7 +15,7 @@ MOVED = ["int8", "int4", "int4:error_feedback=false", "int2", "onebit", "topk:ra
 MOVED += ["dgc:ratio=0.05", "int8:rounding=stochastic", "int4:residual_bits=8", "onebit:rotate=false"]
 SUMMED = ["none", "bf16", "fp16", "powersgd:rank=4", "batched-powersgd", "fp16+powersgd:rank=2", "acp-powersgd:rank=2"]
 SUMMED += ["powersgd:rank=2,start_iter=5", "randomk:ratio=0.1", "powersgd:rank=4,payload=int4"]
-SUMMED += ["adaptive:ladder=none/int4,target=0", "topk:ratio=0.05,guard=true"]
+SUMMED += ["adaptive:ladder=none/int4,target=0"]
 ON_HOSTS = ["none", "int4", "powersgd:rank=2", "topk:ratio=0.05", "onebit"]
 
 

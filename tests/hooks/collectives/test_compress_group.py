@@ -1,14 +1,19 @@
 """Collectives of a loop's own: compressed from a size on within int8's bound, all others as torch has them."""
 
+import gc
 import logging
 import os
 import random
+import threading
+import time
+import weakref
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import _functional_collectives as functional
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 import gradwire
@@ -300,11 +305,11 @@ def futures(rank, size):
     parts = [torch.empty(2048) for _ in range(2)]
     mine = torch.full((2048,), 1 + rank / 1024)
     dist.all_gather(parts, mine)
-    functional = torch.distributed._functional_collectives.all_reduce(torch.ones(2048), "sum", dist.group.WORLD) + 0
+    summed = functional.all_reduce(torch.ones(2048), "sum", dist.group.WORLD) + 0
     calls = handle.stats().calls
     handle.close()
     assert work.is_completed()
-    near = [float((each - wanted).abs().max()) < 0.05 for each, wanted in ((inner, 2), (output, 4), (functional, 2))]
+    near = [float((each - wanted).abs().max()) < 0.05 for each, wanted in ((inner, 2), (output, 4), (summed, 2))]
     return abs(float(seen) - 4096) < 50, near, [float(part[0]) for part in parts], float(mine[0]), calls
 
 
@@ -378,3 +383,100 @@ def misfit(rank, size):
 
 def test_sizes_that_do_not_fit_together_are_left_for_torch_to_refuse(ranks):
     assert ranks.run(misfit, 2) == [0, 0]
+
+
+WAYS = {
+    "a function": lambda tensor, group: dist.all_reduce(tensor, group=group),
+    "a work": lambda tensor, group: dist.all_reduce(tensor, group=group, async_op=True).wait(),
+    "C++": lambda tensor, group: group.allreduce([tensor]).wait(),
+    "a functional collective": lambda tensor, group: functional.all_reduce(tensor, "sum", group) + 0,
+}
+
+
+def noticed(rank, size):
+    """What each way of waiting raises once the other rank is gone."""
+    groups = {way: dist.new_group([0, 1], timeout=timedelta(seconds=10)) for way in WAYS}
+    for group in groups.values():
+        gradwire.compress_group(group, min_bytes=LIMIT)
+        dist.all_reduce(torch.ones(2000), group=group)
+    if rank == 1:
+        os._exit(3)
+    for way, group in groups.items():
+        with pytest.raises(RuntimeError) as raised:
+            WAYS[way](torch.ones(2000), group)
+        assert str(raised.value).startswith("the all-reduce of 8000 bytes: "), (way, str(raised.value))
+        assert "\n\nAt:" not in str(raised.value)
+    raise RuntimeError("noticed")
+
+
+def test_a_failure_is_an_error_of_whoever_waits_and_begins_with_the_call(ranks):
+    failure, _ = ranks.run(noticed, 2, expect_errors=True)
+    assert failure.message == "noticed"
+
+
+def lanes():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("gradwire-lane")]
+
+
+def destroyed(rank, size):
+    before, group, other = lanes(), dist.new_group([0, 1]), dist.new_group([0, 1])
+    kept = gradwire.compress_group(other, min_bytes=LIMIT)
+    handle = weakref.ref(gradwire.compress_group(group, min_bytes=LIMIT))
+    dist.all_reduce(torch.ones(2000), group=group)
+    assert handle() is not None
+    assert len(lanes()) > len(before)
+    dist.destroy_process_group(group)
+    del group
+    dist.all_reduce(torch.ones(1))  # any call of any group
+    gc.collect()
+    left = handle(), [each for each in lanes() if each not in before]
+    kept.close()
+    return left
+
+
+def test_nothing_is_left_of_a_group_that_was_destroyed_without_close(ranks):
+    assert ranks.run(destroyed, 2) == [(None, [])] * 2
+
+
+def tensors_kept(rank, size):
+    handle, alive = gradwire.compress_group(min_bytes=LIMIT), []
+    for ended in (lambda work: work.wait(), lambda work: work.get_future().wait()):
+        tensor = torch.ones(2000)
+        work = dist.all_reduce(tensor, async_op=True)
+        ended(work)
+        alive.append(weakref.ref(tensor))
+        del tensor, work
+    deadline = time.monotonic() + 5  # a lane lets go of its task a moment later
+    while any(each() is not None for each in alive) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    found = [each() is not None for each in alive]
+    handle.close()
+    return found
+
+
+def test_a_call_that_was_waited_for_keeps_no_tensor(ranks):
+    assert ranks.run(tensors_kept, 2) == [[False, False]] * 2
+
+
+def coalesced(rank, size):
+    """Calls inside torch's coalescing manager are torch's, all-reduces with a factor are compressed."""
+    handle = gradwire.compress_group(min_bytes=LIMIT)
+    values = torch.linspace(-1, 1, 2048)
+    many, output = [values.clone() for _ in range(3)], torch.empty(1024)
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for tensor in many:
+            dist.all_reduce(tensor)
+    manager.wait()
+    with dist._coalescing_manager():
+        dist.reduce_scatter(output, list(values.clone().view(2, -1).unbind()))
+    dist.barrier()
+    exact = [torch.equal(each, 2 * values) for each in many], handle.stats().calls
+    scaled = values.clone()
+    dist.all_reduce(scaled, dist._make_nccl_premul_sum(0.5))
+    calls = handle.stats().calls
+    handle.close()
+    return exact, float((scaled - values).abs().max()) < 0.02, calls
+
+
+def test_coalesced_calls_stay_as_they_are_and_factors_hold(ranks):
+    assert ranks.run(coalesced, 2) == [(([True] * 3, 0), True, 1)] * 2

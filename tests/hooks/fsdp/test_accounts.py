@@ -1,14 +1,12 @@
-"""The settings of FSDP2 against an account by hand: all batches in one process, in float64, without torch's FSDP."""
+"""What FSDP2 shards, against an account by hand: all batches in one process, in float64, without torch's FSDP."""
 
 import copy
 
 import pytest
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import gradwire
 
@@ -45,8 +43,8 @@ def tied():
     return Tied()
 
 
-def batch(rank, step, part=0):
-    generator = torch.Generator().manual_seed(1000 * rank + 10 * step + part)
+def batch(rank, step):
+    generator = torch.Generator().manual_seed(1000 * rank + step)
     return torch.randn(4, 7, generator=generator, dtype=torch.float64)
 
 
@@ -54,20 +52,11 @@ def loss_of(model, inputs):
     return (model(inputs) - 0.3).square().mean()
 
 
-def each_sharded(model, mesh, **options):
-    for part in [each for each in model.children() if isinstance(each, nn.Linear)]:
-        fully_shard(part, mesh=mesh, **options)
-    return fully_shard(model, mesh=mesh, **options)
-
-
-def plainly(world_size, model=bare, **options):
-    return each_sharded(model(), mesh_of(world_size), **options)
-
-
-def tensor_parallel(world_size):
-    mesh = init_device_mesh("cpu", (2, world_size // 2), mesh_dim_names=("dp", "tp"))
-    model = parallelize_module(bare(), mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    return each_sharded(model, mesh["dp"])
+def fewer_rows(world_size):
+    model, mesh = narrow(), mesh_of(world_size)
+    for part in (*model, model):
+        fully_shard(part, mesh=mesh)
+    return model
 
 
 def shared_within(world_size):
@@ -89,73 +78,36 @@ def ignoring(world_size):
     return fully_shard(model, mesh=mesh, ignored_params={model[2].weight})
 
 
-def divided(world_size):
-    model = plainly(world_size)
-    for module in filter(lambda each: isinstance(each, FSDPModule), model.modules()):
-        module.set_reduce_scatter_divide_factor(7.0)
-    return model
-
-
-def compiled(world_size):
-    model = plainly(world_size)
-    for part in filter(lambda each: isinstance(each, nn.Linear), model):
-        part.compile(backend="eager")
-    return model
-
-
-def one_backward(model, rank, step):
+def backward(model, rank, step):
     loss_of(model, batch(rank, step).to(next(model.parameters()).dtype)).backward()
 
 
-def accumulated(model, rank, step):
-    """Three backwards, of which the last communicates."""
-    dtype = next(model.parameters()).dtype
-    for part in range(3):
-        if isinstance(model, FSDPModule):
-            model.set_requires_gradient_sync(part == 2)
-        loss_of(model, batch(rank, step, part).to(dtype)).backward()
-
-
-CASES = {  # ranks, the sharded model, the same without shards, backwards of a step, ranks that share a batch
-    "FSDP x tensor parallel": (4, tensor_parallel, bare, one_backward, 2),
-    "no reshard after forward": (2, lambda n: plainly(n, reshard_after_forward=False), bare, one_backward, 1),
-    "reshard to 2": (4, lambda n: plainly(n, reshard_after_forward=2), bare, one_backward, 1),
-    "CPU offload": (
-        2,
-        lambda n: plainly(n, offload_policy=CPUOffloadPolicy(pin_memory=False)),
-        bare,
-        one_backward,
-        1,
-    ),
-    "ignored parameters": (2, ignoring, bare, one_backward, 1),
-    "a weight shared within a group": (2, shared_within, tied, one_backward, 1),
-    "a weight shared by a list of modules": (2, shared_by_a_list, tied, one_backward, 1),
-    "fewer rows than ranks": (4, lambda n: plainly(n, narrow), narrow, one_backward, 1),
-    "accumulation without sync": (2, plainly, bare, accumulated, 1),
-    "a divisor": (2, divided, bare, one_backward, 1),
-    "compiled": (2, plainly if torch.__version__ < "2.10" else compiled, bare, one_backward, 1),
+CASES = {  # ranks, the sharded model, the same without shards
+    "ignored parameters": (2, ignoring, bare),
+    "a weight shared within a group": (2, shared_within, tied),
+    "a weight shared by a list of modules": (2, shared_by_a_list, tied),
+    "fewer rows than ranks": (4, fewer_rows, narrow),
 }
 ARGUMENTS = [({}, 1e-5), ({"gather": "bf16", "reduce": "bf16"}, 3e-2), ({"gather": "int4", "reduce": "int8"}, 3e-2)]
 
 
 def account(case, rank):
     """The parameters of `rank` after the steps: the mean gradient of all ranks, by itself."""
-    ranks, _, model, backwards, alike = CASES[case]
+    ranks, _, model = CASES[case]
     model = model().double()
     own = {name: each.detach().clone() for name, each in model.named_parameters()}  # of ignored parameters
     for step in range(STEPS):
-        copies = [copy.deepcopy(model) for _ in range(ranks // alike)]
+        copies = [copy.deepcopy(model) for _ in range(ranks)]
         for place, each in enumerate(copies):
             if case == "ignored parameters":
                 each.get_parameter("2.weight").data.copy_(model.weights[place] if step else own["2.weight"])
-            backwards(each, place, step)
-        divisor = 7.0 if case == "a divisor" else len(copies)
+            backward(each, place, step)
         if case == "ignored parameters":
             given = [each.get_parameter("2.weight") for each in copies]
             model.weights = [(each - RATE * each.grad).detach() for each in given]
         for name, parameter in model.named_parameters():
             gradients = [each.get_parameter(name).grad for each in copies]
-            parameter.data.sub_(RATE * sum(gradients) / divisor)
+            parameter.data.sub_(RATE * sum(gradients) / ranks)
     if case == "ignored parameters":
         model.get_parameter("2.weight").data.copy_(model.weights[rank])
     return {name: each.detach() for name, each in model.named_parameters()}
@@ -163,14 +115,14 @@ def account(case, rank):
 
 def trained(rank, world_size, case):
     """The parameters after the steps by gradwire, for each way to communicate, and those of the account."""
-    _, make, _, backwards, alike = CASES[case]
+    _, make, _ = CASES[case]
     found = []
     for arguments, _ in ARGUMENTS:
         model = make(world_size)
         handle = gradwire.attach(model, **arguments)
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
         for step in range(STEPS):
-            backwards(model, rank // alike, step)
+            backward(model, rank, step)
             optimizer.step()
             optimizer.zero_grad()
         handle.close()

@@ -10,7 +10,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
 import gradwire
-from gradwire.ddp_core.transport import rank_messages
 from gradwire.hooks.fsdp.replicas import ReplicaMean
 
 from ... import late
@@ -239,18 +238,3 @@ def around_a_backward_without_replicas(rank, world_size):
 def test_a_backward_among_shards_that_overflows_leaves_what_replicas_hold_back(ranks):
     for before, after in ranks.run(around_a_backward_without_replicas, 4):
         assert same(before, after)
-
-
-def messages_of_a_step(rank, world_size):
-    """The messages about finite gradients in a step of shards and replicas."""
-    model = given_model(mesh=mesh_of(2, 2))
-    handle = gradwire.attach(model, reduce="int4", replicas="topk:ratio=0.3")
-    mean_gradients(model, gradients(rank, 0))
-    with mock.patch.object(rank_messages, "ask", wraps=rank_messages.ask) as asked:
-        mean_gradients(model, gradients(rank, 1))
-    handle.close()
-    return asked.call_count
-
-
-def test_a_step_of_shards_and_replicas_ends_with_a_message_to_each(ranks):
-    assert ranks.run(messages_of_a_step, 4) == [2] * 4

@@ -16,9 +16,10 @@ from gradwire import Rendezvous
 from gradwire.hooks.internet import link, rendezvous
 from gradwire.hooks.internet.background import Background
 from gradwire.hooks.internet.link import FRAME, MAGIC, Link, LinkError, Listener, dial
-from gradwire.hooks.internet.mesh import Parking, Peer, connected
+from gradwire.hooks.internet.mesh import Parking, connected
+from gradwire.hooks.internet.records import Site
 from gradwire.hooks.internet.secret import Secret
-from gradwire.hooks.internet.server import keep
+from gradwire.hooks.internet.server import Server
 
 from ..local_sgd.sites import EVENT, LIMIT, together
 from ..local_sgd.test_local_steps import assert_same, trained
@@ -29,7 +30,7 @@ HERE = "127.0.0.1"
 
 @pytest.fixture
 def server():
-    made, escaped = keep(secret=SECRET), []
+    made, escaped = Server(secret=SECRET), []
     made._background._loop.set_exception_handler(lambda loop, context: escaped.append(context))
     yield made
     made.close()
@@ -423,7 +424,9 @@ def test_a_relay_that_crosses_the_connections_of_two_sites_connects_nobody(backg
     right, crossed = ports, [ports[1], ports[0], ports[2]]
 
     def connect(rank):
-        seen = [Peer(each, each, HERE, port) for each, port in zip(ids, crossed if rank == 2 else right, strict=True)]
+        seen = [
+            Site(each, each, "", HERE, port) for each, port in zip(ids, crossed if rank == 2 else right, strict=True)
+        ]
         return background.run(connected(seen, rank, "token", key, parked[rank], EVENT if rank == 2 else 0.5), EVENT)
 
     first, second, third = together(3, connect)
@@ -434,24 +437,6 @@ def test_a_relay_that_crosses_the_connections_of_two_sites_connects_nobody(backg
             background.run(each.receive(), EVENT)
     for each in listeners:
         background._loop.call_soon_threadsafe(each.close)
-
-
-def test_strangers_take_no_place_from_another_network(background, monkeypatch):
-    monkeypatch.setattr(link, "HANDSHAKE", 1000.0)
-    monkeypatch.setattr(link, "STRANGERS", 64)
-
-    async def serve(other):
-        await other.receive()
-
-    listener = Listener(Secret(SECRET), serve)
-    port = background.run(listener.open(HERE, 0), EVENT)
-    with socket.create_connection((HERE, port), timeout=EVENT, source_address=("127.0.1.2", 0)) as slow:
-        strangers = [socket.create_connection((HERE, port), timeout=EVENT) for _ in range(3 * link.STRANGERS)]
-        slow.sendall(MAGIC + bytes(link.NONCE))
-        assert slow.recv(len(MAGIC)) == MAGIC
-    for each in strangers:
-        each.close()
-    background._loop.call_soon_threadsafe(listener.close)
 
 
 class ClosesEarly(Recorder):

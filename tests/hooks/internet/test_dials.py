@@ -11,7 +11,7 @@ from gradwire.hooks.internet.background import Background
 from gradwire.hooks.internet.link import Listener, dial, network_of
 from gradwire.hooks.internet.records import read, written
 from gradwire.hooks.internet.secret import Secret
-from gradwire.hooks.internet.server import keep
+from gradwire.hooks.internet.server import Server
 
 from ..local_sgd.sites import EVENT
 from .test_attacks import QUESTION
@@ -28,7 +28,7 @@ def background():
 
 
 def test_three_hundred_ranks_of_a_site_dial_at_once_and_all_meet(background):
-    server = keep()
+    server = Server()
     closed = []
     server._listener._make_room = lambda: closed.append(1)
 

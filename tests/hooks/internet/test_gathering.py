@@ -11,7 +11,7 @@ LIMIT = 3 * PHASE
 
 def arrive(gathering, site, now, met=0, claim=None, grace=PHASE, sites=SITES):
     gathering.add(
-        Arrival(site, site, "alike", "", "", 1, met, sites, PHASE, grace, START, claim or Claim("", NEW), now)
+        Arrival(site, site, "", "", 1, "alike", met, sites, PHASE, grace, START, claim or Claim("", NEW), now)
     )
 
 

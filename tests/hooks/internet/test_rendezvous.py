@@ -11,7 +11,7 @@ from gradwire import LocalSteps, Rendezvous
 from gradwire.hooks.internet import rendezvous
 from gradwire.hooks.internet.gathering import Gathering
 from gradwire.hooks.internet.secret import Secret
-from gradwire.hooks.internet.server import keep, refuse_open
+from gradwire.hooks.internet.server import Server, refuse_open
 from gradwire.hooks.internet.standing import Claim
 
 from ..local_sgd.sites import EVENT, GRACE, LIMIT, Net, descend, together, until
@@ -121,8 +121,8 @@ def test_a_site_of_another_training_or_ahead_of_the_majority_is_refused_by_name_
     made, _ = joined(places, 3)
     claims = [Claim(OURS, 5)] * 2 + [claim]
     first, second, third = together(3, lambda site: made[site].meet(claims[site]))
-    assert (first.training, first.round, sorted(first.names)) == (OURS, 5, ["site 0", "site 1"])
-    assert second.round == 5
+    assert (first.claim, sorted(first.names)) == (Claim(OURS, 5), ["site 0", "site 1"])
+    assert second.claim == first.claim
     with pytest.raises(RuntimeError, match=words):
         raise third
     assert "has refused site 2" in caplog.text
@@ -137,22 +137,22 @@ def test_two_trainings_on_one_server_do_not_merge(places):
 
 
 def test_a_server_that_starts_anew_is_found_again_and_the_training_goes_on(unused_port):
-    server = keep(unused_port)
+    server = Server(port=unused_port)
     at = [Rendezvous(f"127.0.0.1:{server.port}", 2, name=f"site {site}", **PLACE) for site in range(2)]
     for each in at:
         each.join("alike")
     first = together(2, lambda site: at[site].meet())
-    claim = Claim(first[0].training, 3)
+    claim = Claim(first[0].claim.training, 3)
     server.close()
-    again = keep(server.port)
+    again = Server(port=server.port)
     meetings = together(2, lambda site: at[site].meet(claim))
     again.close()
-    assert [(each.training, each.round) for each in meetings] == [(claim.training, 3)] * 2
+    assert [each.claim for each in meetings] == [claim] * 2
 
 
 def test_a_site_that_waits_where_the_server_ends_sees_it(monkeypatch, caplog):
     monkeypatch.setattr(rendezvous, "SEARCH", 0.1)
-    server, waiting = keep(), threading.Event()
+    server, waiting = Server(), threading.Event()
     met = Gathering.add
     monkeypatch.setattr(Gathering, "add", lambda *args: (met(*args), waiting.set()))
     at = Rendezvous(f"127.0.0.1:{server.port}", 2, name="site 0", **PLACE)
@@ -171,16 +171,16 @@ def test_a_site_that_waits_where_the_server_ends_sees_it(monkeypatch, caplog):
 
 
 def test_a_server_that_starts_anew_waits_for_as_many_sites_as_there_were(unused_port):
-    server = keep(unused_port)
+    server = Server(port=unused_port)
     at = [Rendezvous(f"127.0.0.1:{server.port}", 3, name=f"site {site}", grace=GRACE, **PLACE) for site in range(3)]
     for each in at:
         each.join("alike")
     first = together(3, lambda site: at[site].meet())
     at[2].close()
-    together(2, lambda site: at[site].meet(Claim(first[0].training, 1)))
+    together(2, lambda site: at[site].meet(Claim(first[0].claim.training, 1)))
     server.close()
-    again = keep(server.port)
-    meetings = together(2, lambda site: at[site].meet(Claim(first[0].training, 2)))
+    again = Server(port=server.port)
+    meetings = together(2, lambda site: at[site].meet(Claim(first[0].claim.training, 2)))
     again.close()
     assert [each.ranks.world_size for each in meetings] == [2, 2]
 
@@ -191,11 +191,11 @@ def test_sites_that_begin_anew_without_an_end_have_a_new_training_and_may_have_n
         each.close()
         each.join("other")
     again = together(2, lambda site: made[site].meet())
-    assert again[0].training == again[1].training != first[0].training
+    assert again[0].claim.training == again[1].claim.training != first[0].claim.training
 
 
 def test_a_site_that_listens_at_all_addresses_gives_the_others_one_that_they_reach(unused_port):
-    server = keep(secret=SECRET)
+    server = Server(secret=SECRET)
     listens = {"listen": f"0.0.0.0:{unused_port}"}, {}
     at = [Rendezvous(f"127.0.0.1:{server.port}", 2, secret=SECRET, **options) for options in listens]
     for each in at:
@@ -221,7 +221,7 @@ def test_an_address_that_is_none_is_refused(address):
 
 def test_an_address_may_be_of_ipv6():
     try:
-        server = keep(host="::1")
+        server = Server(host="::1")
     except RuntimeError as error:
         pytest.skip(f"no IPv6 here: {error}")
     made = [Rendezvous(f"[::1]:{server.port}", 2) for _ in range(2)]
@@ -233,9 +233,9 @@ def test_an_address_may_be_of_ipv6():
 
 
 def test_a_port_that_is_taken_is_refused():
-    server = keep()
+    server = Server()
     with pytest.raises(RuntimeError, match=f"no rendezvous can listen at 127.0.0.1:{server.port}"):
-        keep(server.port)
+        Server(port=server.port)
     server.close()
 
 
@@ -262,7 +262,7 @@ def test_a_server_that_starts_a_little_later_is_found(unused_port, caplog):
 
     def start():
         refused.wait(60)
-        kept.append(keep(unused_port))
+        kept.append(Server(port=unused_port))
 
     rendezvous.logger.addHandler(told := Told())
     thread = threading.Thread(target=start, daemon=True)
@@ -278,7 +278,7 @@ def test_a_server_that_starts_a_little_later_is_found(unused_port, caplog):
 
 
 def test_another_secret_takes_no_part(tmp_path):
-    server = keep(secret=SECRET)
+    server = Server(secret=SECRET)
     file = tmp_path / "secret"
     file.write_text(f"{SECRET}\n")
     file.chmod(0o600)
@@ -291,7 +291,7 @@ def test_another_secret_takes_no_part(tmp_path):
 
 
 def test_the_environment_s_secret_is_used(monkeypatch):
-    server = keep(secret=SECRET)
+    server = Server(secret=SECRET)
     monkeypatch.setenv("GRADWIRE_SECRET", SECRET)
     Rendezvous(f"127.0.0.1:{server.port}", 1).close()
     server.close()
@@ -309,12 +309,12 @@ def test_a_path_is_no_text_of_a_secret(monkeypatch, path):
 @pytest.mark.parametrize("host", ["0.0.0.0", "8.8.8.8", "::", "100.64.0.1", "::ffff:8.8.8.8"])
 def test_without_a_secret_an_address_that_strangers_reach_is_refused(host):
     with pytest.raises(ValueError, match="without a secret sites listen at loopback and private addresses alone"):
-        keep(host=host)
+        Server(host=host)
 
 
 def test_a_secret_that_can_be_guessed_is_refused():
     with pytest.raises(ValueError, match="at least 16 characters"):
-        keep(secret="password")
+        Server(secret="password")
 
 
 def test_a_site_without_a_secret_warns_of_what_that_means(places, caplog):

@@ -17,7 +17,7 @@ from gradwire.hooks.internet import link, rendezvous, secret
 from gradwire.hooks.internet.background import Background
 from gradwire.hooks.internet.link import MAGIC, LinkError, Listener, NotProven, dial
 from gradwire.hooks.internet.secret import Secret
-from gradwire.hooks.internet.server import keep
+from gradwire.hooks.internet.server import Server
 
 from ..local_sgd.sites import EVENT, LIMIT, together
 from ..local_sgd.test_local_steps import assert_same, trained
@@ -128,12 +128,12 @@ def test_a_file_that_lacks_a_certificate_or_a_key_is_refused(tmp_path, pairs, te
     file.write_text(text or key)
     file.chmod(0o600)
     with pytest.raises(ValueError, match="holds no private key with its own certificate: make both by `openssl req"):
-        keep(secret=file)
+        Server(secret=file)
 
 
 @pytest.mark.parametrize("relay", [False, True])
 def test_sites_with_a_certificate_train_and_nobody_on_the_way_reads_anything(pairs, relay):
-    server = keep(secret=pairs[0], relay=relay)
+    server = Server(secret=pairs[0], relay=relay)
     recorder = Recorder(server.port)
     options = {
         "limit": timedelta(seconds=LIMIT),
@@ -153,7 +153,7 @@ def test_sites_with_a_certificate_train_and_nobody_on_the_way_reads_anything(pai
 
 
 def test_without_a_certificate_the_same_can_be_read():
-    server = keep(secret=TEXT)
+    server = Server(secret=TEXT)
     recorder = Recorder(server.port)
     Rendezvous(f"{HERE}:{recorder.port}", 1, secret=TEXT, prefix="visible").close()
     assert any(MAGIC in each and b"visible" in each for each in recorder.said)
@@ -166,7 +166,7 @@ def test_sites_with_different_certificates_or_none_do_not_connect(pairs, monkeyp
     monkeypatch.setattr(rendezvous, "PAUSE", 0.1)
     first, second = map(Secret.of, pairs)
     plain = Secret(first.text)  # the same key, without TLS
-    sealed, open_ = keep(secret=first), keep(secret=plain)
+    sealed, open_ = Server(secret=first), Server(secret=plain)
     with pytest.raises(NotProven, match="has another certificate: give all sites the same file"):
         background.run(dial(HERE, sealed.port, second, "it"), EVENT)
     with pytest.raises(LinkError, match="may have a secret with a certificate"):

@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch
 
 from gradwire import Rendezvous
-from gradwire.hooks.internet.server import keep as keep_rendezvous
+from gradwire.hooks.internet.server import Server
 
 LIMIT = 90.0  # seconds of a round: a machine that stops a site for a while does not make it late
 GRACE = timedelta(seconds=0.3)  # for a site that has left, where the others are most
@@ -76,7 +76,7 @@ class Town:
     """A rendezvous in this process."""
 
     def __init__(self, *, relay=False):
-        self.store = keep_rendezvous(0, relay=relay)
+        self.store = Server(relay=relay)
         self.address = f"127.0.0.1:{self.store.port}"
 
     def waiting(self, prefix):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.hooks.internet.server import keep
+from gradwire.hooks.internet.server import Server
 
 from ...forked import Script
 from ...test_docs import PAGES
@@ -50,7 +50,7 @@ def test_two_sites_end_with_one_model(town):
 
 def test_two_sites_behind_a_relay_with_the_secret_of_the_page_end_with_one_model(tmp_path):
     secret = certificate(tmp_path)
-    server = keep(secret=secret, relay=True)
+    server = Server(secret=secret, relay=True)
     first, second = models_of(f"127.0.0.1:{server.port}", secret)
     server.close()
     assert first == second
@@ -82,7 +82,7 @@ local.finish()
 def test_lines_to_paste_train_two_sites(page, tmp_path):
     (block,) = re.findall(r"^```py\n(.*?)^```$", PAGES[f"docs/{page}.md"], re.MULTILINE | re.DOTALL)
     secret = certificate(tmp_path) if "sites.pem" in block else ""
-    server = keep(secret=secret, relay=bool(secret))
+    server = Server(secret=secret, relay=bool(secret))
     text = MINE + block.replace('"203.0.113.1:29400"', "address") + LOOP * ("while" not in block)
     text = text.replace("...  # your step", "step()") + "print(local.round)"
     first, second = ended_at(text, f"127.0.0.1:{server.port}", folder=tmp_path)

@@ -12,7 +12,6 @@ from gradwire.hooks.internet import rendezvous
 from gradwire.hooks.internet.meeting import CPU
 from gradwire.hooks.internet.offers import checked_offers
 from gradwire.hooks.internet.records import written
-from gradwire.hooks.local_sgd import reports
 from gradwire.hooks.local_sgd import rounds as rounds_file
 from gradwire.hooks.local_sgd.fragment import fragments
 from gradwire.hooks.local_sgd.outer import outer
@@ -54,8 +53,8 @@ def averaged(made, differences, *, unfrozen=None, weights=(1.0,) * SITES):
 
 @pytest.mark.parametrize("outliers", ["clip", "drop"])
 def test_a_site_that_sends_more_than_the_norm_that_it_reports_moves_nobody(rounds, monkeypatch, caplog, outliers):
-    measured = reports.norm_of
-    monkeypatch.setattr(reports, "norm_of", lambda numbers: 1e-3 if measured(numbers) > 50 else measured(numbers))
+    measured = rounds_file.norm_of
+    monkeypatch.setattr(rounds_file, "norm_of", lambda numbers: 1e-3 if measured(numbers) > 50 else measured(numbers))
     found = averaged([rounds(outliers) for _ in range(SITES)], [1.0, 1.0, 1.0, -100.0])
     assert found == [[0.0] * 3] * SITES
     assert "round 1 is skipped: its average has a norm of 42, where the sites' reports allow 13" in caplog.text

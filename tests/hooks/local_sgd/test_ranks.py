@@ -40,12 +40,6 @@ def trained(rank, world_size, steps=8, states=None, **options):
     return weights(model), state, local.waited
 
 
-def test_the_ranks_of_a_group_end_with_the_same_model(ranks):
-    results = ranks.run(trained, 3)
-    for left, right in zip(results[0][0], results[2][0], strict=True):
-        assert torch.equal(left, right)
-
-
 def held(state):
     """What a state holds back."""
     return {

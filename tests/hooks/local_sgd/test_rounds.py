@@ -151,9 +151,9 @@ from gradwire.experiments.workloads.simulated_sites import Exchange, SimulatedSi
 from gradwire.hooks.local_sgd.fragment import fragments
 from gradwire.hooks.local_sgd.outer import outer
 from gradwire.hooks.local_sgd.rounds import Rounds
-from gradwire.hooks.internet.server import keep
+from gradwire.hooks.internet.server import Server
 
-server = keep()
+server = Server()
 at = gradwire.Rendezvous(f"127.0.0.1:{server.port}", 2, start=timedelta(hours=1))
 at.join("alike")
 parts = fragments({"a": torch.zeros(3)}, 1)

@@ -72,21 +72,21 @@ def test_a_site_that_requests_another_backend_than_the_others_is_refused_alone(t
     assert "kernels on reference" in str(last)
 
 
-def apart(rank, world_size, threads, address, prefix, drifts):
+def apart(rank, world_size, threads, address, prefix, drifts, dtype=torch.float32):
     """A site's parameters after `synchronize` at a number of threads of its own, the rounds it missed, and the warnings."""
     torch.set_num_threads(threads[rank])
     generator = torch.Generator().manual_seed(rank)
-    model = torch.nn.Linear(300, 512)
+    model = torch.nn.Linear(300, 512, dtype=dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     place = {} if address is None else {"at": Town.at(address, world_size, f"site {rank}", prefix=prefix)}
-    spec = "powersgd:rank=40,min_compression_rate=0"
+    spec = f"powersgd:rank={4 if dtype == torch.float64 else 40},min_compression_rate=0"
     with pytest.MonkeyPatch.context() as patch, versions_of({"torch": "2"}) as texts:
         patch.setattr(rounds, "COMPARED", 2 if drifts else 100)
         local = LocalSteps(model, optimizer, every=1, fragments=1, overlap=False, compressor=spec, **place)
         for step in range(5):
             if drifts and (rank, step) == (1, 1):
                 local._parts[0].anchor += 1.0
-            model(torch.randn(16, 300, generator=generator)).square().mean().backward()
+            model(torch.randn(16, 300, generator=generator, dtype=dtype)).square().mean().backward()
             optimizer.step()
         missed = local.metrics()["missed_rounds"]
         if not drifts:
@@ -98,9 +98,10 @@ def apart(rank, world_size, threads, address, prefix, drifts):
 
 
 @native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("meets", [False, True])
-def test_sites_that_round_differently_have_the_same_bits_once_they_synchronize(ranks, town, meets):
-    first, second = ranks.run(apart, 2, (1, 2), town.address if meets else None, "bits", False)
+def test_sites_that_round_differently_have_the_same_bits_once_they_synchronize(ranks, town, meets, dtype):
+    first, second = ranks.run(apart, 2, (1, 2), town.address if meets else None, f"bits {dtype}", False, dtype)
     assert torch.equal(first[0], second[0])
     assert [missed for _, missed, _ in (first, second)] == [0, 0]
     (text,) = first[2] + second[2]  # of the site that came first

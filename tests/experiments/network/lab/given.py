@@ -26,14 +26,6 @@ def shell(text):
     return ["sh", "-c", text]
 
 
-def until_ended(process):
-    """For a shell: wait until a process has ended, and the one that started it knows."""
-    return f"while kill -0 {process} 2> /dev/null; do sleep 0.05; done"
-
-
 USE = Utilization(
     "2 hosts at 8mbit", "8mbit", 0.0, [0.0, 0.01, 0.02, 0.04, 0.05], {"0": {"sent_bytes": [5, 5, 10005, 20005, 20005]}}
-)
-SILENT = Utilization(
-    "1 hosts without limits", "0", 0.0, [0.0, 0.01], {"0": {"sent_bytes": [0, 0], "received_bytes": [0, 0]}}
 )

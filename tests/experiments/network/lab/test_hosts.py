@@ -3,14 +3,12 @@ import multiprocessing
 import os
 import signal
 import subprocess
-import sys
 
 import pytest
 
 from gradwire.experiments.cli import main
 from gradwire.experiments.network.lab import (
     NetlabConfig,
-    hosts,
     run_on_hosts,
 )
 from gradwire.experiments.network.lab.hosts import (
@@ -124,29 +122,3 @@ def test_what_another_container_made_under_the_same_process_id_is_left_alone(pos
         assert not (OWNERS / str(os.getpid())).exists()
     finally:
         subprocess.run(["ip", kind, "del", name], check=True)
-
-
-REFUSALS = {
-    "platform": (lambda patch: patch.setattr(sys, "platform", "darwin"), "only Linux has"),
-    "tools": (lambda patch: patch.setattr(hosts.shutil, "which", lambda tool: None), "install iproute2"),
-    "root": (lambda patch: patch.setattr(os, "geteuid", lambda: 1000), "sudo -E"),
-}
-
-
-@pytest.mark.parametrize("missing", REFUSALS)
-def test_a_machine_that_can_have_no_lab_is_told_what_to_do_instead(missing, monkeypatch, capsys):
-    change, reason = REFUSALS[missing]
-    with monkeypatch.context() as patch:
-        if missing != "platform":
-            patch.setattr(sys, "platform", "linux")
-        if missing == "root":
-            patch.setattr(hosts.shutil, "which", lambda tool: f"/sbin/{tool}")
-        change(patch)
-        with pytest.raises(NetlabError, match=reason) as refused:
-            hosts.require()
-    assert "--link 100mbit" in str(refused.value)
-
-
-def test_what_iproute2_refuses_is_told_with_its_words(possible):
-    with pytest.raises(NetlabError, match=r"ip link show nothing.*does not exist.*NET_ADMIN.*--link 100mbit"):
-        hosts.run("ip", "link", "show", "nothing")

@@ -4,7 +4,6 @@ import signal
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -21,7 +20,7 @@ from gradwire.experiments.network.link import parse_rate
 from gradwire.experiments.ranks.launchers import LAB_VARIABLE
 from gradwire.experiments.ranks.own_command import own_command
 
-from .given import PATIENCE, alive, shell, until_ended, wait_for
+from .given import PATIENCE, alive, shell, wait_for
 
 
 def test_every_host_gets_the_variables_of_a_launcher(possible, capfd, tmp_path):
@@ -59,18 +58,6 @@ def test_the_first_rank_that_fails_ends_the_others_and_shows_what_it_said(possib
     assert capfd.readouterr().err == "host 1: said\nhost 1: so\nnetlab: host 1 ended with exit code 7\n"
     assert not any(alive(int((tmp_path / rank).read_text())) for rank in ("0", "2"))
     assert left_by(os.getpid()) == []
-
-
-def test_the_exit_codes_of_ranks_that_fail_by_themselves_are_known_a_moment_after_the_first_failure(monkeypatch):
-    first = subprocess.Popen(shell("exit 7"))
-    commands = ["exec sleep 600", "exit 0", f"{until_ended(first.pid)}; kill -9 $$"]
-    processes = [*(subprocess.Popen(shell(command)) for command in commands), first]
-    over = SimpleNamespace(sleep=time.sleep, monotonic=lambda: 0.0 if processes[2].returncode is None else PATIENCE)
-    monkeypatch.setattr(launcher, "time", over)
-    failures = launcher._failures(processes)
-    processes[0].kill()
-    assert list(failures.items()) == [(3, 7), (2, 128 + signal.SIGKILL)]
-    assert processes[0].wait() == -signal.SIGKILL
 
 
 def test_a_rank_ended_by_a_signal_has_the_exit_code_that_shells_give_it(possible):

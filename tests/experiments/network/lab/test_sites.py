@@ -7,7 +7,7 @@ import torch
 from gradwire import compressor
 from gradwire.experiments.network.lab import NetlabConfig
 from gradwire.experiments.network.lab.hosts import run, temporary_lab
-from gradwire.hooks.advice.local_sgd import Wan, round_plan
+from gradwire.experiments.sites_plan import Wan, round_plan
 
 from ....forked import Script
 from .given import wait_for
@@ -20,8 +20,8 @@ namespace = os.open(f"/var/run/netns/{sys.argv[1]}", os.O_RDONLY)
 assert ctypes.CDLL(None).setns(namespace, 0x40000000) == 0
 """
 SERVER = """
-from gradwire.hooks.internet.server import keep
-server = keep(0, sys.argv[2], sys.argv[4], relay=True)
+from gradwire.hooks.internet.server import Server
+server = Server(sys.argv[2], 0, sys.argv[4], relay=True)
 Path(sys.argv[3], "port.part").write_text(str(server.port))
 Path(sys.argv[3], "port.part").rename(Path(sys.argv[3], "port"))
 while not Path(sys.argv[3], "over").exists():

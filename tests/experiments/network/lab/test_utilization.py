@@ -8,7 +8,7 @@ from gradwire.experiments.network.lab import (
     NetlabConfig,
     run_on_hosts,
 )
-from gradwire.experiments.network.lab.utilization import Utilization, write_and_draw
+from gradwire.experiments.network.lab.utilization import Utilization
 
 from .given import USE
 
@@ -62,15 +62,6 @@ def test_a_link_carries_its_rate_and_its_use_is_written_down(possible, capfd, tm
     assert 8 * fastest(use.seconds, use.links["1"]["sent_bytes"]) > 0.6 * 50e6
     begin, end = use.busy(1)
     assert begin < end <= use.seconds[-1]
-
-
-def test_without_matplotlib_the_use_of_links_is_written_and_not_drawn(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    write_and_draw(USE, tmp_path / "use.json")
-    missing = "none: matplotlib is not installed; pip install 'gradwire[experiments]'"
-    assert capsys.readouterr().out == f"utilization  {tmp_path}/use.json\npicture      {missing}\n"
-    assert Utilization.read(tmp_path / "use.json") == USE
-    assert not (tmp_path / "use.png").exists()
 
 
 def test_utilization_is_in_mbit_a_second_of_what_was_counted_between_two_looks(tmp_path):

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from gradwire.ddp_core.measure.link_schedule import arrivals, backward_order, priority_order, step_seconds
-from gradwire.ddp_core.measure.step_model import layered
 from gradwire.ddp_core.overlap.pending_parameter import mark_pending, restore
 from gradwire.experiments.workloads.emulation import EmulatedModel
+from gradwire.experiments.workloads.emulation.step_model import layered
 
 from .given import TRACE
 

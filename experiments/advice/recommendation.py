@@ -1,0 +1,309 @@
+"""The recommendation: predicted steps, ranked, and one choice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED
+from .decision_table import Candidate, uncertainty
+from .predict import Measured, Prediction
+
+TIE = 0.03  # of a step: what is nearer than that is as fast
+MILLI, MEGA = 1e3, 1e6
+ASSUMED = (
+    "hosts and links like these. No rank waits for slower ones, and nothing else uses the network.\n"
+    "Bandwidth as measured, and latency for each message that follows another in a ring (Gloo) or tree (NCCL)."
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A compressor in an order of sending, with its step time and its expected loss.
+
+    Attributes:
+        candidate: the compressor, as `advise` lists it.
+        order: the order of sending.
+        prediction: the predicted step.
+        loss: the expected loss above that of `none`, as a fraction; None if it was not studied.
+        memory: bytes of the compressor on a rank between steps, and at most.
+        tried: measured seconds of a step of a copy; None if the compressor was not tried.
+    """
+
+    candidate: Candidate
+    order: str
+    prediction: Prediction
+    loss: float | None
+    memory: tuple[int, int] = (0, 0)
+    tried: float | None = None
+
+    @property
+    def spec(self) -> str:
+        """The compressor."""
+        return self.candidate.spec
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step, measured if the compressor was tried, else predicted."""
+        return self.prediction.step if self.tried is None else self.tried
+
+    @property
+    def free(self) -> bool:
+        """True if the compressor gives nothing up."""
+        return self.spec.removeprefix(TWO_LEVELS) in UNCOMPRESSED
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        return self.spec if self.order == BACKWARD else f"{self.spec}, by priority"
+
+    @property
+    def line(self) -> str:
+        """The line of code to paste."""
+        spec = self.spec
+        if self.order == PRIORITY:
+            return (
+                f'ddp_model = gradwire.DistributedDataParallel(model, compressor="{spec}", optimizer=optimizer)\n'
+                "optimizer = gradwire.overlap(ddp_model, optimizer)"
+            )
+        if spec == "none":
+            return "ddp_model = torch.nn.parallel.DistributedDataParallel(model)"
+        return f'handle = gradwire.attach(ddp_model, "{spec}", optimizer=optimizer)'
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The rule of recommendation: of the compressors whose expected loss is within `tolerance` of none's, the fastest, if it
+    makes a step at least `worthwhile` times as fast as the fastest that gives nothing up.
+    """
+
+    tolerance: float = 0.03
+    worthwhile: float = 1.1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tolerance < math.inf:
+            raise ValueError(f"tolerance is a part of the loss, at least 0, such as 0.03; got {self.tolerance}")
+        if not 1 <= self.worthwhile < math.inf:
+            raise ValueError(f"worthwhile is a speed-up of at least 1, such as 1.1; got {self.worthwhile}")
+
+    def chosen(self, choices: Sequence[Choice]) -> Choice:
+        """Return the recommended choice: of those as fast as the fastest, the one that loses least; then the simplest."""
+        plain = self.plain(choices)
+        best = _first(self.kept(choices) or [plain])
+        return best if best.free or plain.step >= self.worthwhile * best.step else plain
+
+    def kept(self, choices: Sequence[Choice]) -> list[Choice]:
+        """Return the choices whose expected loss is within the tolerance."""
+        return [choice for choice in choices if choice.loss is not None and choice.loss <= self.tolerance]
+
+    def plain(self, choices: Sequence[Choice]) -> Choice:
+        """The best of those that give nothing up."""
+        return _first([choice for choice in choices if choice.free])
+
+
+def _first(choices: Sequence[Choice]) -> Choice:
+    """Return the best of the choices as fast as the fastest. Losses count in whole per cents, the study's resolution."""
+    fastest = min(choice.step for choice in choices)
+    near = [choice for choice in choices if choice.step <= fastest * (1 + TIE)]
+    return min(near, key=lambda each: (round(max(each.loss or 0.0, 0.0), 2), each.order != BACKWARD, each.step))
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The choices on a number of ranks.
+
+    Attributes:
+        ranks: the number of ranks.
+        per_host: the number of ranks on each host.
+        choices: the choices, the fastest first.
+        best: the recommended choice.
+    """
+
+    ranks: int
+    per_host: int
+    choices: tuple[Choice, ...]
+    best: Choice
+
+    @classmethod
+    def ranked(cls, ranks: int, per_host: int, choices: Iterable[Choice], rule: Rule) -> Forecast:
+        """Return the forecast of choices, given in any order."""
+        ordered = tuple(sorted(choices, key=lambda choice: choice.step))
+        return cls(ranks, per_host, ordered, rule.chosen(ordered))
+
+    def tried(self, choice: Choice, seconds: float, rule: Rule) -> Forecast:
+        """After one of the choices took so many seconds a step."""
+        others = (each for each in self.choices if each is not choice)
+        return self.ranked(self.ranks, self.per_host, (*others, replace(choice, tried=seconds)), rule)
+
+    @property
+    def rows(self) -> set[tuple[str, str]]:
+        """Compressor and order of each choice."""
+        return {(choice.spec, choice.order) for choice in self.choices}
+
+    def only(self, rows: Container[tuple[str, str]], rule: Rule) -> Forecast:
+        """Without the choices of other compressors and orders."""
+        kept = (choice for choice in self.choices if (choice.spec, choice.order) in rows)
+        return self.ranked(self.ranks, self.per_host, kept, rule)
+
+    def of_tried(self, rule: Rule) -> Forecast:
+        """Recommends one that was tried, or what that is compared with: an untried one may only look better."""
+        tried = [choice for choice in self.choices if choice.tried is not None]
+        if self.best.tried is not None or not tried:
+            return self
+        return replace(self, best=rule.chosen([*tried, rule.plain(self.choices)]))
+
+    def of(self, spec: str, order: str = BACKWARD) -> Choice:
+        """One of the choices. Raises KeyError where it is none."""
+        for choice in self.choices:
+            if (choice.spec, choice.order) == (spec, order):
+                return choice
+        raise KeyError(f"{spec} in the order {order} is none of {', '.join(each.name for each in self.choices)}")
+
+    @property
+    def gain(self) -> float:
+        """The speed-up of the recommended step over the fastest step that gives nothing up."""
+        return min(choice.step for choice in self.choices if choice.free) / self.best.step
+
+    @property
+    def sentence(self) -> str:
+        """The recommendation."""
+        best, none = self.best, self.of("none")
+        if best.free:
+            advice = f"Do not compress further here: {best.name} takes {_ms(best.step)} per step"
+            return advice + ("." if best == none else f", and none {self._seconds(none)}.")
+        return (
+            f"Use {best.name}: {_ms(best.step)} per step, a speed-up of {none.step / best.step:.2f}x over none "
+            f"({self._seconds(none)}) and {self.gain:.2f}x over the faster of none and bf16, at an expected validation loss "
+            f"of {_percent(best.loss)}."
+        )
+
+    def _seconds(self, choice: Choice) -> str:
+        """Return the time of a choice's step in words, marked as predicted if only other choices were tried."""
+        mixed = choice.tried is None and any(each.tried for each in self.choices)
+        return f"{_ms(choice.step)} as predicted" if mixed else _ms(choice.step)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The findings of `advise`. Printing them shows all.
+
+    Attributes:
+        measured: measurements of the model and the network.
+        here: the choices on these ranks, the fastest first.
+        elsewhere: the choices on other numbers of hosts.
+        family: the kind of optimizer whose expected losses were used.
+        seconds: duration of `advise`.
+        failures: errors of trials.
+        left_out: the compressors that need more memory than there is, and how much.
+    """
+
+    measured: Measured
+    here: Forecast
+    elsewhere: tuple[Forecast, ...] = ()
+    family: str = ""
+    seconds: float = 0.0
+    failures: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def recommended(self) -> Choice:
+        """The recommended choice on these ranks."""
+        return self.here.best
+
+    @property
+    def line(self) -> str:
+        """The line of code to paste."""
+        return self.recommended.line
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    __repr__ = __str__
+
+    def _lines(self) -> Iterator[str]:
+        computation, ranks = self.measured.computation, self.measured.ranks
+        yield (
+            f"computation {_ms(computation.seconds)} per step: forward {_ms(computation.forward.seconds)}, backward "
+            f"{_ms(computation.backward.seconds)}, optimizer {_ms(computation.optimizer.seconds)}"
+        )
+        for (form, dtype, scope), cost in self.measured.costs.items():
+            among = {"all": f"{ranks.world_size} ranks", "host": "a host", "across": f"{ranks.hosts} hosts"}[scope]
+            rate = f"{8 / cost.link.beta / 1e9:.3g} Gbit/s per rank" if cost.link.beta else "no limit seen"
+            kind = f"{form.__name__} of {str(dtype).removeprefix('torch.')}"
+            yield f"network: {kind} among {among}: {rate}, {_ms(cost.link.alpha)} per round"
+        yield ""
+        yield from table(self.here)
+        yield "step: predicted; tried: measured by training a copy, and used instead of the prediction"
+        yield f"loss: expected validation loss above that of none, with {self.family}; ? was not studied"
+        yield uncertainty()
+        yield from (f"failed when tried: {failure}" for failure in self.failures)
+        yield from (f"left out: {each}" for each in self.left_out)
+        yield ""
+        yield self.here.sentence + ("" if self.recommended.tried else " Predicted, not tried.")
+        yield from (f"    {line}" for line in self.line.splitlines())
+        if self.recommended.candidate.warm_up:
+            yield "A warm-up lowers the loss: add start_iter=N,warmup=int8 with N a tenth to a quarter of your steps."
+        if self.elsewhere:
+            yield ""
+            yield from sizes(self.elsewhere)
+
+
+def table(forecast: Forecast) -> Iterator[str]:
+    """Yield the lines of a table of all choices, the fastest first."""
+    none = forecast.of("none").step
+    yield from _columns(
+        ("compressor", "order", "step", "tried", "speed-up", "bound", "sent", "state", "peak", "loss"),
+        [
+            (
+                choice.spec,
+                choice.order,
+                _ms(choice.prediction.step),
+                "" if choice.tried is None else _ms(choice.tried),
+                f"{none / choice.step:.2f}x",
+                _ms(choice.prediction.bound),
+                megabytes(choice.prediction.sent_bytes),
+                *map(megabytes, choice.memory),
+                _percent(choice.loss),
+            )
+            for choice in forecast.choices
+        ],
+        left=2,
+    )
+
+
+def sizes(forecasts: Sequence[Forecast]) -> Iterator[str]:
+    """Yield the lines of a table of recommendations on other numbers of hosts."""
+    rows = []
+    for each in forecasts:
+        best, place = each.best, f"{each.ranks // each.per_host:,}"
+        if each.per_host > 1:
+            place += f" of {each.per_host} ranks"
+        steps = (_ms(each.of("none").step), _ms(best.step), f"{each.of('none').step / best.step:.2f}x")
+        rows.append((place, best.spec, best.order, *steps))
+    yield from _columns(("hosts", "recommended", "order", "none", "step", "speed-up"), rows, left=3)
+    yield f"assumed: {ASSUMED}"
+
+
+def _columns(headings: Sequence[str], rows: Sequence[Sequence[str]], *, left: int) -> Iterator[str]:
+    """A table of text; the first `left` columns to the left."""
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    for row in (headings, ["-" * width for width in widths], *rows):
+        cells = (
+            f"{cell:<{width}}" if place < left else f"{cell:>{width}}"
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        yield "  ".join(cells).rstrip()
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * MILLI:.3g} ms" if seconds < 1 else f"{seconds:.4g} s"
+
+
+def megabytes(count: float) -> str:
+    """Return bytes in words."""
+    return f"{count / MEGA:.3g} MB" if count < 1000 * MEGA else f"{count / MEGA / 1000:.3g} GB"
+
+
+def _percent(part: float | None) -> str:
+    return "?" if part is None else f"{part:+.1%}"

@@ -1,1 +1,0 @@
-"""`gradwire advise`: whether to compress on these hosts, and how."""

@@ -1,0 +1,160 @@
+"""The traffic and memory of a step of FSDP2 with compressors, before anything is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..compress import AllGather, Program, Ranks, Spec, Traffic
+from ..compress.protocol.requests import Request
+from ..compress.shards.layout import ShardLayout
+from ..compress.shards.reduction import ShardSum, shard_sum
+from ..compress.shards.weights import HeldWeights, OwnRows, WeightGather, WeightKind, weight_gather
+from ..compress.simulate import WorkMemory, memory_of, requests_in, traffic
+from ..compress.state.shares import placed_on_hosts
+from ..ddp_core import layout_of
+from ..ddp_core.engine.lanes import MODULES_IN_FLIGHT
+from .bucket_plan import META, Plan
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The modules of an FSDP2 model, the root behind the others, and what their weights and gradients travel as."""
+
+    layouts: Sequence[ShardLayout]
+    weights: WeightGather
+    reduction: ShardSum
+
+    @classmethod
+    def of(cls, parts: Sequence[Mapping[str, Tensor]], gather: Spec, reduce: Spec, ranks: Ranks) -> Shards:
+        """Return them as `plan_sharded` takes them. Raises ValueError for a compressor that is refused."""
+        weights, reduction = weight_gather(gather), shard_sum(reduce)
+        sizes = [
+            1 if each.hosts is None else placed_on_hosts(each.hosts, ranks).per_host for each in (weights, reduction)
+        ]
+        wholes = [layout_of(part, torch.float32, META, replace(ranks, per_host=1)) for part in parts if part]
+        layouts = [ShardLayout(whole, (0,) * len(whole.names)) for whole in wholes]
+        placed = weights.placed(sizes[0], ranks.world_size), reduction.placed(sizes[1], ranks.world_size)
+        return cls(layouts, *placed)
+
+    def gather(self, layout: ShardLayout) -> Iterator[Request]:
+        """Yield the requests of a module's gather."""
+        program = _gather(layout, self.weights)
+        if program is None:
+            yield AllGather(torch.empty(layout.row, device=META))
+        else:
+            yield from requests_in(program, replace(layout.whole.ranks, per_host=self.weights.per_host))
+
+    def reduce(self, layout: ShardLayout) -> Iterator[Request]:
+        """Yield the requests of a module's reduction."""
+        ranks = replace(layout.whole.ranks, per_host=self.reduction.per_host)
+        yield from requests_in(_reduce(layout, self.reduction), ranks)
+
+    def traffic(self) -> Traffic:
+        """Return the traffic of a step: two gathers of each module, one of the root and of differences; and reductions."""
+        total = Traffic()
+        for layout in self.layouts:
+            again = layout is not self.layouts[-1] and not self.weights.differences
+            for requests, per_host, times in (
+                (self.gather(layout), self.weights.per_host, 1 + again),
+                (self.reduce(layout), self.reduction.per_host, 1),
+            ):
+                ranks = replace(layout.whole.ranks, per_host=per_host)
+                total = sum([traffic(request, ranks) for request in requests] * times, total)
+        return total
+
+
+def plan_sharded(
+    parts: Sequence[Mapping[str, Tensor]], gather: Spec, reduce: Spec, *, world_size: int, ranks_per_host: int = 1
+) -> Plan:
+    """Compute the traffic of a step by a dry run: forward, backward with one synchronization, no mixed precision.
+
+    Args:
+        parts: the parameters of each module that `fully_shard` is applied to; the root, which keeps its weights until
+            backward, is the last one.
+        gather: the compressor of weights.
+        reduce: the compressor of gradients.
+        world_size: the number of ranks.
+        ranks_per_host: the number of ranks on each host, for `hosts+` compressors.
+
+    Returns:
+        The traffic and memory of one rank. `compression_ratio` is against "none" for both, `work_bytes` is beyond the
+        memory of torch's own communication.
+
+    Raises:
+        ValueError: a compressor is refused.
+    """
+    ranks = Ranks(world_size, 0, ranks_per_host)
+    now, before = Shards.of(parts, gather, reduce, ranks), Shards.of(parts, "none", "none", ranks)
+    layouts, weights, reduction = now.layouts, now.weights, now.reduction
+    elements = sum(each.numel() for part in parts for each in part.values())
+    state = sum(_state_bytes(layout, weights, reduction) for layout in layouts)
+    work = _shard_work_bytes(layouts, weights, reduction)
+    return Plan.of(f"{gather}/{reduce}", elements, world_size, now.traffic(), before.traffic(), state, work)
+
+
+def _gather(layout: ShardLayout, weights: WeightGather) -> Program[Tensor] | None:
+    """Return the program of a module's gather; None where torch gathers it."""
+    if weights.codec is None and weights.per_host == 1:
+        return None
+    row = torch.empty(layout.row, device=META)
+    rows = row.expand(layout.whole.ranks.world_size, -1).clone() if weights.differences else None
+    held = None if rows is None else HeldWeights(_own_rows(layout), rows)
+    return weights.gather(row, torch.empty(layout.numel, device=META), WeightKind(torch.float32, layout), held)
+
+
+def _own_rows(layout: ShardLayout) -> OwnRows:
+    """Return rows as they are after a step, with room for those of the next one."""
+    own = OwnRows.empty(layout)
+    own.update()
+    own.keep()
+    return own
+
+
+def _reduce(layout: ShardLayout, reduction: ShardSum) -> Program[Tensor]:
+    grad, out = torch.empty(layout.numel, device=META), torch.empty(layout.row, device=META)
+    return reduction.reduce(grad, reduction.init(layout), out)
+
+
+def _state_bytes(layout: ShardLayout, weights: WeightGather, reduction: ShardSum) -> int:
+    residual = reduction.init(layout).residual
+    own = 2 * _own_rows(layout).flat.nbytes  # for checkpoints, before and after a step
+    held = 4 * layout.numel + own if weights.differences else 0
+    return held + (0 if residual is None else residual.flat.nbytes)
+
+
+def _shard_work_bytes(layouts: Sequence[ShardLayout], weights: WeightGather, reduction: ShardSum) -> int:
+    """Return the most bytes of a step, without state, beyond the most that torch's own communication takes.
+
+    In backward a module has its weights, then gradients as large, while the next weights are gathered. The root has its
+    weights until its own turn, and torch keeps the gradients that were reduced last. Here gradients of `MODULES_IN_FLIGHT`
+    modules are on their way, too. Then the module's weights go, its gradients leave, and one module's are encoded or
+    decoded. Gradients that travel as they are keep their memory.
+    """
+    ranks, sent = layouts[0].whole.ranks, reduction.codec is None and reduction.per_host == 1
+    backward = [*layouts[-2::-1], layouts[-1]]
+    sizes = [4 * each.numel for each in backward]
+    sums = [memory_of(_reduce(each, reduction), replace(ranks, per_host=reduction.per_host)) for each in backward]
+    gathers = [_gather_memory(each, weights) for each in backward]
+    torchs, ours = 0, max(size + each.most for size, each in zip(sizes, gathers, strict=True))  # in forward
+    for place, size in enumerate(sizes):
+        after, first = place + 1, max(0, place - MODULES_IN_FLIGHT)
+        both = sum(sizes[after:-1][:1]) + sum(sizes[after:][-1:])  # the next weights, and the root's
+        kept = sum(sizes[first:place][-1:])
+        torchs = max(torchs, both + 2 * size + kept)
+        waiting = sum(each.waiting for each in sums[first:place]) + sent * sum(sizes[first:place])
+        waiting += 0 if weights.differences else sum(each.waiting for each in gathers[after:-1][:1])
+        computed = max(each.most - each.waiting for each in sums[first:after])
+        leaving = size + 4 * backward[place].row + sums[place].waiting + computed
+        ours = max(ours, both + waiting + max(2 * size + kept * (not sent), leaving))
+    return max(0, ours - torchs)
+
+
+def _gather_memory(layout: ShardLayout, weights: WeightGather) -> WorkMemory:
+    """Return the memory of a module's gather beside that of torch's, which has the output, too."""
+    program = _gather(layout, weights)
+    ranks = replace(layout.whole.ranks, per_host=weights.per_host)
+    return WorkMemory() if program is None else memory_of(program, ranks)

@@ -1,0 +1,125 @@
+"""Which choice is recommended, of steps made by hand."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gradwire.compress import compressor
+from gradwire.experiments.advice import Choice, Forecast, Rule
+from gradwire.experiments.advice.candidates import TWO_LEVELS, candidates, family
+from gradwire.experiments.advice.decision_table import ADAMW, CANDIDATES, MUON, SGD, Candidate
+from gradwire.experiments.advice.predict import Prediction
+
+
+def choice(spec, step, *, loss=0.0, order="backward"):
+    return Choice(Candidate(spec), order, Prediction(step, 0.0, 0.0), loss)
+
+
+def chosen(*choices, **rule):
+    return Rule(**rule).chosen(choices)
+
+
+NONE = choice("none", 1.0)
+
+
+def test_the_fastest_within_the_tolerance_is_recommended():
+    lossy, kept = choice("onebit", 0.2, loss=0.09), choice("int4", 0.3, loss=0.003)
+    assert chosen(NONE, lossy, kept) is kept
+    assert chosen(NONE, lossy, kept, tolerance=0.1) is lossy
+
+
+def test_what_was_not_studied_is_never_recommended():
+    assert chosen(NONE, choice("mine", 0.1, loss=None)) is NONE
+
+
+def test_a_gain_that_is_not_worth_it_leaves_what_gives_nothing_up():
+    half, lossy = choice("bf16", 0.6), choice("int4", 0.56, loss=0.003)
+    assert chosen(NONE, half, lossy) is half
+    assert chosen(NONE, half, lossy, worthwhile=1.05) is lossy
+
+
+def test_of_equally_fast_methods_that_which_loses_least_is_taken():
+    low, high = choice("int4", 0.305, loss=0.003), choice("powersgd", 0.3, loss=0.02)
+    assert chosen(NONE, low, high) is low
+
+
+def test_of_equally_fast_methods_whose_losses_cannot_be_told_apart_the_simplest_order_is_taken():
+    backward, priority = choice("int4", 0.305, loss=0.003), choice("int8", 0.3, loss=0.001, order="priority")
+    assert chosen(NONE, backward, priority) is backward
+
+
+def test_of_equally_fast_ways_that_give_nothing_up_the_simplest_is_taken():
+    assert chosen(NONE, choice("none", 0.98, order="priority")) is NONE
+    faster = choice("none", 0.9, order="priority")
+    assert chosen(NONE, faster) is faster
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ({"tolerance": -0.1}, "tolerance is a part of the loss, at least 0"),
+        ({"worthwhile": 0.9}, "worthwhile is a speed-up"),
+    ],
+)
+def test_a_rule_that_makes_no_sense_is_refused(rule, message):
+    with pytest.raises(ValueError, match=message):
+        Rule(**rule)
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (NONE, "ddp_model = torch.nn.parallel.DistributedDataParallel(model)"),
+        (choice("bf16", 1.0), 'handle = gradwire.attach(ddp_model, "bf16", optimizer=optimizer)'),
+        (
+            choice("int4", 1.0),
+            'handle = gradwire.attach(ddp_model, "int4", optimizer=optimizer)',
+        ),
+        (
+            choice("powersgd:rank=4", 1.0, order="priority"),
+            'ddp_model = gradwire.DistributedDataParallel(model, compressor="powersgd:rank=4", '
+            "optimizer=optimizer)\noptimizer = gradwire.overlap(ddp_model, optimizer)",
+        ),
+    ],
+)
+def test_the_line_to_paste(given, line):
+    assert given.line == line
+
+
+@pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda candidate: candidate.spec)
+def test_every_line_has_a_compressor_that_there_is(candidate):
+    for spec in (candidate.spec, TWO_LEVELS + candidate.spec):
+        for order in ("backward", "priority"):
+            given = Choice(replace(candidate, spec=spec), order, Prediction(1.0, 0.0, 0.0), 0.0)
+            for written in re.findall(r'(?:attach\(ddp_model, |compressor=)"([^"]+)"', given.line):
+                assert compressor(written)
+                assert written.startswith(spec)
+
+
+def test_the_sentence_tells_what_is_gained_and_what_it_costs():
+    best = choice("int4", 0.25, loss=0.003)
+    told = Forecast(4, 1, (best, choice("bf16", 0.5), NONE), best).sentence
+    assert told == (
+        "Use int4: 250 ms per step, a speed-up of 4.00x over none (1 s) and 2.00x over the faster of none and bf16, at an "
+        "expected validation loss of +0.3%."
+    )
+    assert Forecast(4, 1, (NONE,), NONE).sentence.startswith("Do not compress further here: none takes 1 s per step.")
+
+
+def test_losses_are_those_of_the_optimizer():
+    parameters = [torch.nn.Parameter(torch.zeros(1))]
+    assert family(torch.optim.AdamW(parameters)) == ADAMW
+    assert family(torch.optim.SGD(parameters, 0.1, 0.9)) == family(torch.optim.SGD(parameters, 0.1)) == SGD
+    muon = type("Muon", (torch.optim.SGD,), {})
+    assert family(muon([torch.nn.Parameter(torch.zeros(2, 2))], 0.1)) == MUON
+
+
+def test_none_is_always_among_the_candidates_and_unknown_ones_have_no_loss():
+    assert [each.spec for each in candidates(["int4", "powersgd:rank=7", "int4"])] == [
+        "none",
+        "int4",
+        "powersgd:rank=7",
+    ]
+    assert candidates(["powersgd:rank=7"])[1].losses == {}

@@ -1,0 +1,137 @@
+"""What a recommendation rests on is tried, of trials made by hand."""
+
+import pytest
+
+from gradwire.experiments.advice import Choice, Forecast, Rule
+from gradwire.experiments.advice.candidates import BACKWARD, PRIORITY
+from gradwire.experiments.advice.decision_table import Candidate
+from gradwire.experiments.advice.predict import Prediction
+from gradwire.experiments.advice.trials import FEWEST, MOST, Tried, checked_seconds, confirmed, cost, measured_steps
+
+LONG, SLOW = 1e6, 100.0  # seconds; what a failure takes
+
+
+def choice(spec, step, order=BACKWARD, loss=0.0):
+    return Choice(Candidate(spec), order, Prediction(step, 0.0, 0.0), loss)
+
+
+def forecast(*choices):
+    return Forecast.ranked(4, 1, choices, Rule())
+
+
+def after(given, real, seconds=LONG):
+    """The forecast after trials that take `real` seconds, by specification and order, its failures, and which there were."""
+    ran = []
+
+    def run(choice, steps):
+        ran.append((choice.spec, choice.order))
+        answer = real[choice.spec, choice.order]
+        return Tried(None, SLOW, answer) if isinstance(answer, str) else Tried(answer, answer * steps)
+
+    return *confirmed(given, Rule(), run, seconds), ran
+
+
+GIVEN = forecast(choice("none", 1.0), choice("bf16", 0.6), choice("int4", 0.3), choice("int4", 0.25, PRIORITY))
+AS_TOLD = {("none", BACKWARD): 1.0, ("bf16", BACKWARD): 0.6, ("int4", BACKWARD): 0.3, ("int4", PRIORITY): 0.25}
+
+
+def test_what_is_recommended_what_it_is_compared_with_and_none_are_tried():
+    found, failures, ran = after(GIVEN, AS_TOLD)
+    assert ran == [("int4", PRIORITY), ("bf16", BACKWARD), ("none", BACKWARD)]
+    assert (found.best.spec, found.best.order, found.best.tried) == ("int4", PRIORITY, 0.25)
+    assert failures == []
+
+
+def test_what_is_slower_than_told_gives_way_to_the_next_one_which_is_tried_then():
+    found, _, ran = after(GIVEN, AS_TOLD | {("int4", PRIORITY): 0.4})
+    assert ran[:2] == [("int4", PRIORITY), ("int4", BACKWARD)]
+    assert (found.best.order, found.best.tried) == (BACKWARD, 0.3)
+    assert [each.step for each in found.choices] == [0.3, 0.4, 0.6, 1.0]
+
+
+def test_what_is_told_to_be_nearly_as_fast_is_tried_too():
+    given = forecast(choice("none", 1.0), choice("int4", 0.3), choice("int8", 0.32), choice("onebit", 0.31, loss=0.5))
+    real = {("none", BACKWARD): 1.0, ("int4", BACKWARD): 0.3, ("int8", BACKWARD): 0.25}
+    found, _, ran = after(given, real)
+    assert ran == [("int4", BACKWARD), ("none", BACKWARD), ("int8", BACKWARD)]
+    assert found.best.spec == "int8"
+
+
+def test_what_turns_out_not_worth_it_is_not_recommended():
+    found, _, _ = after(GIVEN, AS_TOLD | {("int4", PRIORITY): 0.7, ("int4", BACKWARD): 0.58})
+    assert found.best.spec == "bf16"
+
+
+def test_there_is_no_trial_for_which_there_is_no_time():
+    _, _, ran = after(GIVEN, AS_TOLD, seconds=0)
+    assert ran == []
+    just = cost(GIVEN.best) + 1e-9
+    found, _, ran = after(GIVEN, AS_TOLD, seconds=just)
+    assert ran == [("int4", PRIORITY)]
+    assert found.best.tried == 0.25
+
+
+def test_a_training_that_fails_leaves_predictions():
+    found, failures, ran = after(forecast(choice("none", 1.0)), {("none", BACKWARD): "rank 1: no such batch"})
+    assert ran == [("none", BACKWARD)]
+    assert found.best.tried is None
+    assert failures == ["none: rank 1: no such batch"]
+
+
+def test_a_training_that_fails_with_every_method_leaves_all_as_it_was():
+    found, failures, ran = after(GIVEN, dict.fromkeys(GIVEN.rows, "rank 0: takes no wrapped model"))
+    assert found == GIVEN
+    assert ran == [("int4", PRIORITY), ("none", BACKWARD)]
+    assert len(failures) == 2
+
+
+def test_where_overlap_had_worked_a_failure_by_priority_is_the_method_s():
+    given = forecast(choice("none", 1.0), choice("int4", 0.3, PRIORITY), choice("int8", 0.32, PRIORITY))
+    real = {("none", BACKWARD): 1.0, ("int4", PRIORITY): 0.3, ("int8", PRIORITY): "rank 1: no memory"}
+    found, _, _ = after(given, real)
+    assert (found.best.spec, found.best.tried) == ("int4", 0.3)
+    assert ("int8", PRIORITY) not in found.rows
+
+
+def test_a_failure_takes_time_too():
+    _, _, ran = after(GIVEN, AS_TOLD | {("int4", PRIORITY): "rank 0: no memory"}, seconds=cost(GIVEN.best) + 0.01)
+    assert ran == [("int4", PRIORITY)]
+
+
+def test_where_overlap_fails_no_order_but_backward_is_recommended():
+    found, failures, ran = after(GIVEN, AS_TOLD | {("int4", PRIORITY): "rank 0: not this optimizer"})
+    assert found.best.order == BACKWARD
+    assert {each.order for each in found.choices} == {BACKWARD}
+    assert ("int4", BACKWARD) in ran
+    assert failures == ["int4, by priority: rank 0: not this optimizer"]
+
+
+def test_a_method_that_fails_is_not_recommended():
+    given = forecast(choice("none", 1.0), choice("int8", 0.4), choice("int4", 0.3), choice("int4", 0.5, PRIORITY))
+    real = AS_TOLD | {("int4", BACKWARD): "rank 0: no memory", ("int8", BACKWARD): 0.4}
+    found, failures, _ = after(given, real)
+    assert found.best.spec == "int8"
+    assert ("int4", BACKWARD) not in found.rows
+    assert ("int4", PRIORITY) in found.rows
+    assert len(failures) == 1
+
+
+def test_what_no_time_was_left_to_try_is_not_recommended_over_what_was_tried():
+    names = [f"int8:seed={number}" for number in range(6)]
+    given = forecast(choice("none", 9.0), *(choice(name, 1 + number / 20) for number, name in enumerate(names)))
+    real = {(name, BACKWARD): 1.4 * (1 + number / 20) for number, name in enumerate(names)} | {("none", BACKWARD): 9.0}
+    found, _, ran = after(given, real, seconds=30)
+    assert (names[-1], BACKWARD) not in ran
+    assert found.best.spec == names[0]
+    assert found.best.tried == 1.4
+
+
+def test_short_steps_are_measured_more_often():
+    assert measured_steps(choice("none", 10.0)) == FEWEST
+    assert measured_steps(choice("none", 0.001)) == MOST
+
+
+@pytest.mark.parametrize("seconds", [-1, float("inf"), float("nan")])
+def test_how_long_trials_may_take_is_checked(seconds):
+    with pytest.raises(ValueError, match="trial_seconds is how long"):
+        checked_seconds(seconds)

@@ -1,0 +1,84 @@
+"""The command: what it shows and writes, and what it refuses."""
+
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from gradwire.experiments import advise as command
+from gradwire.experiments.advice.candidates import family
+from gradwire.experiments.advise import run_rank
+from gradwire.experiments.cli import main
+from gradwire.experiments.workloads.emulation import Layer, Trace
+from gradwire.experiments.workloads.models import ModelConfig
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    """A small accelerator's, in a file."""
+    path = tmp_path_factory.mktemp("trace") / "small.json"
+    layers = (Layer("first", {"weight": (64, 256)}, 0.002, 0.004), Layer("last", {"weight": (256, 64)}, 0.002, 0.004))
+    Trace("small", "made by hand", 4, layers).write(path)
+    return path
+
+
+def shown_rank(rank, rendezvous, config, backend):
+    """A rank whose words go to a file beside its results."""
+    with Path(config.json).with_suffix(f".{rank}").open("w") as file, contextlib.redirect_stdout(file):
+        run_rank(rank, rendezvous, config, backend)
+
+
+def test_it_shows_the_table_and_writes_all_of_it(trace, tmp_path, monkeypatch):
+    file = tmp_path / "advice.json"
+    flags = [
+        "--nproc=2",
+        f"--compute=emulate:{trace}",
+        "--link=8mbit",
+        "--compressors=int4",
+        "--hosts=64",
+        "--trial-seconds=1",
+    ]
+    monkeypatch.setattr(command, "run_rank", shown_rank)
+    assert main(["advise", *flags, f"--json={file}"]) == 0
+    shown = file.with_suffix(".0").read_text()
+    document = json.loads(file.read_text())
+    for told in ("small, 32,768 parameters, 2 ranks", "NOT REAL: emulated link 8 Mbit/s", "network: AllReduce", "int4"):
+        assert told in shown
+    assert document["here"]["recommended"]["compressor"] == "int4"
+    assert document["here"]["recommended"]["sentence"] in shown
+    assert [each["ranks"] for each in document["elsewhere"]] == [64]
+    rows = {(row["compressor"], row["order"]): row for row in document["here"]["rows"]}
+    wire = 4 * 32_768 * 8 / 8e6
+    assert 0.9 * wire < rows["none", "backward"]["step"] < 3 * wire  # other processes may take a while too
+    assert rows["int4", "backward"]["sent_bytes"] < rows["none", "backward"]["sent_bytes"] / 6
+    assert rows["none", "backward"]["bound"] >= 0.9 * wire
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--nproc=1"], "advice needs two ranks or more, and there is 1: --nproc 2, or torchrun on hosts"),
+        (["--hosts=16"], "other hosts are not predicted from the links inside this one: add --link 1gbit"),
+        (["--hosts=1"], "hosts are at least 2, got 1"),
+        (["--tolerance=-1"], "tolerance is a part of the loss, at least 0"),
+        (["--worthwhile=0.5"], "worthwhile is a speed-up of at least 1"),
+        (["--model=mlp", "--optimizer=muon"], "optimizer muon is for --model gpt"),
+    ],
+    ids=lambda value: "=".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_advised_on_is_refused(flags, message, capsys):
+    assert main(["advise", *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+def test_muon_is_torchs_for_matrices_of_blocks_with_adamw_for_the_rest():
+    config = command.AdviseConfig(model=ModelConfig("gpt"), optimizer="muon")
+    model = command._model(config)
+    muon, adamw = command._optimizers(config, model)
+    assert type(muon) is torch.optim.Muon
+    assert family([muon, adamw]) == "Muon"
+    parameters = [each for group in muon.param_groups + adamw.param_groups for each in group["params"]]
+    assert {*parameters} == {*model.parameters()}
