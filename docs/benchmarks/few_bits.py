@@ -42,7 +42,7 @@ from gradwire.experiments.workloads.data import load_dataset
 from gradwire.experiments.workloads.models import ModelConfig, build_model
 from gradwire.experiments.workloads.muon import Muon
 from gradwire.experiments.workloads.training import initial_model
-from gradwire.hooks.plan import bucket_layouts
+from gradwire.experiments.bucket_plan import bucket_layouts
 from gradwire.kernels import Residual
 
 ROOT = Path(__file__).parents[2]
