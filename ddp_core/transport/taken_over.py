@@ -223,13 +223,13 @@ class Operator:
 
 
 def nbytes(tensors: Any) -> int:
-    """Return the bytes of a tensor, or of equal ones in lists."""
+    """Return the bytes of a tensor, or of equal ones in lists; 0 for sparse ones, which torch does not count."""
     count = 1
     while not isinstance(tensors, Tensor):
         if not tensors:
             return 0
         count, tensors = count * len(tensors), tensors[0]
-    return count * tensors.nbytes
+    return 0 if tensors.is_sparse else count * tensors.nbytes
 
 
 def _all_reduce(tensors: list[Tensor], _: Any, op: Any, indices: Tensor | None = None, *__: Any) -> Collective | None:

@@ -373,6 +373,18 @@ def test_requests_of_gradwire_itself_are_left_alone(ranks):
     assert ranks.run(own_messages, 2) == [(True, 0)] * 2
 
 
+def sparse(rank, size):
+    handle, tensor = gradwire.compress_group(min_bytes=1), torch.eye(40).to_sparse()
+    dist.all_reduce(tensor)
+    calls = handle.stats().calls
+    handle.close()
+    return torch.equal(tensor.to_dense(), size * torch.eye(40)), calls
+
+
+def test_sparse_tensors_stay_as_they_are(ranks):
+    assert ranks.run(sparse, 2) == [(True, 0)] * 2
+
+
 def misfit(rank, size):
     handle = gradwire.compress_group(min_bytes=LIMIT)
     with pytest.raises((RuntimeError, ValueError)):
