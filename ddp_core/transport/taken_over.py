@@ -91,7 +91,9 @@ class TakenWork(dist.Work):
     def __init__(self, future: torch.futures.Future[Any]) -> None:
         super().__init__()
         self._future = future
-        self._kept: list[TakenWork] = [self]  # until the caller has it: of a work in Python, torch alone keeps no object
+        self._kept: list[TakenWork] = [
+            self
+        ]  # until the caller has it: of a work in Python, torch alone keeps no object
         _latest.kept = self._kept
 
     def wait(self, timeout: timedelta = UNLIMITED) -> bool:
