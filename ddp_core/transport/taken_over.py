@@ -142,7 +142,7 @@ class Keeper(dist.ProcessGroup):
     def __init__(self) -> None:
         super().__init__(0, 1)
 
-    def barrier(self, _: dist.BarrierOptions) -> dist.Work:
+    def barrier(self, *_: Any, **__: Any) -> dist.Work:
         """Return the work that this thread has made last."""
         work: dist.Work = _latest.kept.pop()
         return work
