@@ -1,8 +1,9 @@
 """Collectives of torch.distributed that gradwire takes over, before the backend of their group gets them.
 
 torch's functions, its reducers in C++ and compiled code all reach a backend through the same few operators of torch's
-dispatcher, whoever imported what. While any group is registered, kernels of ours stand in for these operators on CPUs and
-GPUs. A call of another group, and one that its group's taker leaves, goes to the backend as it would without them.
+dispatcher, whoever imported what. From the first `take_over` until a `hand_back` leaves no group, kernels of ours stand in
+for these operators on CPUs and GPUs. A call of another group, and one that its group's taker leaves, goes to the backend as
+it would without them.
 """
 
 from __future__ import annotations
