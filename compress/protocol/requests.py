@@ -25,8 +25,20 @@ AnyOp: TypeAlias = Literal["mean", "sum", "max"]  # of an all-reduce
 OPS, ALL_OPS, SCOPES = get_args(Op), get_args(AnyOp), get_args(Scope)
 
 
+class Checked:
+    """A request, which raises ValueError for an operation or a scope that there is not."""
+
+    def __post_init__(self) -> None:
+        """Check a new request."""
+        operations = ALL_OPS if isinstance(self, AllReduce) else OPS
+        for name, allowed in (("op", operations), ("scope", SCOPES)):
+            if (value := getattr(self, name, allowed[0])) not in allowed:
+                kind = type(self).__name__
+                raise ValueError(f"the {name} of {kind} is {' or '.join(map(repr, allowed))}, got {value!r}")
+
+
 @dataclass(frozen=True)
-class AllReduce:
+class AllReduce(Checked):
     """The sum, mean or maximum over ranks of `tensor`, element by element; the reply may be `tensor` itself.
 
     A mean is divided before it is summed, so it overflows only where the mean itself does. `exact`: first and last element,
@@ -44,7 +56,7 @@ class AllReduce:
 
 
 @dataclass(frozen=True)
-class ReduceScatter:
+class ReduceScatter(Checked):
     """Each rank gets the sum or mean of its row: `tensor` has shape (members, ...), the reply that of a row.
 
     Rows are in the order of the ranks. A mean is divided before it is summed. `sizes`: of rows that differ, in elements;
@@ -62,7 +74,7 @@ class ReduceScatter:
 
 
 @dataclass(frozen=True)
-class AllGather:
+class AllGather(Checked):
     """Every rank's `tensor`; the reply has shape (members, *tensor.shape), in rank order.
 
     `sizes`: of the members' tensors where they differ, in elements; then these are flat, and so is the reply.
@@ -80,7 +92,7 @@ class AllGather:
 
 
 @dataclass(frozen=True)
-class AllToAll:
+class AllToAll(Checked):
     """Row j of `tensor` goes to member j; row i of the reply came from member i. Shape (members, ...), both ways."""
 
     tensor: Tensor
@@ -92,7 +104,7 @@ class AllToAll:
 
 
 @dataclass(frozen=True)
-class Broadcast:
+class Broadcast(Checked):
     """The `tensor` of member `source`, on every member; the reply may be `tensor` itself."""
 
     tensor: Tensor
@@ -105,7 +117,7 @@ class Broadcast:
 
 
 @dataclass(frozen=True)
-class Gather:
+class Gather(Checked):
     """Every rank's `tensor` on member `target`: a reply of shape (members, *tensor.shape), elsewhere (0, *tensor.shape)."""
 
     tensor: Tensor
@@ -118,7 +130,7 @@ class Gather:
 
 
 @dataclass(frozen=True)
-class Scatter:
+class Scatter(Checked):
     """Row j of the `tensor` of member `source` goes to member j; all members give one of this shape, (members, ...)."""
 
     tensor: Tensor
@@ -203,8 +215,7 @@ BY_ROW = (AllToAll, ReduceScatter, Scatter)  # their tensors have a row for each
 def next_request(program: Program[Any], reply: Tensor | None) -> tuple[Request | None, Any]:
     """Run a program on to its next request, or to its end: then None, and what it returned.
 
-    `reply` answers its last request (None at the start). Raises TypeError or ValueError for a request that there is not; the
-    engine, which rehearses programs first, does not look again.
+    `reply` answers its last request (None at the start).
     """
     try:
         asked: Any = next(program) if reply is None else program.send(reply)
@@ -215,11 +226,6 @@ def next_request(program: Program[Any], reply: Tensor | None) -> tuple[Request |
             f"a program yields {', '.join(each.__name__ for each in get_args(Request))}, as `yield from all_reduce(tensor)` "
             f"does; got {asked!r}"
         )
-    operations = ALL_OPS if isinstance(asked, AllReduce) else OPS
-    for name, allowed in (("op", operations), ("scope", SCOPES)):
-        if (value := getattr(asked, name, allowed[0])) not in allowed:
-            kind = type(asked).__name__
-            raise ValueError(f"the {name} of {kind} is {' or '.join(map(repr, allowed))}, got {value!r}")
     return asked, None
 
 

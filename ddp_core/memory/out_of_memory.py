@@ -46,5 +46,6 @@ def allocated(allocate: Callable[[], State], told: Callable[[], tuple[str, int]]
         raise torch.OutOfMemoryError(
             f"there is no memory on {layout.device} for the state of {whose}: {kept / 1e6:,.0f} MB for "
             f"{layout.numel:,} parameters, {kept / max(1, layout.numel):.1f} bytes per parameter on each rank. "
-            "int4:residual_bits=8 keeps 1.0 to 1.5 bytes per parameter, int8 and bf16 none; undo=False avoids a second copy"
+            "int4:residual_bits=8 keeps 1.0 to 1.5 bytes per parameter in large matrices, int8 and bf16 none; undo=False "
+            "avoids a second copy"
         ) from error

@@ -126,9 +126,9 @@ class ShardMemory(StepMemory):
         self.under_way, self.committed, self._discarded = False, True, False
         if any(lost):
             self.note_loss()
-        for index, state in (
-            () if self.reduction.feedback else self._states.items()
-        ):  # to which no step will write again
+        if self.reduction.feedback:
+            return
+        for index, state in self._states.items():  # to which no step will write again
             if state.residual is not None and state.residual.cleared:
                 state.residual = None
                 self._put(index, state)

@@ -144,9 +144,10 @@ def on_launched_hosts(ranks: Ranks, environment: Mapping[str, str] = os.environ)
     >>> on_launched_hosts(Ranks(4), {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"})
     Ranks(world_size=4, rank=0, per_host=2)
     """
-    started, here = (int(environment.get(name, 1)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-    known = here > 0 and started == ranks.world_size and started % here == 0
-    return replace(ranks, per_host=here) if known else ranks
+    started, here = (environment.get(name, "") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    if started != str(ranks.world_size) or not here.isdecimal() or int(here) < 1 or ranks.world_size % int(here):
+        return ranks
+    return replace(ranks, per_host=int(here))
 
 
 def warn_if_apart(environment: Mapping[str, str] = os.environ) -> None:

@@ -1,8 +1,9 @@
 """Collectives of torch.distributed that gradwire takes over, before the backend of their group gets them.
 
 torch's functions, its reducers in C++ and compiled code all reach a backend through the same few operators of torch's
-dispatcher, whoever imported what. While any group is registered, kernels of ours stand in for these operators on CPUs and
-GPUs. A call of another group, and one that its group's taker leaves, goes to the backend as it would without them.
+dispatcher, whoever imported what. From the first `take_over` until a `hand_back` leaves no group, kernels of ours stand in
+for these operators on CPUs and GPUs. A call of another group, and one that its group's taker leaves, goes to the backend as
+it would without them.
 """
 
 from __future__ import annotations
@@ -91,7 +92,9 @@ class TakenWork(dist.Work):
     def __init__(self, future: torch.futures.Future[Any]) -> None:
         super().__init__()
         self._future = future
-        self._kept: list[TakenWork] = [self]  # until the caller has it: of a work in Python, torch alone keeps no object
+        self._kept: list[TakenWork] = [
+            self
+        ]  # until the caller has it: of a work in Python, torch alone keeps no object
         _latest.kept = self._kept
 
     def wait(self, timeout: timedelta = UNLIMITED) -> bool:
@@ -223,13 +226,13 @@ class Operator:
 
 
 def nbytes(tensors: Any) -> int:
-    """Return the bytes of a tensor, or of equal ones in lists."""
+    """Return the bytes of a tensor, or of equal ones in lists; 0 for sparse ones, which torch does not count."""
     count = 1
     while not isinstance(tensors, Tensor):
         if not tensors:
             return 0
         count, tensors = count * len(tensors), tensors[0]
-    return count * tensors.nbytes
+    return 0 if tensors.is_sparse else count * tensors.nbytes
 
 
 def _all_reduce(tensors: list[Tensor], _: Any, op: Any, indices: Tensor | None = None, *__: Any) -> Collective | None:

@@ -126,9 +126,7 @@ def lost_on(spec: str, buckets: Sequence[tuple[str, ...]], held: Residuals) -> s
     """Return the ranks that hold other residuals than in a simulation, as words; nothing if none does. A collective call."""
     expected = simulated(spec, buckets)[1]
     mine, right = (
-        torch.cat(
-            [torch.zeros(1), *(each[name]["residual"].flatten().cpu() for name in SHAPES if "residual" in each[name])]
-        )
+        torch.cat([each.get(name, {}).get("residual", torch.zeros(SHAPES[name])).flatten().cpu() for name in SHAPES])
         for each in (held, expected)
     )
     off = [float(each) for each in _messages(str(float((mine - right).norm() / right.norm().clamp(min=1e-30))))]

@@ -217,10 +217,8 @@ class Round:
         rounds = self._rounds
         fragment, memory = rounds.fragments[self.turn], rounds.memories[self.turn]
         count = fragment.layout.numel
-        finite, norm = (
-            memory.finite is None or bool(memory.finite),
-            norm_of(average[:count]) if most < math.inf else 0.0,
-        )
+        finite = memory.finite is None or bool(memory.finite)
+        norm = norm_of(average[:count]) if most < math.inf else 0.0
         good = finite and norm <= most
         memory.end_step(keep=good, carrying=False)
         memory.leaves.drop_room()  # rounds are rare: one fragment alone has a second copy, during its round

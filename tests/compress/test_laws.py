@@ -219,7 +219,8 @@ def test_every_compressor_with_a_residual_conserves_gradients_with_few_bits_of_i
         assert_conserves(spec, within, steps=2)
         leaves = Leaves(compressor(spec).init(within))
         sizes.append(sum(leaf.flat.nbytes for leaf in leaves.residuals))
-    assert 0 < sizes[0] <= 1.04 * bits / 32 * sizes[1]
+    ends = 132 * len(within.shapes) * len(leaves.residuals) * (bits == 8)  # a block of each parameter that is not full
+    assert 0 < sizes[0] <= 1.04 * bits / 32 * sizes[1] + ends
 
 
 @pytest.mark.parametrize("spec", TELESCOPING)

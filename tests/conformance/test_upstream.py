@@ -34,12 +34,12 @@ def cases():
 class Runner:
     """A process in which cases run one after the other; what they print is kept out of sight."""
 
-    def __init__(self, kind, device):
+    def __init__(self, kind, device, **more):
         choice = {"GRADWIRE_CONFORMANCE": kind, "GRADWIRE_CONFORMANCE_DEVICE": device, "WORLD_SIZE": "2"}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.conformance.runner"],
             cwd=ROOT,
-            env={**ENVIRONMENT, **choice},
+            env={**ENVIRONMENT, **choice, **more},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -10,6 +10,7 @@ from ..hooks.local_sgd.sites import SHORT, Town
 from ..ranks import RankError
 from . import (
     backends,
+    collectives,
     draw,
     fates,
     formats,
@@ -81,6 +82,7 @@ KINDS = {
     "pauses": Kind(pauses.drawn, partial(of_sites, pauses)),
     "programs": Kind(programs.drawn, programs.undergone),
     "backends": Kind(backends.drawn, backends.undergone),
+    "collectives": Kind(collectives.drawn, collectives.undergone),
     "shards": Kind(shards.drawn, partial(alike, shards.train, shards.broken)),
     "meshes": Kind(meshes.drawn, partial(alike, meshes.train, told)),
     "saves": Kind(saving.drawn, partial(alike, saving.train, told)),

@@ -20,6 +20,7 @@ FAILING += [pytest.param(14, marks=buffers_by_argument)]  # one that is stopped 
 OTHERS = [("overlap", 8), ("local", 3), ("sites", 6)]
 OTHERS += [("halves", 4), ("pauses", 0)]
 OTHERS += [("scales", 1), ("formats", 0), ("tokens", 0), ("tasks", 0)]
+OTHERS += [("collectives", seed) for seed in (5, 4, 1)]  # no mishap; a rank that dies; options that differ
 OTHERS += [pytest.param("saves", seed, marks=fsdp_of_others) for seed in (0, 2)]
 OTHERS += [pytest.param("meshes", seed, marks=fsdp_of_others) for seed in (10, 11)]  # tensor parallel; replicas
 OTHERS += [("programs", seed) for seed in (0, 2)] + [pytest.param("backends", 2, marks=native)]
@@ -62,6 +63,8 @@ WITHOUT = [
     ("scales", 1, lambda trial: replace(trial, powers=(0,) * len(trial.powers)), "no parameter's averages are larger"),
     ("formats", 0, lambda trial: replace(trial, turned=((),), resumes=(None,)), "no format changed while something"),
     ("tokens", 0, lambda trial: replace(trial, factors=(1.0,) * len(trial.factors)), "nothing befell the residual"),
+    ("collectives", 4, lambda trial: replace(trial, calls=0, whose=-1), "did not die"),
+    ("collectives", 1, lambda trial: replace(trial, options=0), "rank 0 raised 'nothing'"),
     ("tasks", 0, lambda trial: replace(trial, sizes=(0.0, 1.0), steps=1), "nothing befell task 1"),
 ]
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import gradwire
+from gradwire.ddp_core.overlap.overlap import Overlap
 
 from .overlapped import STEPS, Layers, Plain, Setting, equal
 
@@ -99,6 +100,16 @@ def gradients_are_zeroed_in_place(setting):
 
 
 @case()
+def gradients_are_cleared_twice(setting):
+    def twice(setting, number):
+        for to_none in ((False, True), (True, False))[number % 2]:
+            setting.optimizer.zero_grad(set_to_none=to_none)
+        return [parameter.grad is None for parameter in setting.model.parameters()]
+
+    return loop(setting, twice, clear=lambda _: None)
+
+
+@case()
 def gradients_pile_up_over_micro_batches(setting):
     def backwards(setting):
         for _ in range(2):
@@ -153,6 +164,11 @@ def averages_of_parameters_are_kept(setting):
     return [each.clone() for each in mean.parameters()]
 
 
+@case()
+def the_model_is_copied(setting):
+    return loop(setting, lambda setting, _: list(copy.deepcopy(setting.model.module).parameters()))
+
+
 @case(net=Plain)
 def the_wrapped_model_and_the_optimizer_are_copied(setting):
     def copies(setting, _):
@@ -202,6 +218,14 @@ def compression_is_closed(setting):
 def another_optimizer_has_the_same_parameters(setting):
     other = torch.optim.Adam(setting.model.parameters(), lr=0.01)
     return loop(setting, lambda *_: other.step())
+
+
+@case(compressor="bf16", net=Plain)
+def compressors_are_swapped(setting):
+    specs = ["topk:ratio=0.1", "bf16", "none"]
+    return loop(
+        setting, lambda setting, step: setting.model.compression.swap(specs[step // 2]) if step % 2 else None, 7
+    )
 
 
 @case(compressor="int8", slice_mb=0.001)
@@ -281,6 +305,11 @@ def the_optimizer_orthogonalizes_matrices(setting):
     return loop(setting)
 
 
+@case(optimizer=torch.optim.Adafactor)
+def the_optimizer_keeps_sums_of_rows_and_columns(setting):
+    return loop(setting)
+
+
 @case(optimizer=torch.optim.SGD)
 def the_optimizers_state_is_read(setting):
     setting.optimizer.param_groups[0]["momentum"] = 0.9
@@ -291,6 +320,15 @@ def the_optimizers_state_is_read(setting):
 @case(compressor="bf16", static_graph=True)
 def the_graph_is_static(setting):
     return loop(setting)
+
+
+@case(net=Plain)
+def an_error_comes_up_in_forward(setting):
+    def fails(setting, _):
+        with pytest.raises(RuntimeError, match="shapes"):
+            setting.model(torch.ones(3, 5))
+
+    return loop(setting, fails)
 
 
 def both(rank, world_size, name):
@@ -362,6 +400,23 @@ def test_a_compiled_model_waits_where_forward_begins_and_that_is_said(ranks):
         assert same
         assert (told, told_once) == (0, 1)
         assert (never, overlapped) == (False, True)
+
+
+def scripted(rank, world_size):
+    found = []
+    for order in ("synchronous", "priority"):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            setting = Setting(rank, order, net=lambda: nn.Sequential(*(torch.jit.script(layer) for layer in Layers())))
+            loop(setting)
+            told = [each for each in caught if "torch.compile or TorchScript" in str(each.message)]
+        found.append((setting.end(), len(told), any(setting.names)))
+    (one, told, never), (other, told_once, overlapped) = found
+    return equal(one, other), told, told_once, never, overlapped
+
+
+def test_a_scripted_model_waits_where_forward_begins_and_that_is_said(ranks):
+    assert ranks.run(scripted, 2) == [(True, 0, 1, False, True)] * 2
 
 
 def cleared_without_waiting(rank, world_size):
@@ -521,6 +576,14 @@ def test_what_cannot_be_right_is_refused_with_the_way_out(ranks):
         assert len(found) == len(expected)
         for text, pattern in zip(found, expected, strict=True):
             assert re.search(pattern, text), text
+
+
+def test_a_step_that_a_cuda_graph_captures_is_refused_with_the_way_out(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    overlap = object.__new__(Overlap)
+    overlap._refuses_capture = True
+    with pytest.raises(RuntimeError, match=r"capture without overlap.*order='synchronous'"):
+        overlap.deliver(None, None)
 
 
 def captured(rank, world_size):

@@ -1,3 +1,4 @@
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -209,8 +210,25 @@ def test_a_wrong_file_is_refused_with_its_name(refusal, yaml_file, tmp_path):
     assert f"batch_size in {value}" in refusal(defaults=value)
 
 
+def test_a_name_that_is_not_shipped_is_refused_with_those_that_are(refusal):
+    message = refusal("--config", "powersgd-pos")
+    assert message.startswith(
+        "cannot read --config powersgd-pos: No such file (did you mean 'powersgd-post'?); shipped are: "
+    )
+    assert "ddp-fig2-ready" in message
+
+
 def test_an_error_of_the_system_is_shown_in_one_line(refusal):
     assert refusal(function=fill_the_disk) == "[Errno 28] No space left on device: 'a.json'"
+
+
+@pytest.mark.parametrize(
+    ("function", "error"), [(refuse, ValueError("no such folder: None")), (fill_the_disk, OSError(28, "No space left"))]
+)
+def test_its_traceback_can_be_had(function, error, monkeypatch):
+    monkeypatch.setenv("GRADWIRE_TRACEBACK", "1")
+    with pytest.raises(type(error), match=re.escape(str(error))):
+        main(["refuse"], {"refuse": command(function)})
 
 
 def test_a_missing_module_of_ours_is_not_hidden():
@@ -220,6 +238,16 @@ def test_a_missing_module_of_ours_is_not_hidden():
 
 def test_the_exit_code_is_the_command_s():
     assert main(["record", "--lr", "7"], {"record": command(record)}) == 7
+
+
+def test_help_shows_the_defaults_that_hold(capsys, yaml_file):
+    shipped = yaml_file("{batch_size: 31, model: {width: 77}}")
+    with pytest.raises(SystemExit):
+        main(["record", "--help"], {"record": command(record, shipped)})
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "default: 31" in shown
+    assert "default: 77" in shown
+    assert "the shipped options.yaml" in shown
 
 
 def test_the_whole_configuration_can_be_printed_and_read_again(capsys, yaml_file):
@@ -237,6 +265,22 @@ def test_an_unknown_command_is_refused_with_the_one_that_is_meant_and_those_ther
     assert f"unknown command {typed!r} (did you mean {meant!r}?)" in message
     assert message.count("\n") == 1
     assert all(name in message for name in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["compare", "--world-size", "2"], "--nproc"),
+        (["compare", "--compresors", "none"], "--compressors"),
+        (["compare", "--model.witdh", "4"], "--model.width"),
+        (["compare", "--image-siz", "4"], None),
+        (["top", "--world-size", "2"], None),
+    ],
+)
+def test_an_unknown_option_is_answered_with_the_one_that_is_meant_and_no_other(words, meant, capsys):
+    assert main(words) == 2
+    message = capsys.readouterr().err
+    assert (f"(did you mean {meant}?)" in message) if meant else ("did you mean" not in message)
 
 
 @pytest.mark.parametrize(("rank", "local_rank"), [(0, 0), (1, 1), (2, 0)])

@@ -1,15 +1,19 @@
 """What is held back of sharded parameters: saved by name, loaded, resized, swapped, taken back; and ranks that fail."""
 
 import os
+import threading
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import gradwire
+from gradwire.compress.shards.reduction import shard_sum
 from gradwire.ddp_core import DEFAULT_TIMEOUT
-from gradwire.hooks.fsdp.state import merged
+from gradwire.ddp_core.averaging import steps as stepping
+from gradwire.hooks.fsdp.state import checked, merged
 
 from ...ddp_core.errors import message_of
 from ..given import Given
@@ -32,6 +36,14 @@ def same(some, others):
 def residuals(state):
     (inside,) = state.values()
     return {name: fields["residual"] for name, fields in inside["parameters"].items()}
+
+
+@pytest.mark.parametrize("number", [4, 6])
+def test_a_state_of_another_format_is_refused(number):
+    saved = {"gradwire": number, "reduce": repr(shard_sum("int4")), "step": 3, "parameters": {}, "weights": {}}
+    assert checked({**saved, "gradwire": 5}, shard_sum("int4"), set())["step"] == 3
+    with pytest.raises(ValueError, match="load it with the version of gradwire that wrote it"):
+        checked(saved, shard_sum("int4"), set())
 
 
 def error_of(handle, state, **options):
@@ -70,6 +82,34 @@ def test_after_a_swap_nothing_that_was_held_back_is_lost(ranks, first, last):
                 torch.testing.assert_close(total[f"parts.{module}.p{place}"], expected, rtol=0, atol=tolerance)
 
 
+def saved_after_a_swap(rank, world_size, steps_after, folder):
+    """The sum of all means where a state goes through a file so many steps after a swap to sums without residuals; and
+    what a load through torch.distributed.checkpoint raises, and one of a state from before error feedback."""
+    model, handle = attached(world_size)
+    means = steps(model, rank, 0, 2)
+    handle.swap(reduce="none")
+    means += steps(model, rank, 2, 2 + steps_after)
+    state, (again, other) = handle.state_dict(), attached(world_size, "none")
+    never, through = other.state_dict(), other.state_dict()
+    dcp.save({"compression": state}, checkpoint_id=folder)
+    dcp.load({"compression": through}, checkpoint_id=folder)
+    messages = [error_of(other, through), error_of(handle, never)]
+    other.load_state_dict(state)
+    means += steps(again, rank, 2 + steps_after, 4)
+    return {name: sum(mean[name] for mean in means) for name in means[0]}, messages
+
+
+@pytest.mark.parametrize("steps_after", [0, 1])
+def test_a_state_of_just_after_a_swap_brings_out_what_was_held_back_before_it(ranks, steps_after, tmp_path):
+    for total, (through_dcp, without) in ranks.run(saved_after_a_swap, 2, steps_after, str(tmp_path)):
+        assert "of its 4 tensors" in through_dcp
+        assert without == "accepted"
+        for module, shapes in enumerate(SHAPES):
+            for place in range(len(shapes)):
+                expected = sum(gradients(rank, step)[module][place] for rank in range(2) for step in range(4)) / 2
+                torch.testing.assert_close(total[f"parts.{module}.p{place}"], expected, rtol=0, atol=1e-4)
+
+
 class Some(Given):
     """A model that leaves a parameter out where its gradient is None."""
 
@@ -100,6 +140,24 @@ def test_what_was_held_back_before_a_swap_waits_for_a_step_that_uses_all_paramet
         for place, steps_used in enumerate(((0, 1, 2, 3), (0, 1, 3))):
             expected = sum(gradients(rank, step)[0][place] for rank in range(2) for step in steps_used) / 2
             torch.testing.assert_close(total[f"p{place}"], expected, rtol=0, atol=1e-4)
+
+
+def residuals_after_swaps(rank, world_size, known):
+    """The numbers of residuals after a swap, with an optimizer if it is known, and after one more without naming it."""
+    model, handle = attached(world_size, "none")
+    options = {"optimizer": torch.optim.AdamW(model.parameters())} if known else {}
+    found = []
+    for each in (options, {}):
+        handle.swap(reduce="int4", **each)
+        steps(model, rank, 0, 1)
+        found.append(len(residuals(handle.state_dict())))
+    handle.close()
+    return found
+
+
+def test_a_swap_takes_what_suits_the_optimizer_also_that_of_before(ranks):
+    assert ranks.run(residuals_after_swaps, 2, True) == [[0, 0]] * 2
+    assert all(min(found) > 0 for found in ranks.run(residuals_after_swaps, 2, False))
 
 
 def closed(rank, world_size):
@@ -173,3 +231,28 @@ def test_on_another_number_of_ranks_each_part_takes_the_mean_of_its_own_states()
     for wrong, part in ((states, ""), (states[1:], "part 0 of 2"), ([*states, states[0]], "part 0 of 2")):
         with pytest.raises(ValueError, match="each of them once"):
             merged(wrong, part)
+
+
+def interrupted(gradient):
+    raise ArithmeticError("on purpose")
+
+
+def saved_after_a_backward_that_broke_off(rank, world_size):
+    """The steps in a state that another thread saves while gradients of a module are on their way that nobody awaits."""
+    model = network(world_size)
+    handle, states = gradwire.attach(model, reduce="int4"), []
+    trained(model, rank, 2)
+    model[1].register_forward_hook(lambda module, inputs, outputs: outputs.register_hook(interrupted) and None)
+    with pytest.raises(ArithmeticError):
+        trained(model, rank, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stepping, "QUIET", 0.3)
+        thread = threading.Thread(target=lambda: states.append(handle.state_dict()), daemon=True)
+        thread.start()
+        thread.join(20)
+    handle.close()
+    return [inside["step"] for state in states for inside in state.values()]
+
+
+def test_a_save_waits_for_no_backward_that_broke_off(ranks):
+    assert ranks.run(saved_after_a_backward_that_broke_off, 2) == [[2], [2]]
