@@ -37,12 +37,12 @@ from gradwire.compress.feedback.partition import Partition
 from gradwire.compress.feedback.switch import Switch
 from gradwire.compress.protocol.compressor import inside
 from gradwire.compress.simulate import dry_run
+from gradwire.experiments.bucket_plan import bucket_layouts
 from gradwire.experiments.results.statistics import interval
 from gradwire.experiments.workloads.data import load_dataset
 from gradwire.experiments.workloads.models import ModelConfig, build_model
 from gradwire.experiments.workloads.muon import Muon
 from gradwire.experiments.workloads.training import initial_model
-from gradwire.experiments.bucket_plan import bucket_layouts
 from gradwire.kernels import Residual
 
 ROOT = Path(__file__).parents[2]
