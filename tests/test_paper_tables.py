@@ -11,6 +11,9 @@ import torch
 from torch import nn
 
 from gradwire.compress import Layout, Ranks, Simulation, compressor
+from gradwire.experiments.workloads.data import DataConfig, load_dataset
+from gradwire.experiments.workloads.models import ModelConfig
+from gradwire.experiments.workloads.training import initial_model, loss_of
 from gradwire.testing import SHAPES, bucket, check_conservation, check_telescoping, random_gradients
 
 ROOT = Path(__file__).parents[1]
@@ -69,6 +72,86 @@ def test_the_table_of_errors_of_updates_on_the_page_is_that_of_its_file(script):
     errors, folder = script("update_errors"), PAPERS.parent / "few-bits-muon"
     for line in errors.table(errors.FinishedRuns(folder / "update-errors.json")):
         assert f"{line}\n" in (folder / "README.md").read_text("utf-8")
+
+
+def test_the_table_of_local_sgd_at_a_hundredth_of_the_bytes_is_that_of_its_file(script):
+    hundredfold, folder = script("hundredfold"), PAPERS.parent / "hundredfold"
+    for line in hundredfold.table(hundredfold.FinishedRuns(folder / "runs.json")):
+        assert f"{line}\n" in (folder / "README.md").read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def text():
+    """Text for a GPT, as the scripts read it."""
+    return load_dataset(DataConfig(), ModelConfig("gpt", context=64))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_sites_that_average_at_every_step_train_as_one_model_on_all_their_sequences(script, text, optimizer):
+    hundredfold, few, steps = script("hundredfold"), script("few_bits"), 3
+    task = few.Trial(hundredfold.GPT, optimizer, 0.004, 0, steps, batch_size=4)
+    model = initial_model(task.config(0), text, torch.device("cpu"))
+    sites, optimizers = hundredfold.Sites(model, hundredfold.Way(optimizer)), task.optimizers(model)
+    batches = hundredfold.stacked([text.train_batches(4, seed=0, rank=rank, world_size=4) for rank in range(4)])
+    for _ in range(steps):
+        inputs, targets = next(batches)
+        found = sites.gradients(inputs, targets)
+        sites.step(found.mean(0).expand(4, -1).clone(), 1.0)
+        loss_of(model, inputs.flatten(0, 1), targets.flatten(0, 1)).backward()
+        for name, gradient in sites.named(found).items():
+            torch.testing.assert_close(gradient.mean(0), model.get_parameter(name).grad, atol=1e-6, rtol=1e-4)
+        for each in optimizers:
+            each.step()
+            each.zero_grad()
+    for name, values in sites.named(sites.models.detach()).items():
+        torch.testing.assert_close(values[3], model.get_parameter(name).detach(), atol=1e-3, rtol=1e-3)
+
+
+def test_local_sgd_sends_what_its_rounds_do(script, text, monkeypatch):
+    """Steps 1 and 2 of 8 average gradients in 8 bits; models are averaged after steps 5 and 8, and a moment once."""
+    hundredfold = script("hundredfold")
+    monkeypatch.setattr(hundredfold, "VALIDATION", (4, 1))
+    way = hundredfold.Way(start=0.25, first="int8", every=3, moments="none", rounds=(2, 3))
+    found = hundredfold.trained(way, 0, text, steps=8)
+    assert found["sent_bytes"] == pytest.approx(hundredfold.FP32 * (2 / 3.835 + 2 + 1), rel=1e-3)
+
+
+def test_rounds_are_rarer_where_the_learning_rate_is_lower(script):
+    way = script("hundredfold").Way(every=4, growth=6.0)
+    assert [way.steps_between(factor) for factor in (1.0, 0.5, 0.1)] == pytest.approx([6, 24, 600])
+
+
+def test_a_round_has_all_sites_at_their_mean_and_no_second_moment_below_zero(script):
+    hundredfold, generator = script("hundredfold"), torch.Generator().manual_seed(0)
+    layout = Layout(("weight",), ((64, 64),), torch.float32, torch.device("cpu"), Ranks(4))
+    rows = torch.randn(4, 4096, generator=generator)
+    mean = rows.mean(0)
+    hundredfold.Common(rows, hundredfold.averages_of("none", layout), "average").average()
+    torch.testing.assert_close(rows, mean.expand(4, -1), atol=1e-6, rtol=1e-6)
+    squares = torch.randn(4, 4096, generator=generator) ** 8
+    before = squares.clone()
+    hundredfold.Common(squares, hundredfold.averages_of("int2", layout), "average").average(0.1 * squares)
+    assert (squares >= 0.1 * before).all()
+
+
+@pytest.mark.parametrize("over", ["senders", "sites"])
+def test_sparseloco_keeps_what_it_does_not_send_and_sends_few_elements_of_four_values(script, over):
+    layout = Layout(("weight", "bias"), ((128, 64), (64,)), torch.float32, torch.device("cpu"), Ranks(4))
+    sparse = script("hundredfold").SparseLoCo(layout, 1 / 64, over)
+    generator, held = torch.Generator().manual_seed(0), torch.zeros(4, layout.numel)
+    for _ in range(3):
+        differences = torch.randn(4, layout.numel, generator=generator)
+        mean = sparse.step([*differences])[0]
+        sent = 0.95 * held + differences - sparse.residuals
+        sent = torch.where(sent.abs() < 1e-5, 0.0, sent)
+        held = sparse.residuals.clone()
+        for row in sent:
+            weight = layout.views(row)["weight"]
+            assert [int((half != 0).sum()) for half in weight.split(64)] == [64, 64]
+            assert len(weight[weight != 0].mul(1e4).round().unique()) <= 4
+        number = (sent != 0).sum(0).clamp(min=1) if over == "senders" else 4
+        torch.testing.assert_close(mean, sent.sum(0) / number, atol=1e-5, rtol=1e-4)
+    assert sparse.traffic.sent_bytes == 3 * ((2 * 64 + 1) * 14 + 2 * 5 * 32) / 8
 
 
 def test_exact_averages_turn_no_update_and_a_core_turns_those_of_low_rank_less_than_int4(script):

@@ -1,0 +1,418 @@
+"""Validation losses at a hundredth of the bytes: which changes of local SGD gain, and which do not.
+
+    python docs/benchmarks/hundredfold.py docs/results/hundredfold/runs.json
+    python docs/benchmarks/hundredfold.py docs/results/hundredfold/runs.json --ways "none, lr 0.004" --seeds 1 2
+    python docs/benchmarks/hundredfold.py docs/results/hundredfold/runs.json --table
+
+A GPT of 0.14 M parameters trains on 20 tokens per parameter, at four simulated sites that share one process. Each site has
+an optimizer of its own, AdamW, or Muon for the blocks' matrices and AdamW for the rest. All ways read the same sequences
+in the same steps. Runs that the file has are skipped; `--table` prints a table and runs nothing.
+"""
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from compressor_loss import GPT, MUON_LR, Task
+from driver import parser_of
+from few_bits import group_of
+from finished_runs import FinishedRuns
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import AdamW, Optimizer
+
+from gradwire.compress import Layout, Ranks, Simulation, Traffic, compressor, tuned
+from gradwire.experiments.results.statistics import interval
+from gradwire.experiments.workloads.data import Dataset, load_dataset
+from gradwire.experiments.workloads.evaluation import evaluation_of, held_out_sums
+from gradwire.experiments.workloads.muon import Muon
+from gradwire.experiments.workloads.training import initial_model
+from gradwire.hooks.local_sgd.outer import outer
+
+CPU = torch.device("cpu")
+SITES, BATCH = 4, 4  # sequences per site and step
+LENGTHS = 672, 2688  # steps: 5 and 20 tokens per parameter
+STEPS = LENGTHS[1]
+WARMUP = 28  # a training's first part of so many parts, in which the learning rate grows
+VALIDATION = 32, 64  # sequences of a batch, and batches
+SEEDS = range(3)
+SIDE, DECAY, BITS, LEVELS = 64, 0.95, 14, 4  # of SparseLoCo: 12 bits of an index and 2 of a value
+FP32 = 2 * (SITES - 1) / SITES * 4 * 136_960  # bytes that a site sends to average uncompressed gradients once
+MOMENTS = ("exp_avg", "exp_avg_sq")  # Adam's, in torch's words
+LEAST = 0.1  # of its own second moment, that a site keeps at least
+
+
+@dataclass(frozen=True)
+class Way:
+    """When and how sites average."""
+
+    optimizer: str = "adamw"
+    lr: float = 0.004
+    """AdamW's largest learning rate"""
+    muon_lr: float = 0.03
+    """the same of Muon, in torch's terms"""
+    start: float = 1.0
+    """part of the steps, before local SGD, that averages gradients"""
+    first: str = "none"
+    """compressor of these gradients"""
+    every: int = 16
+    """least number of steps between two averages of the models"""
+    growth: float = 0.0
+    """the number of steps is also at least this over the square of the learning rate's part of its largest value"""
+    compressor: str = "none"
+    """compressor of the differences of models"""
+    outer: str = "average"
+    moments: str = ""
+    """compressor of Adam's moments; none are averaged without one"""
+    rounds: tuple[int, int] = (3, 6)
+    """rounds between two averages of the first and of the second moment"""
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """What differs from the default, as JSON has it."""
+        default = asdict(Way())
+        found = {name: value for name, value in asdict(self).items() if value != default[name]}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+
+    def steps_between(self, factor: float) -> float:
+        """Return the steps until the next average, at a part of the largest learning rate (arXiv 2310.14423)."""
+        return max(self.every, self.growth / max(factor, 1e-6) ** 2)
+
+
+class Sites:
+    """The models of all sites in the rows of one tensor. A forward computes all of them at once."""
+
+    def __init__(self, model: nn.Module, way: Way) -> None:
+        named = sorted(model.named_parameters(), key=lambda pair: not is_matrix(*pair))  # the blocks' matrices first
+        self.way, self.shapes = way, {name: each.shape for name, each in named}
+        self.sizes = [each.numel() for _, each in named]
+        initial = torch.cat([each.detach().reshape(-1) for _, each in named])
+        self.models = initial.repeat(SITES, 1).requires_grad_()
+        self.others, *self.matrices = map(nn.Parameter, self._parts(self.models.detach()))
+        self.adam = AdamW([self.others], way.lr, fused=self.others.is_contiguous())
+        moments = {name: torch.zeros_like(self.others) for name in MOMENTS}
+        self.adam.state[self.others] = {"step": torch.tensor(0.0), **moments}
+        groups: Any = [group_of(each) for each in self.matrices]
+        self.optimizers: list[Optimizer] = [self.adam, *([Muon(groups, MUON_LR)] if groups else [])]
+        for group in groups:
+            group["lr"] *= way.muon_lr / MUON_LR
+        self.rates = [[group["lr"] for group in each.param_groups] for each in self.optimizers]
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The layout of one model."""
+        return Layout(tuple(self.shapes), tuple(map(tuple, self.shapes.values())), torch.float32, CPU, Ranks(SITES))
+
+    def named(self, rows: Tensor) -> dict[str, Tensor]:
+        """Return the parameters of rows: (rows, *shape) each."""
+        parts = zip(self.shapes.items(), rows.split(self.sizes, 1), strict=True)
+        return {name: part.view(len(rows), *shape) for (name, shape), part in parts}
+
+    def _parts(self, rows: Tensor) -> list[Tensor]:
+        """Return what AdamW has, and each site's matrices if Muon has them."""
+        if self.way.optimizer == "adamw":
+            return [rows]
+        own = [each for name, each in self.named(rows).items() if is_matrix(name, each[0])]
+        return [rows[:, sum(each[0].numel() for each in own) :], *(matrix for each in own for matrix in each)]
+
+    def gradients(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the gradients of all sites' own losses, from tokens (sites, sequences, positions)."""
+        loss = functional.cross_entropy(logits(self.named(self.models), inputs).flatten(0, -2), targets.flatten())
+        (found,) = torch.autograd.grad(SITES * loss, self.models)
+        return found
+
+    def step(self, gradients: Tensor, factor: float) -> None:
+        """Update all models at a part of the largest learning rates."""
+        for parameter, gradient in zip((self.others, *self.matrices), self._parts(gradients), strict=True):
+            parameter.grad = gradient
+        for optimizer, rates in zip(self.optimizers, self.rates, strict=True):
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = factor * rate
+            optimizer.step()
+
+
+def is_matrix(name: str, parameter: Tensor) -> bool:
+    """Return True for a matrix of the blocks."""
+    return name.startswith("blocks.") and parameter.dim() > 1
+
+
+def logits(parameters: dict[str, Tensor], tokens: Tensor) -> Tensor:
+    """Return what the GPT of gradwire's workloads does: (sites, sequences * positions, vocabulary)."""
+    sites, sequences, positions = tokens.shape
+    heads, width = GPT.heads, GPT.width
+
+    def linear(values: Tensor, weight: str, bias: str) -> Tensor:
+        return torch.baddbmm(parameters[bias].unsqueeze(1), values, parameters[weight].mT)
+
+    def norm(values: Tensor, name: str) -> Tensor:
+        weight, bias = (parameters[f"{name}.{each}"].unsqueeze(1) for each in ("weight", "bias"))
+        return torch.addcmul(bias, functional.layer_norm(values, (width,)), weight)
+
+    table = parameters["tokens.weight"]
+    first = torch.arange(sites).view(-1, 1, 1) * table.shape[1]
+    embedded = functional.embedding(tokens + first, table.flatten(0, 1)) + parameters["positions.weight"].unsqueeze(1)
+    hidden = embedded.view(sites, -1, width)
+    for layer in range(GPT.layers):
+        name = f"blocks.layers.{layer}"
+        joint = linear(norm(hidden, f"{name}.norm1"), f"{name}.self_attn.in_proj_weight", f"{name}.self_attn.in_proj_bias")
+        query, key, value = joint.view(-1, positions, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
+        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        seen = seen.transpose(1, 2).reshape(sites, -1, width)
+        hidden = hidden + linear(seen, f"{name}.self_attn.out_proj.weight", f"{name}.self_attn.out_proj.bias")
+        inner = functional.gelu(linear(norm(hidden, f"{name}.norm2"), f"{name}.linear1.weight", f"{name}.linear1.bias"))
+        hidden = hidden + linear(inner, f"{name}.linear2.weight", f"{name}.linear2.bias")
+    return norm(hidden, "blocks.norm") @ parameters["head.weight"].mT
+
+
+class SparseLoCo:
+    """Top-k of each chunk of a difference, in 2 bits, with error feedback (SparseLoCo, arXiv 2508.15706).
+
+    The mean of an element is over all sites, as in the paper, or over those that sent it, as in its authors' code.
+    """
+
+    def __init__(self, layout: Layout, share: float, over: str) -> None:
+        self.layout, self.share, self.over = layout, share, over
+        self.residuals = torch.zeros(SITES, layout.numel)
+        kept = sum(chunked(torch.empty(1, *shape)).shape[1] * self._kept(shape) for shape in layout.shapes)
+        payload = (kept * BITS + 32 * (LEVELS + 1) * len(layout.shapes)) / 8
+        self.traffic = Traffic(1, round(payload), (SITES - 1) * payload)
+
+    def _kept(self, shape: Sequence[int]) -> int:
+        """Return how many elements of a chunk of a parameter travel."""
+        return math.ceil(self.share * min(SIDE * SIDE, math.prod(shape)))
+
+    def step(self, differences: Sequence[Tensor]) -> list[Tensor]:
+        """Return the mean of what the sites send."""
+        wanted = DECAY * self.residuals + torch.stack([*differences])
+        views = [self.layout.views(each) for each in wanted]
+        by_name = [torch.stack([view[name] for view in views]) for name in self.layout.names]
+        sent = torch.cat([self._sent(each, self._kept(each.shape[1:])).flatten(1) for each in by_name], 1)
+        self.residuals = wanted - sent
+        senders = (sent != 0).sum(0).clamp(min=1) if self.over == "senders" else SITES
+        return [sent.sum(0) / senders] * SITES
+
+    def _sent(self, values: Tensor, kept: int) -> Tensor:
+        """Return a parameter of all sites with its largest elements alone, rounded to four levels that fit them."""
+        chunks = chunked(values)
+        places = chunks.abs().topk(kept, -1).indices
+        exact = chunks.gather(-1, places)
+        flat = exact.flatten(1)
+        mean = flat.mean(1, keepdim=True)
+        scale = 6 * flat.std(1, correction=0, keepdim=True).clamp(min=1e-30) / LEVELS
+        codes = ((flat - mean) / scale + LEVELS / 2).round().clamp(0, LEVELS - 1).long()
+        sums, counts = (torch.zeros(SITES, LEVELS).scatter_add_(1, codes, each) for each in (flat, torch.ones_like(flat)))
+        rounded = (sums / counts.clamp(min=1)).gather(1, codes).view_as(exact)
+        return unchunked(torch.zeros_like(chunks).scatter_(-1, places, rounded), values)
+
+
+def chunked(values: Tensor) -> Tensor:
+    """Return chunks of 64 x 64, or a vector as one: (sites, chunks, elements)."""
+    if values.dim() < 3:
+        return values.unsqueeze(1)
+    return values.unflatten(1, (-1, SIDE)).unflatten(3, (-1, SIDE)).transpose(2, 3).flatten(3).flatten(1, 2)
+
+
+def unchunked(chunks: Tensor, like: Tensor) -> Tensor:
+    """Return parameters of this shape from their chunks."""
+    if like.dim() < 3:
+        return chunks.squeeze(1)
+    rows, columns = like.shape[1] // SIDE, like.shape[2] // SIDE
+    return chunks.view(-1, rows, columns, SIDE, SIDE).transpose(2, 3).reshape(like.shape)
+
+
+def averages_of(spec: str, layout: Layout) -> Simulation | SparseLoCo:
+    """Return what averages differences: by a compressor, or "sparseloco:share=0.015625,over=senders"."""
+    name, _, options = spec.partition(":")
+    if name != "sparseloco":
+        return Simulation(compressor(spec), layout)
+    found = dict(option.split("=") for option in options.split(","))
+    return SparseLoCo(layout, float(found["share"]), found["over"])
+
+
+class Common:
+    """What all sites have in common after a round, in the rows of a tensor: models, or moments."""
+
+    def __init__(self, rows: Tensor, averages: Simulation | SparseLoCo, step: str) -> None:
+        self.rows, self.averages, self.outer = rows, averages, outer(step)
+        self.anchor, self.momentum = rows[0].clone(), torch.zeros_like(rows[0])
+
+    def average(self, least: Tensor | None = None) -> float:
+        """Have all rows be the new common one, or at least `least`. Return the bytes that a site sends."""
+        difference = self.averages.step([self.anchor - row for row in self.rows])[0]
+        self.outer.step(self.anchor, difference, self.momentum)
+        self.rows.copy_(self.anchor if least is None else torch.maximum(self.anchor, least))
+        return self.averages.traffic.sent_bytes
+
+
+class Rounds:
+    """Local SGD, from the common models of all sites."""
+
+    def __init__(self, sites: Sites) -> None:
+        way, state = sites.way, sites.adam.state[sites.others]
+        self.way, self.done, self.since = way, 0, 0
+        self.model = Common(sites.models.detach(), averages_of(way.compressor, sites.layout), way.outer)
+        self.moments = [
+            Common(state[name], averages_of(way.moments, sites.layout), "average") for name in MOMENTS if way.moments
+        ]
+
+    def after_step(self, factor: float, last: bool) -> float:
+        """Average what is due after a step at a part of the largest learning rate. Return the bytes that a site sends."""
+        self.since += 1
+        if self.since < self.way.steps_between(factor) and not last:
+            return 0.0
+        self.since, self.done = 0, self.done + 1
+        sent = self.model.average()
+        for moment, rounds in zip(self.moments, self.way.rounds, strict=bool(self.moments)):
+            if self.done % rounds == 0:
+                sent += moment.average(LEAST * moment.rows if moment is self.moments[1] else None)
+        return sent
+
+
+def factor_of(step: int, steps: int) -> float:
+    """Return the part of the largest learning rate of a step: a linear warm-up, then a cosine down to zero."""
+    warmup = steps // WARMUP
+    if step < warmup:
+        return (step + 1) / warmup
+    return (1 + math.cos(math.pi * (step - warmup) / (steps - warmup))) / 2
+
+
+def stacked(batches: Sequence[Iterator[Any]]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the next inputs and targets of all sites."""
+    while True:
+        inputs, targets = zip(*map(next, batches), strict=True)
+        yield torch.stack(inputs), torch.stack(targets)
+
+
+def trained(way: Way, seed: int, dataset: Dataset, steps: int = STEPS) -> dict[str, Any]:
+    """Train in one way. Return the bytes that a site sends in all, and the validation loss."""
+    config = Task(GPT, "adamw", way.lr, 0, steps, BATCH).config(seed)
+    model = initial_model(config, dataset, CPU)
+    sites, sent, start = Sites(model, way), 0.0, round(way.start * steps)
+    gradients = Simulation(compressor(tuned(way.first, sites.optimizers)), sites.layout)
+    batches = stacked([dataset.train_batches(BATCH, seed=seed, rank=site, world_size=SITES) for site in range(SITES)])
+    rounds = None
+    for step in range(steps):
+        found, factor = sites.gradients(*next(batches)), factor_of(step, steps)
+        if step < start:
+            found = gradients.step([*found])[0].expand(SITES, -1).clone()
+            sent += gradients.traffic.sent_bytes
+        elif rounds is None:
+            rounds = Rounds(sites)
+        sites.step(found, factor)
+        if rounds is not None:
+            sent += rounds.after_step(factor, last=step + 1 == steps)
+    values = {name: each[0] for name, each in sites.named(sites.models.detach()).items()}
+    model.load_state_dict(values)
+    loss = evaluation_of(held_out_sums(model, dataset.evaluation_batches(*VALIDATION), CPU)).loss
+    return {"sent_bytes": round(sent), "loss": round(loss, 5)}
+
+
+LR = 0.008  # the best of none's
+LOCAL = Way(start=0.0, lr=LR)
+INT4, INT2 = replace(LOCAL, compressor="int4"), replace(LOCAL, compressor="int2", every=8)
+NESTEROV = "nesterov:lr={},momentum={}"
+POWERSGD, SPARSELOCO = "powersgd:rank={},payload=int4", "sparseloco:share={},over={}"
+MUON = Way("muon", lr=LR)
+WAYS = {
+    **{f"none, lr {lr:g}": Way(lr=lr) for lr in (0.001, 0.002, 0.004, 0.008, 0.016)},
+    **{f"every 16, lr {lr:g}": replace(LOCAL, lr=lr) for lr in (0.001, 0.002, 0.004, 0.008, 0.016)},
+    "int4 at every step": Way(lr=LR, first="int4"),
+    **{f"PowerSGD of rank {rank} at every step, int4": Way(lr=LR, first=POWERSGD.format(rank)) for rank in (2, 4)},
+    "every 16, int4": INT4,
+    "every 8, int2": INT2,
+    "every 8, int2, no error feedback": replace(INT2, compressor="int2:error_feedback=false"),
+    **{
+        f"every 16, int4, Nesterov {momentum} at rate {rate}": replace(INT4, outer=NESTEROV.format(rate, momentum))
+        for rate, momentum in ((0.7, 0.6), (1.0, 0.6), (0.3, 0.9), (0.7, 0.9))
+    },
+    "every 8, int2, Nesterov 0.6 at rate 0.7": replace(INT2, outer=NESTEROV.format(0.7, 0.6)),
+    "every 16, int4, moments uncompressed at each round": replace(INT4, moments="none", rounds=(1, 1)),
+    "every 16, int4, moments int8": replace(INT4, moments="int8"),
+    "every 4 at least and growing, int4": replace(INT4, every=4, growth=6.0),
+    "every 2 at least and growing, int2": replace(INT2, every=2, growth=3.0),
+    "int8 for a seventh, every 16, int4": replace(INT4, start=1 / 7, first="int8"),
+    "int4 for a 28th, every 16, int2": replace(INT2, start=1 / 28, first="int4", every=16),
+    "PowerSGD for a seventh, every 16, int4": replace(INT4, start=1 / 7, first=POWERSGD.format(4)),
+    "PowerSGD for a seventh, every 8, int2": replace(INT2, start=1 / 7, first=POWERSGD.format(4)),
+    **{
+        f"SparseLoCo every {every}, mean over {over}": replace(
+            LOCAL, every=every, compressor=SPARSELOCO.format(1 / 64, over)
+        )
+        for every, over in ((15, "senders"), (15, "sites"), (4, "senders"), (4, "sites"), (2, "senders"))
+    },
+    **{f"Muon, none, rate {rate}": replace(MUON, muon_lr=rate) for rate in (0.015, 0.03, 0.06)},
+    **{
+        f"Muon, {name}{after}": replace(MUON, start=0.0, compressor=spec, every=every, outer=step)
+        for (name, spec, every), (after, step) in product(
+            (("every 16, int4", "int4", 16), ("every 8, int2", "int2", 8)),
+            (("", "average"), (", Nesterov 0.6 at rate 0.7", NESTEROV.format(0.7, 0.6))),
+        )
+    },
+}
+
+
+def runs_of(way: Way, steps: int, finished: FinishedRuns) -> dict[int, Any]:
+    """Return a way's finished runs by their seeds."""
+    found = {seed: finished.find({"way": way.changes, "steps": steps, "seed": seed}) for seed in SEEDS}
+    return {seed: run for seed, run in found.items() if run}
+
+
+def best(optimizer: str, steps: int, finished: FinishedRuns) -> dict[int, Any]:
+    """Return the runs of `none` at the rates with which its seed 0 ends lowest; none if no rate has run."""
+    ways = [way for way in WAYS.values() if (way.optimizer, way.start, way.first) == (optimizer, 1.0, "none")]
+    found = [runs_of(way, steps, finished) for way in ways]
+    return min((runs for runs in found if 0 in runs), key=lambda runs: float(runs[0]["loss"]), default={})
+
+
+def shown(runs: dict[int, Any], others: dict[int, Any]) -> str:
+    """Return by how many per cent the losses of runs are above others of their seeds."""
+    values = [100 * (runs[seed]["loss"] / others[seed]["loss"] - 1) for seed in runs.keys() & others.keys()]
+    if not values:
+        return "-"
+    spread = f" ± {interval(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):+.1f}{spread} ({len(values)})"
+
+
+def table(finished: FinishedRuns) -> Iterator[str]:
+    """Yield the lines of a table, one for each way that has run."""
+    yield "| way | fewer bytes than fp32 | than bf16 | above `none` after 672 steps, % (seeds) | after 2,688 steps |"
+    yield "|---" * 5 + "|"
+    for name, way in WAYS.items():
+        runs = {steps: runs_of(way, steps, finished) for steps in LENGTHS}
+        if not any(runs.values()):
+            continue
+        steps = max(steps for steps in LENGTHS if runs[steps])
+        fewer = steps * FP32 / next(iter(runs[steps].values()))["sent_bytes"]
+        losses = [shown(runs[steps], best(way.optimizer, steps, finished)) for steps in LENGTHS]
+        yield f"| {name} | {fewer:.{int(fewer < 10)}f}x | {fewer / 2:.{int(fewer < 20)}f}x | {' | '.join(losses)} |"
+
+
+def main() -> None:
+    """Run all that the file lacks."""
+    parser = parser_of(__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), metavar="WAY")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help=f"{[*SEEDS]} are in the table")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"{LENGTHS[0]} and {LENGTHS[1]} are in the table")
+    parser.add_argument("--table", action="store_true", help="print the table of the file's runs, and run nothing")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    finished = FinishedRuns(asked.file)
+    if asked.table:
+        print(*table(finished), sep="\n")
+        return
+    task = Task(GPT, "adamw", LR, 0, STEPS)
+    dataset = load_dataset(task.data, task.model)
+    for seed, name in product(asked.seeds, asked.ways):
+        for run in finished.missing([{"way": WAYS[name].changes, "steps": asked.steps, "seed": seed}]):
+            finished.add(run, **trained(WAYS[name], seed, dataset, asked.steps))
+
+
+if __name__ == "__main__":
+    main()
