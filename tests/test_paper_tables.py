@@ -137,7 +137,7 @@ def test_a_round_has_all_sites_at_their_mean_and_no_second_moment_below_zero(scr
 @pytest.mark.parametrize("over", ["senders", "sites"])
 def test_sparseloco_keeps_what_it_does_not_send_and_sends_few_elements_of_four_values(script, over):
     layout = Layout(("weight", "bias"), ((128, 64), (64,)), torch.float32, torch.device("cpu"), Ranks(4))
-    sparse = script("hundredfold").SparseLoCo(layout, 1 / 64, over)
+    sparse = script("sparseloco").SparseLoCo(layout, 1 / 64, over)
     generator, held = torch.Generator().manual_seed(0), torch.zeros(4, layout.numel)
     for _ in range(3):
         differences = torch.randn(4, layout.numel, generator=generator)

@@ -23,11 +23,12 @@ from compressor_loss import GPT, MUON_LR, Task
 from driver import parser_of
 from few_bits import group_of
 from finished_runs import FinishedRuns
+from sparseloco import SparseLoCo
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import AdamW, Optimizer
 
-from gradwire.compress import Layout, Ranks, Simulation, Traffic, compressor, tuned
+from gradwire.compress import Layout, Ranks, Simulation, compressor, tuned
 from gradwire.experiments.results.statistics import interval
 from gradwire.experiments.workloads.data import Dataset, load_dataset
 from gradwire.experiments.workloads.evaluation import evaluation_of, held_out_sums
@@ -42,7 +43,6 @@ STEPS = LENGTHS[1]
 WARMUP = 28  # a training's first part of so many parts, in which the learning rate grows
 VALIDATION = 32, 64  # sequences of a batch, and batches
 SEEDS = range(3)
-SIDE, DECAY, BITS, LEVELS = 64, 0.95, 14, 4  # of SparseLoCo: 12 bits of an index and 2 of a value
 FP32 = 2 * (SITES - 1) / SITES * 4 * 136_960  # bytes that a site sends to average uncompressed gradients once
 MOMENTS = ("exp_avg", "exp_avg_sq")  # Adam's, in torch's words
 LEAST = 0.1  # of its own second moment, that a site keeps at least
@@ -144,7 +144,7 @@ def is_matrix(name: str, parameter: Tensor) -> bool:
 
 def logits(parameters: dict[str, Tensor], tokens: Tensor) -> Tensor:
     """Return what the GPT of gradwire's workloads does: (sites, sequences * positions, vocabulary)."""
-    sites, sequences, positions = tokens.shape
+    sites, _, positions = tokens.shape
     heads, width = GPT.heads, GPT.width
 
     def linear(values: Tensor, weight: str, bias: str) -> Tensor:
@@ -160,7 +160,9 @@ def logits(parameters: dict[str, Tensor], tokens: Tensor) -> Tensor:
     hidden = embedded.view(sites, -1, width)
     for layer in range(GPT.layers):
         name = f"blocks.layers.{layer}"
-        joint = linear(norm(hidden, f"{name}.norm1"), f"{name}.self_attn.in_proj_weight", f"{name}.self_attn.in_proj_bias")
+        joint = linear(
+            norm(hidden, f"{name}.norm1"), f"{name}.self_attn.in_proj_weight", f"{name}.self_attn.in_proj_bias"
+        )
         query, key, value = joint.view(-1, positions, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
         seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         seen = seen.transpose(1, 2).reshape(sites, -1, width)
@@ -168,62 +170,6 @@ def logits(parameters: dict[str, Tensor], tokens: Tensor) -> Tensor:
         inner = functional.gelu(linear(norm(hidden, f"{name}.norm2"), f"{name}.linear1.weight", f"{name}.linear1.bias"))
         hidden = hidden + linear(inner, f"{name}.linear2.weight", f"{name}.linear2.bias")
     return norm(hidden, "blocks.norm") @ parameters["head.weight"].mT
-
-
-class SparseLoCo:
-    """Top-k of each chunk of a difference, in 2 bits, with error feedback (SparseLoCo, arXiv 2508.15706).
-
-    The mean of an element is over all sites, as in the paper, or over those that sent it, as in its authors' code.
-    """
-
-    def __init__(self, layout: Layout, share: float, over: str) -> None:
-        self.layout, self.share, self.over = layout, share, over
-        self.residuals = torch.zeros(SITES, layout.numel)
-        kept = sum(chunked(torch.empty(1, *shape)).shape[1] * self._kept(shape) for shape in layout.shapes)
-        payload = (kept * BITS + 32 * (LEVELS + 1) * len(layout.shapes)) / 8
-        self.traffic = Traffic(1, round(payload), (SITES - 1) * payload)
-
-    def _kept(self, shape: Sequence[int]) -> int:
-        """Return how many elements of a chunk of a parameter travel."""
-        return math.ceil(self.share * min(SIDE * SIDE, math.prod(shape)))
-
-    def step(self, differences: Sequence[Tensor]) -> list[Tensor]:
-        """Return the mean of what the sites send."""
-        wanted = DECAY * self.residuals + torch.stack([*differences])
-        views = [self.layout.views(each) for each in wanted]
-        by_name = [torch.stack([view[name] for view in views]) for name in self.layout.names]
-        sent = torch.cat([self._sent(each, self._kept(each.shape[1:])).flatten(1) for each in by_name], 1)
-        self.residuals = wanted - sent
-        senders = (sent != 0).sum(0).clamp(min=1) if self.over == "senders" else SITES
-        return [sent.sum(0) / senders] * SITES
-
-    def _sent(self, values: Tensor, kept: int) -> Tensor:
-        """Return a parameter of all sites with its largest elements alone, rounded to four levels that fit them."""
-        chunks = chunked(values)
-        places = chunks.abs().topk(kept, -1).indices
-        exact = chunks.gather(-1, places)
-        flat = exact.flatten(1)
-        mean = flat.mean(1, keepdim=True)
-        scale = 6 * flat.std(1, correction=0, keepdim=True).clamp(min=1e-30) / LEVELS
-        codes = ((flat - mean) / scale + LEVELS / 2).round().clamp(0, LEVELS - 1).long()
-        sums, counts = (torch.zeros(SITES, LEVELS).scatter_add_(1, codes, each) for each in (flat, torch.ones_like(flat)))
-        rounded = (sums / counts.clamp(min=1)).gather(1, codes).view_as(exact)
-        return unchunked(torch.zeros_like(chunks).scatter_(-1, places, rounded), values)
-
-
-def chunked(values: Tensor) -> Tensor:
-    """Return chunks of 64 x 64, or a vector as one: (sites, chunks, elements)."""
-    if values.dim() < 3:
-        return values.unsqueeze(1)
-    return values.unflatten(1, (-1, SIDE)).unflatten(3, (-1, SIDE)).transpose(2, 3).flatten(3).flatten(1, 2)
-
-
-def unchunked(chunks: Tensor, like: Tensor) -> Tensor:
-    """Return parameters of this shape from their chunks."""
-    if like.dim() < 3:
-        return chunks.squeeze(1)
-    rows, columns = like.shape[1] // SIDE, like.shape[2] // SIDE
-    return chunks.view(-1, rows, columns, SIDE, SIDE).transpose(2, 3).reshape(like.shape)
 
 
 def averages_of(spec: str, layout: Layout) -> Simulation | SparseLoCo:
