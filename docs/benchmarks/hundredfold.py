@@ -272,6 +272,8 @@ WAYS = {
     **{f"PowerSGD of rank {rank} at every step, int4": Way(lr=LR, first=POWERSGD.format(rank)) for rank in (2, 4)},
     "every 16, int4": INT4,
     "every 8, int2": INT2,
+    "every 4, onebit": replace(LOCAL, compressor="onebit", every=4),
+    "every 2, PowerSGD of rank 4, int4": replace(LOCAL, compressor=POWERSGD.format(4), every=2),
     "every 8, int2, no error feedback": replace(INT2, compressor="int2:error_feedback=false"),
     **{
         f"every 16, int4, Nesterov {momentum} at rate {rate}": replace(INT4, outer=NESTEROV.format(rate, momentum))
