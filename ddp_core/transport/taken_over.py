@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from types import FrameType
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -216,7 +217,7 @@ class Operator:
                 return torchs.redispatch(keys & OF_BACKENDS, *given)
             caller = sys._getframe().f_back  # a thread of C++ has no frame
             by_python = caller is not None and caller.f_code.co_filename == BY_PYTHON
-            op = None if self.op is None else reduction(given[self.op], caller.f_locals if by_python else {})
+            op = None if self.op is None else reduction(given[self.op], caller if by_python else None)
             collective = self.collective(op, *given)
             future = None if collective is None else taker.begin(collective)
             if future is None:
@@ -227,15 +228,15 @@ class Operator:
         return kernel
 
 
-def reduction(boxed: Any, names: Mapping[str, Any]) -> Any:
+def reduction(boxed: Any, caller: FrameType | None) -> Any:
     """Return how a call reduces; None if unknown.
 
-    Before torch 2.15 an operator cannot open its argument. torch's functions in Python have the operation as `op` among
-    their `names`; calls from C++ remain unknown.
+    Before torch 2.15 an operator cannot open its argument. torch's functions in Python, as the `caller`, have it in a
+    local variable `op`; calls from C++ remain unknown.
     """
     if hasattr(dist.ReduceOp, "unbox"):
         return dist.ReduceOp.unbox(boxed)
-    op = names.get("op")
+    op = None if caller is None else caller.f_locals.get("op")
     return dist.ReduceOp(op) if isinstance(op, dist.ReduceOp.RedOpType) else op
 
 
