@@ -48,7 +48,6 @@ class HostMemory(Decorated):
         self._check = check
         self._in_vain: set[int] = set()  # for so many ranks of a host there is no memory
         self._buffers: dict[int, WeakTensorKeyDictionary] = defaultdict(WeakTensorKeyDictionary)  # by ranks, and tensor
-        self.start = inner.start  # type: ignore[method-assign]  # until there are buffers, all requests go there
 
     @property
     def allocates(self) -> bool:
@@ -77,11 +76,12 @@ class HostMemory(Decorated):
             self._in_vain.add(here)
         if made:
             self._buffers[here].update(made)
-            vars(self).pop("start", None)
         return [flat for flat, _ in made]
 
     def start(self, request: Request, channel: int) -> Reply:
         """Tell the others that numbers are there, each rank as soon as it likes; or what else it is, as the inner one."""
+        if not self._buffers:
+            return self.inner.start(request, channel)
         tensor = request.tensor
         if isinstance(request, AllReduce) and request.op == "sum" and (buffer := self._buffers[1].get(tensor)):
             copied(tensor, buffer.memory)
