@@ -48,6 +48,9 @@ class HostMemory(Decorated):
         self._check = check
         self._in_vain: set[int] = set()  # for so many ranks of a host there is no memory
         self._buffers: dict[int, WeakTensorKeyDictionary] = defaultdict(WeakTensorKeyDictionary)  # by ranks, and tensor
+        # Until there are buffers all requests go to `inner`, with no frame of ours. Then the attribute goes again, and `start`
+        # below is the method: held as an attribute it would keep this object, and so its memory, alive until a collection.
+        self.start = inner.start  # type: ignore[method-assign]
 
     @property
     def allocates(self) -> bool:
@@ -76,12 +79,11 @@ class HostMemory(Decorated):
             self._in_vain.add(here)
         if made:
             self._buffers[here].update(made)
+            vars(self).pop("start", None)
         return [flat for flat, _ in made]
 
     def start(self, request: Request, channel: int) -> Reply:
         """Tell the others that numbers are there, each rank as soon as it likes; or what else it is, as the inner one."""
-        if not self._buffers:
-            return self.inner.start(request, channel)
         tensor = request.tensor
         if isinstance(request, AllReduce) and request.op == "sum" and (buffer := self._buffers[1].get(tensor)):
             copied(tensor, buffer.memory)
