@@ -34,6 +34,13 @@ MUTANTS = [
         "tests/hooks/laws/test_undone_steps.py -k 'without_a_copy and attach'",
     ),
     Mutant(
+        "buckets of a loaded state cut the first ones of a static graph only once",
+        "ddp_core/memory/claims.py",
+        "self.cuts += inside",
+        "pass",
+        "tests/hooks/test_torch_ddp.py -k before_torch_has_made",
+    ),
+    Mutant(
         "another number of ranks owes the sum of residuals, not their mean",
         "ddp_core/memory/checkpoint.py",
         "mean = {name: held[name] / len(ordered) for name in held}",

@@ -13,7 +13,9 @@ from .kinds import KINDS
 from .run import outcome
 from .sites import FAST
 
-TRAINING = [27, 84, 26]  # 27: a step that is thrown away, a fork, a damaged state; 26: discard, resume, static graph
+TRAINING = [27, 84]  # 27: a step that is thrown away, a fork, a damaged state
+TRAINING += [26, 1803]  # a static graph with a forward that is dropped, and a resume; then a swap
+TRAINING += [pytest.param(3045, marks=complex_numbers)]  # new buckets, with what a server of bfloat16 held back
 TRAINING += [pytest.param(23, marks=complex_numbers)]
 FAILING = [72, 21, 31]  # a rank that is killed; one that swaps, or loads, alone
 FAILING += [pytest.param(14, marks=buffers_by_argument)]  # one that is stopped for a while
