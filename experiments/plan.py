@@ -72,8 +72,15 @@ LOW_RANK = (
     "steps. Do not take PowerSGD above 20 million parameters."
 )
 SMALL = 20e6  # parameters
-NOTE = """network: the least time that a step's bytes take. saves at most: against the bytes without gradwire, if \
-computation hides nothing.
+HEADINGS = {
+    "network_seconds": "network",
+    "network_ratio": "ratio",
+    "saves_at_most_seconds": "saves at most",
+    "step_seconds": "step",
+    "speed_up": "speed-up",
+}
+NOTE = """network: the least time that a step's bytes take on it, with all ranks of a host. saves at most: against the \
+bytes without gradwire, if computation hides nothing.
 step, speed-up: with encoding,"""
 
 
@@ -95,7 +102,8 @@ def _times(steps: Sequence[Prediction], config: PlanConfig) -> Iterator[dict[str
     """Yield the times of each compressor, in seconds. The first of the steps is that without gradwire."""
     for each in steps[1:]:
         network = each.network / (config.local_every or 1)
-        row = {"network_seconds": network, "saves_at_most_seconds": max(0.0, steps[0].network - network)}
+        row = {"network_seconds": network, "network_ratio": steps[0].network / network}
+        row["saves_at_most_seconds"] = steps[0].network - network
         if config.step_seconds is not None:
             row |= {"step_seconds": each.step, "speed_up": steps[0].step / each.step}
         yield row
@@ -237,20 +245,21 @@ def _table(config: PlanConfig, elements: int, plans: list[Plan], steps: Sequence
     table.add_column("compressor", no_wrap=True, min_width=max(map(len, config.specs)))
     memory = () if config.local_every or steps else MEMORY  # local SGD has state of its own
     times = [_shown_times(each) for each in _times(steps, config)] or [{}] * len(plans)
-    for heading in ("payload of a rank", "sent by a rank", "ratio", *times[0], *memory):
+    counts = ("sent by a rank",) if steps else ("payload of a rank", "sent by a rank", "ratio")
+    for heading in (*counts, *times[0], *memory):
         table.add_column(heading, justify="right")
     for each, shown in zip(plans, times, strict=True):
         payload, sent = decimal(each.payload_bytes_per_step), decimal(round(each.sent_bytes_per_step))
         kept = () if not memory else _memory(each.state_bytes, each.work_bytes, each.parameters)
-        table.add_row(each.compressor, payload, sent, f"{each.compression_ratio:.2f}", *shown.values(), *kept)
+        bytes_ = (sent,) if steps else (payload, sent, f"{each.compression_ratio:.2f}")
+        table.add_row(each.compressor, *bytes_, *shown.values(), *kept)
     return table
 
 
 def _shown_times(row: Mapping[str, float]) -> dict[str, str]:
+    """The columns of times. Where ranks share a network card, its ratio says what is saved, not that of a rank."""
     return {
-        name.removesuffix("_seconds").replace("_", " "): f"{value:.2f}x"
-        if name == "speed_up"
-        else f"{1e3 * value:.4g} ms"
+        HEADINGS[name]: f"{value:.2f}x" if name in ("speed_up", "network_ratio") else f"{1e3 * value:,.0f} ms"
         for name, value in row.items()
     }
 

@@ -78,7 +78,7 @@ NOT_RUN = {
     ],
     "it makes figures of docs/benchmarks or docs/results again, for minutes to hours": [
         r"(python|torchrun --nproc-per-node 2) (docs/benchmarks/)?\w+\.py",
-        r"(GRADWIRE_\w+=\w+ )?(gradwire netlab .* -- python|torchrun --nproc-per-node 2) step_time.py",
+        r"(GRADWIRE_\w+=\w+ )?(gradwire netlab .* -- python|torchrun --nproc-per-node 2) (docs/benchmarks/)?\w+_times?\.py",
         r"(PYTHONPATH=\S+ )?python -m tests\.kernels\.",
         r"make gpu",
     ],

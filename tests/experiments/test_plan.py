@@ -144,7 +144,7 @@ def test_plans_of_sites_that_cannot_be_are_refused(flags, said, capsys):
 
 
 GPT2 = ("--parameters=124M", "--dtype=fp32")
-TIMES = ["network_seconds", "saves_at_most_seconds", "step_seconds", "speed_up"]
+TIMES = ["network_seconds", "network_ratio", "saves_at_most_seconds", "step_seconds", "speed_up"]
 
 
 def test_a_number_of_parameters_is_planned_without_a_model_and_without_sites(planned):
@@ -171,6 +171,17 @@ def test_ranks_of_a_host_share_its_card_unless_hosts_average_first(planned):
     seconds = {row["compressor"]: row["network_seconds"] for row in document["rows"]}
     assert document["world_size"] == 16
     assert seconds["int4"] > seconds["bf16"] > 3 * seconds["hosts+int4"]
+    ratios = {row["compressor"]: row["network_ratio"] for row in document["rows"]}
+    assert ratios["hosts+bf16"] == pytest.approx(ratios["bf16"], rel=0.01)  # the card's bytes are the same
+    assert ratios["int8"] < 1 < ratios["int4"]
+
+
+def test_a_table_of_times_fits_into_80_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["plan", *GPT2, "--hosts=2", "--gpus-per-host=8", "--rate=1gbit", "--step-seconds=0.2"]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    assert len(rows) == 7
+    assert all(len(line) <= 80 and line.count(" ms") == 3 for line in rows)
 
 
 @pytest.mark.parametrize(
