@@ -9,7 +9,7 @@ WORKERS ?= 3
 BIN := $(abspath $(VENV))/bin
 STAMP := $(VENV)/.installed
 # Tests start many processes, which would compile all modules anew where Python may not keep what it compiled.
-PYTEST := PYTHONDONTWRITEBYTECODE= "$(BIN)/python" -m pytest --progress --override-ini console_output_style=classic
+PYTEST := PYTHONDONTWRITEBYTECODE= "$(BIN)/python" -m pytest
 BESIDE := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 INSTALLED := $(abspath $(VENV))/installed
 SANITIZED := $(abspath $(VENV))/sanitized

@@ -16,21 +16,20 @@ from .assumed_parts import BACKWARD, Cluster, cost_of
 from .sharded_plan import Shards
 from .workloads.sharding import TORCH, payloads
 
-ENCODED = (
-    1 / 3,
-    2 / 3,
-)  # of DDP's arithmetic: by a gather, which decodes all, and by a reduction, which encodes all, too
+# Of DDP's arithmetic: by a gather, which decodes all, and by a reduction, which encodes all, too.
+ENCODED = (1 / 3, 2 / 3)
 
 
 @dataclass(frozen=True)
 class Module:
-    """Seconds of a module: of the network for its gathers and its reduction, and of the GPU, compression included."""
+    """Seconds of a module: of the network for its gathers and its reduction, and of the GPU. `encode`: of the latter."""
 
     gather: float
     again: float
     reduce: float
     forward: float
     backward: float
+    encode: float
 
 
 def predicted_shards(
@@ -50,7 +49,14 @@ def predicted_shards(
     root, *others = [_module(shards, place, cluster, computation, encode, spec) for place in _in_forward(shards)]
     network = sum(each.gather + each.again + each.reduce for each in (root, *others))
     arithmetic = sum(each.forward + each.backward for each in (root, *others))
-    return Prediction(_seconds([root, *others]), max(network, arithmetic), shards.traffic().sent_bytes, network=network)
+    return Prediction(
+        _seconds([root, *others]),
+        max(network, arithmetic),
+        shards.traffic().sent_bytes,
+        computation=computation,
+        encode=sum(each.encode for each in (root, *others)),
+        network=network,
+    )
 
 
 def _in_forward(shards: Shards) -> list[int]:
@@ -78,6 +84,7 @@ def _module(
         reduce,
         (1 - BACKWARD) * part + decode,
         BACKWARD * part + both + (0.0 if once else decode),
+        both + (1 if once else 2) * decode,
     )
 
 

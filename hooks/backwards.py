@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
 
+NOBODY: Callable[[], None] = type(None)  # called, it returns None
+
 
 class Backward:
     """A backward under way, as the callback that autograd calls at its end. `at_end`: set once a step has begun in it.
@@ -39,23 +41,18 @@ class Backwards:
     """The outermost backward under way: those inside of it, as of reentrant checkpoints, belong to it."""
 
     def __init__(self) -> None:
-        self._now: weakref.ref[Backward] | None = None  # dead where that one broke off
-
-    @property
-    def now(self) -> Backward | None:
-        """The backward under way; None where there is none."""
-        return None if self._now is None else self._now()
+        self.now: Callable[[], Backward | None] = NOBODY  # the one under way: a weak reference, for one may break off
 
     def begin(self, _: Tensor | None = None) -> None:
         """Have the backward under way report its end, unless it is inside of one that does."""
-        if self.now is None:
+        if self.now() is None:
             backward = Backward(self)
-            self._now = weakref.ref(backward)
+            self.now = weakref.ref(backward)
             Variable._execution_engine.queue_callback(backward)
 
     def ended(self) -> None:
         """Forget the one that has ended."""
-        self._now = None
+        self.now = NOBODY
 
     def watch(self, outputs: Any) -> None:
         """Note where a backward from the outputs of a forward begins."""

@@ -91,7 +91,7 @@ class ByForward(StepDetector):
 
     def begun(self, steps: Steps) -> None:
         """Have the end of backward end the step."""
-        backward = self._backwards.now
+        backward = self._backwards.now()
         if backward is not None:
             backward.at_end = steps.all_sent
         elif torch._C._current_graph_task_id() == -1:

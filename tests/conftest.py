@@ -22,7 +22,6 @@ os.environ.pop("PYTHONWARNINGS", None)  # tests read the warnings of scripts tha
 from gradwire import kernels
 
 from .forked import Python
-from .progress import Progress
 from .ranks import PRELOADED, RankPool
 from .variants import part_of, too_many_interpreted
 
@@ -57,13 +56,6 @@ def pytest_addoption(parser):
     parser.addoption(
         "--part", choices=("quick", "rest", "both"), help="what `make test` runs, what `make test-rest` runs, or both"
     )
-    parser.addoption("--progress", action="store_true", help="tell in one line how far the run is")
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_configure(config):
-    if config.getoption("--progress", default=False) and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Progress(config.pluginmanager.getplugin("terminalreporter")))
 
 
 def pytest_collection_modifyitems(config, items):

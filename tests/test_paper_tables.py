@@ -18,8 +18,9 @@ from gradwire.testing import SHAPES, bucket, check_conservation, check_telescopi
 
 ROOT = Path(__file__).parents[1]
 PAPERS = ROOT / "docs" / "results" / "papers"
-LOSS, DELAY = PAPERS.parent / "loss", PAPERS.parent / "powersgd-delay"
-PAGE = (PAPERS / "README.md").read_text("utf-8")
+LOSS, DELAY, EXACT, FEW = (
+    PAPERS.parent / name for name in ("loss", "powersgd-delay", "exact-parameters", "few-bits-muon")
+)
 
 
 @pytest.fixture
@@ -44,34 +45,31 @@ def test_the_table_of_feedback_under_muon_is_that_of_its_file(script):
             assert f"| {way} | {fewer:.0f}x | {excess.mean():+.1f} ± {excess.std():.1f} |\n" in page
 
 
-def test_the_table_of_ef21_on_the_page_is_that_of_its_file(script):
-    bits = script("ef21_bits")
-    for line in bits.table(json.loads((PAPERS / "ef21-bits.json").read_text())["rows"]).splitlines():
-        assert f"{line}\n" in PAGE
+def demo_lines(demo):
+    """The table of demo_bytes.py but for the rows of compressors, which take a minute."""
+    demo.COMPRESSORS = ["none"]
+    return demo.table().splitlines()
 
 
-def test_the_table_of_local_sgd_on_the_page_is_that_of_its_file(script):
-    sites = script("muloco_sites")
-    for line in sites.lines(sites.Known(PAPERS / "muloco-sites.json"), range(2)):
-        assert f"{line}\n" in PAGE
+TABLES = {  # script: the page, and the lines that the script makes of the finished runs
+    "ef21_bits": (
+        PAPERS,
+        lambda bits: bits.table(json.loads((PAPERS / "ef21-bits.json").read_text())["rows"]).splitlines(),
+    ),
+    "muloco_sites": (PAPERS, lambda sites: sites.lines(sites.Known(PAPERS / "muloco-sites.json"), range(2))),
+    "powersgd_delay": (DELAY, lambda delay: delay.table(delay.FinishedRuns(DELAY / "runs.json"))),
+    "few_bits": (EXACT, lambda few: few.table(EXACT.name, few.FinishedRuns(EXACT / "runs.json"))),
+    "update_errors": (FEW, lambda errors: errors.table(errors.FinishedRuns(FEW / "update-errors.json"))),
+    "examples_tables": (ROOT / "docs" / "examples.md", lambda examples: map(examples.table, examples.TABLES)),
+    "demo_bytes": (PAPERS.parent / "demo-bytes", demo_lines),
+}
 
 
-def test_the_table_of_delays_on_the_page_is_that_of_its_file(script):
-    delay = script("powersgd_delay")
-    for line in delay.table(delay.FinishedRuns(DELAY / "runs.json")):
-        assert f"{line}\n" in (DELAY / "README.md").read_text("utf-8")
-
-
-def test_the_table_of_exact_parameters_on_the_page_is_that_of_its_file(script):
-    few, folder = script("few_bits"), PAPERS.parent / "exact-parameters"
-    for line in few.table(folder.name, few.FinishedRuns(folder / "runs.json")):
-        assert f"{line}\n" in (folder / "README.md").read_text("utf-8")
-
-
-def test_the_table_of_errors_of_updates_on_the_page_is_that_of_its_file(script):
-    errors, folder = script("update_errors"), PAPERS.parent / "few-bits-muon"
-    for line in errors.table(errors.FinishedRuns(folder / "update-errors.json")):
-        assert f"{line}\n" in (folder / "README.md").read_text("utf-8")
+@pytest.mark.parametrize("name", TABLES)
+def test_the_table_on_a_page_is_that_of_its_file(name, script):
+    page, lines = TABLES[name]
+    text = (page / "README.md" if page.is_dir() else page).read_text("utf-8")
+    assert [line for line in lines(script(name)) if line not in text] == []
 
 
 def test_the_table_of_local_sgd_at_a_hundredth_of_the_bytes_is_that_of_its_file(script):

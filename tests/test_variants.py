@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
-from .variants import INTERPRETED, REST, left_to_the_rest, part_of, too_many_interpreted, too_many_of_the_rest
+from .variants import left_to_the_rest, part_of
 
 ROOT = Path(__file__).parents[1]
-MARKED = (("many", ()), ("slow", ("slow",)))
 BACKENDS, SPECS, SIZES = ("native", "reference"), ("topk", "onebit", "none"), (1, 70, 30_000)
 
 
@@ -52,30 +51,9 @@ def test_every_pair_of_names_and_every_other_value_occurs_and_few_more():
     assert len(chosen) == len(BACKENDS) * len(SPECS)
 
 
-def test_of_three_names_each_pair_occurs_and_not_each_combination():
-    names = {"backend": BACKENDS, "spec": SPECS, "case": "abcd"}
-    items = [
-        Item(f"test_a[{place}]", dict(zip(names, each, strict=True)))
-        for place, each in enumerate(itertools.product(*names.values()))
-    ]
-    chosen = [item.params for item in kept(items)]
-    for first, second in itertools.combinations(names, 2):
-        pairs = {(each[first], each[second]) for each in chosen}
-        assert pairs == set(itertools.product(names[first], names[second]))
-    assert len(chosen) < 18 < len(items)
-
-
 def test_markers_leave_a_test_out_or_keep_all_of_it():
     assert kept(variants("slow")) == kept(variants("conformance")) == []
     assert len(kept(variants("every_variant"))) == len(variants())
-
-
-def test_of_each_test_the_rest_has_some_variants_and_all_slow_ones():
-    many, slow = ([Item(f"test_{name}[{size}]", {"size": size}, marks) for size in range(40)] for name, marks in MARKED)
-    left = too_many_of_the_rest({*many, *slow})
-    assert len(left) == 40 - REST
-    assert left < {*many}
-    assert left == too_many_of_the_rest({*slow, *reversed(many)})
 
 
 def test_both_parts_are_the_quick_one_and_the_rest_and_nothing_thorough():
@@ -85,12 +63,6 @@ def test_both_parts_are_the_quick_one_and_the_rest_and_nothing_thorough():
     assert both == quick | rest
     assert [item.nodeid for item in rest if item.get_closest_marker("slow")] == ["test_b"]
     assert items[-1] not in both
-
-
-def test_of_each_test_a_few_variants_run_in_the_interpreter():
-    items = [Item(f"test_{name}[{size}]", {"backend": "triton", "size": size}) for name in "ab" for size in range(9)]
-    assert len(too_many_interpreted(items)) == 2 * (9 - INTERPRETED)
-    assert not too_many_interpreted([Item("test_c[1]", {"backend": "native"}, ()) for _ in range(9)])
 
 
 def test_a_filter_of_the_shell_hides_no_warning_of_a_script_from_tests():

@@ -41,11 +41,11 @@ def draws(codec: Codec, layout: Layout) -> Draws | None:
     return Draws(int.from_bytes(digest[:8], "big") >> 1, Counter())
 
 
-def drawn(state: Draws) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def drawn(state: Draws) -> tuple[dict[str, int], dict[str, int]]:
     """Key and counter for a step's first encoding and for its second; the step is counted."""
     first = state.step.value << 33
     state.step.value += 1
-    return (state.key, first), (state.key, first + (1 << 32))
+    return {"key": state.key, "counter": first}, {"key": state.key, "counter": first + (1 << 32)}
 
 
 def _traits(adapter: Gathered | TwoShot) -> Traits:
@@ -78,7 +78,7 @@ class Gathered:
             return grad
         cut = state.cut
         rows = temporary((1, cut.row_bytes), dtype=torch.uint8, device=grad.device).zero_()
-        cut.encode(grad, residual, rows, drawn(state.draws)[0] if state.draws else ())
+        cut.encode(grad, residual, rows, **drawn(state.draws)[0] if state.draws else {})
         gathered = yield AllGather(rows)
         del rows
         cut.decode(gathered, grad, residual)
@@ -127,24 +127,24 @@ class TwoShot:
         server = None if residual is None else state.server_residual
         rows, cut, size = state.rows, state.cut, state.cut.row_bytes
         bits = 0 if rows is None else rows.row_bytes(state.world_size)
-        first, second = drawn(state.draws) if state.draws else ((), ())
+        first, second = drawn(state.draws) if state.draws else ({}, {})
         payload = temporary((state.world_size, size + bits), dtype=torch.uint8, device=grad.device).zero_()
         if rows is not None:
             used = rows.used(grad, residual, state.world_size)
             if server is not None:
                 rows.mark(used, server.stored, cut.served)
             rows.packed(used, state.world_size, out=payload[:, size:])
-        cut.encode(grad, residual, payload[:, :size], first)
+        cut.encode(grad, residual, payload[:, :size], **first)
         votes = yield AllToAll(payload)
         del payload
         start, end = cut.served
         served = temporary((end - start,), dtype=working_dtype(grad.dtype), device=grad.device)
-        cut.decode(votes[:, :size].unsqueeze(1), served, own=True)
+        cut.decode_own(votes[:, :size].unsqueeze(1), served)
         payload = temporary((1, size + bits), dtype=torch.uint8, device=grad.device).zero_()
         if rows is not None:
             any_of(votes[:, size:], out=payload[0, size:])
         held = None if server is None else server.open()
-        cut.encode(served, held, payload[:, :size], second, own=True)
+        cut.encode_own(served, held, payload[:, :size], **second)
         del votes, served
         if server is not None and held is not None:
             server.close(held)

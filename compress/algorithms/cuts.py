@@ -6,7 +6,7 @@ A block has one scale. If it held elements of two parameters, the one with the s
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -47,24 +47,37 @@ class Cut:
         """Bytes of a row."""
         return int(self.codec.row_bytes(self.length))
 
+    def _bound(self, act: Callable[..., None], places: Places | None) -> Callable[..., None]:
+        return functools.partial(act, length=self.length, **({} if places is None else {"places": places}))
+
     @cached_property
-    def _where(self) -> tuple[dict[str, Places], dict[str, Places]]:
-        """The last argument of the codec: for all rows, and for this rank's."""
-        return {} if self.rows is None else {"places": self.rows}, {} if self.own is None else {"places": self.own}
+    def encode(self) -> Callable[..., None]:
+        """The codec's `encode` of all rows: (grad, residual, rows), and `key` and `counter` if it draws."""
+        return self._bound(self.codec.encode, self.rows)
 
-    def encode(
-        self, grad: Tensor, residual: Residual | None, rows: Tensor, random: tuple[int, ...] = (), own: bool = False
-    ) -> None:
-        """Encode all rows, or this rank's `own`. `random`: the key and counter of a codec that draws."""
-        self.codec.encode(grad, residual, rows, self.length, *random, **self._where[own])
+    @cached_property
+    def encode_own(self) -> Callable[..., None]:
+        """The codec's `encode` of this rank's row."""
+        return self._bound(self.codec.encode, self.own)
 
-    def decode(self, rows: Tensor, out: Tensor, residual: Residual | None = None, own: bool = False) -> None:
-        """Decode all rows, or this rank's `own`. What an `out` of 16 bits cannot hold goes to the residual."""
+    @cached_property
+    def _decode(self) -> Callable[..., None]:
+        return self._bound(self.codec.decode, self.rows)
+
+    @cached_property
+    def decode_own(self) -> Callable[..., None]:
+        """The codec's `decode` of this rank's row: (rows, out)."""
+        bound = self._bound(self.codec.decode, self.own)
+        return functools.partial(_decode_with_gaps, bound) if self.gaps else bound
+
+    def decode(self, rows: Tensor, out: Tensor, residual: Residual | None = None) -> None:
+        """Decode all rows. What an `out` of 16 bits cannot hold goes to the residual."""
         if self.gaps:
             out.zero_()
-        takes_it = residual is not None and out.dtype.itemsize < 4 and own_traits(self.codec).takes_16_bits
-        rounded = (residual.after,) if residual is not None and takes_it else ()
-        self.codec.decode(rows, out, self.length, *rounded, **self._where[own])
+        if residual is not None and out.dtype.itemsize < 4 and own_traits(self.codec).takes_16_bits:
+            self._decode(rows, out, residual=residual.after)
+        else:
+            self._decode(rows, out)
 
     def repeated(self, ranks: int, stride: int) -> Cut:
         """Return the cut of so many rows like this rank's, each so many elements behind the one before."""
@@ -72,6 +85,10 @@ class Cut:
             self.own.table, ranks * self.own.blocks, stride, self.own.aligned and not stride % ORDER
         )
         return Cut(self.codec, self.length, self.served, own, None, self.gaps)
+
+
+def _decode_with_gaps(decode: Callable[..., None], rows: Tensor, out: Tensor) -> None:
+    decode(rows, out.zero_())
 
 
 def cut_bucket(codec: Any, layout: Layout, rows: int, own: int = 0) -> Cut:

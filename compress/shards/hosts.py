@@ -117,7 +117,7 @@ def host_sums(
     if codec is None or cut is None:
         return received.sum(0, dtype=wide)[:-1], fine
     sums = torch.empty(numel, dtype=wide, device=received.device)
-    cut.decode(received[:, :size].unsqueeze(1), sums, own=True)
+    cut.decode_own(received[:, :size].unsqueeze(1), sums)
     return sums.mul_(ranks.per_host), fine
 
 

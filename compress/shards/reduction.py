@@ -222,7 +222,7 @@ class ShardSum:
         if rows is not None:
             used = rows.used(grad, step, ranks)
             rows.packed(used, ranks, out=payloads[:, size : size + bits])
-        encode_rows(grad, step, payloads[:, :size], cut, drawn(state.draws)[0] if state.draws else ())
+        encode_rows(grad, step, payloads[:, :size], cut, drawn(state.draws)[0] if state.draws else {})
         if held is not None and step is not None:
             if self.feedback < 1:
                 step.after.mul_(self.feedback)
@@ -238,7 +238,7 @@ def _decoded(votes: Tensor, zero_rows: ZeroRows | None, mean: Tensor, cut: Cut) 
     """Write the mean of all ranks' payloads to `mean`; of a row that is zero on a rank, zeros of that rank."""
     size = cut.row_bytes
     if zero_rows is None:
-        return cut.decode(votes[:, :size].unsqueeze(1), mean, own=True)
+        return cut.decode_own(votes[:, :size].unsqueeze(1), mean)
     stride = cut.length if cut.own is None else mean.numel()
     parts = temporary((len(votes) * stride,), dtype=mean.dtype, device=mean.device)
     cut.repeated(len(votes), stride).decode(votes[:, :size].unsqueeze(0), parts)
@@ -247,7 +247,7 @@ def _decoded(votes: Tensor, zero_rows: ZeroRows | None, mean: Tensor, cut: Cut) 
     torch.mean(parts.view(len(votes), stride)[:, : mean.numel()], 0, out=mean)
 
 
-def encode_rows(grad: Tensor, residual: Residual | None, codes: Tensor, cut: Cut, random: tuple[int, ...]) -> None:
+def encode_rows(grad: Tensor, residual: Residual | None, codes: Tensor, cut: Cut, random: dict[str, int]) -> None:
     """Encode equal rows of `grad` (+ `residual`), flat, to `codes`, (rows, bytes).
 
     Without places there are zeros behind each row, up to its length. `random`: the key and the counter of a codec that
@@ -255,12 +255,12 @@ def encode_rows(grad: Tensor, residual: Residual | None, codes: Tensor, cut: Cut
     """
     rows, length = len(codes), cut.length
     if cut.rows is not None or grad.numel() == rows * length:
-        cut.encode(grad, residual, codes, random)
+        cut.encode(grad, residual, codes, **random)
     elif residual is None:
-        cut.encode(lengthened(grad, rows, length), None, codes, random)
+        cut.encode(lengthened(grad, rows, length), None, codes, **random)
     else:
         kept = lengthened(residual.before, rows, length)
-        cut.encode(lengthened(grad, rows, length), Residual(kept, kept), codes, random)
+        cut.encode(lengthened(grad, rows, length), Residual(kept, kept), codes, **random)
         residual.after.view(rows, -1).copy_(kept.view(rows, length)[:, : grad.numel() // rows])
 
 

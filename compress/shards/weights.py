@@ -213,7 +213,7 @@ def _gather_encoded(mine: Tensor, out: Tensor, cut: Cut, per_host: int) -> Progr
     wide = working_dtype(mine.dtype)
     payload = temporary((1, cut.row_bytes), dtype=torch.uint8, device=mine.device).zero_()
     row, given = mine.numel(), mine.to(wide)
-    cut.encode(given if cut.own is not None else lengthened(given, 1, cut.length), None, payload, own=True)
+    cut.encode_own(given if cut.own is not None else lengthened(given, 1, cut.length), None, payload)
     del given  # a copy of 16 bits' numbers: its memory is free while payloads travel
     gathered = (yield AllGather(payload)) if per_host == 1 else (yield from gathered_rows(payload, per_host))
     if out.dtype == wide and (cut.rows is not None or row == cut.length):
@@ -253,7 +253,7 @@ def _gather_differences(
     payload = temporary((1, -(-(end + 1) // ALIGNMENT) * ALIGNMENT), dtype=torch.uint8, device=mine.device).zero_()
     given = torch.where(changed, difference, 0.0)
     given = given if cut.own is not None else lengthened(given, 1, cut.length)
-    cut.encode(given, None, payload[:, :size], own=True)
+    cut.encode_own(given, None, payload[:, :size])
     payload[0, size:end] = in_use.clone().view(torch.uint8) if resumes else payload.new_empty(0)
     payload[0, -1] = far
     gathered = (yield from gathered_rows(payload, per_host)).view(-1, payload.shape[1])

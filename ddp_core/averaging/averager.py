@@ -87,6 +87,7 @@ class CompressedAverager(SteppedAverager):
         super().__init__(groups, timeout, decorate, Steps())
         self.memory: ModelMemory = ModelMemory(compressor, partial=partial, undo=undo)
         self.names: dict[Tensor, str] = {}
+        self.trained: Sequence[Tensor] = ()  # what optimizers step, where buckets have its shards
         self.strides: dict[Tensor, tuple[int, ...]] = {}  # of parameters when they were bound
         self.begun_by_reducer = False  # a reducer of ours begins its steps, and calls a hook for each bucket
         self.copies = False  # torch's DDP calls a hook, and copies gradients from and to its buckets
@@ -154,6 +155,11 @@ class CompressedAverager(SteppedAverager):
         """End the step that `begin_step` began: all of its averages have been handed out."""
         self.steps.end()
 
+    def step_is_over(self) -> None:
+        """Look at gradients where shards of them were averaged: torch has put them into their places now."""
+        if self.trained and self._discarded.parameters:
+            self._discarded.look()
+
     def between_steps(self, change: Callable[[], None]) -> None:
         """Change the memory now, or when the step is over that runs on another thread."""
         self.drain()
@@ -193,7 +199,7 @@ class CompressedAverager(SteppedAverager):
             )  # of rows that are not known
             return SparsePlan(bound, self.memory, self.engines.group.size(), sent)
         if index == 0 and self.memory.remembers:
-            self._discarded.watch(parameters)
+            self._discarded.watch(self.trained or parameters)
             self._repeated.watch(parameters)
         plan = self._plans[index] = self._bind_dense(bucket, named, engine, scale)
         with self.steps.lock:

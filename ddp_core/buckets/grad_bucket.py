@@ -16,6 +16,7 @@ from ...compress import Layout, Ranks
 from ...kernels import gather_scaled
 from ...kernels.casting import LARGE
 from ..transport.protocol import Pending
+from .protocol import FlatBucket
 
 GRADIENT = attrgetter("grad")
 
@@ -116,7 +117,7 @@ def undifferentiated(function: Callable[..., None], *arguments: Any) -> None:
         function(*arguments)
 
 
-class GradBucket:
+class GradBucket(FlatBucket):
     """A bucket of the reducer. A communication hook finds in it all that it knows of torch's `dist.GradBucket`.
 
     `number`: its place among the buckets, which may be sent in another order. `members`: the parameters' indices in the
@@ -155,14 +156,6 @@ class GradBucket:
         self._gathers = [view.is_cuda or view.is_contiguous() for view in self._views]  # together with others
         self.plan: Any = None
         self.open(1.0)
-
-    def index(self) -> int:
-        """Its place among all that is sent."""
-        return self.place
-
-    def buffer(self) -> Tensor:
-        """Return all gradients, flat."""
-        return self.flat
 
     def set_buffer(self, tensor: Tensor) -> None:
         """Let a hook work on another tensor of as many elements."""

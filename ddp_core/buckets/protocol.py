@@ -35,3 +35,23 @@ class LastingBucket(Bucket, Protocol):
 
     @property
     def scale(self) -> float | None: ...
+
+
+class FlatBucket:
+    """A bucket of gradwire's own. `flat`: its gradients, one behind the other; `place`: its index."""
+
+    place: int
+    flat: Tensor
+    all_parameters: list[Tensor]
+
+    def index(self) -> int:
+        """Return its place among all that is sent."""
+        return self.place
+
+    def buffer(self) -> Tensor:
+        """Return all gradients, flat."""
+        return self.flat
+
+    def parameters(self) -> list[Tensor]:
+        """Return the parameters, in the order of the buffer."""
+        return self.all_parameters

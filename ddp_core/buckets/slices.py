@@ -12,6 +12,7 @@ from torch import Tensor
 from ...compress import Layout
 from ..transport.protocol import Pending
 from .grad_bucket import GradBucket
+from .protocol import FlatBucket
 
 MUCH = 1.5  # times the size of a slice: what is cut
 ALIGNED = 512  # elements: slices begin at multiples of so many
@@ -55,7 +56,7 @@ class CutBucket(GradBucket):
             each.pending = none
 
 
-class BucketSlice:
+class BucketSlice(FlatBucket):
     """A slice of a bucket, from element `start` on, as what sends it knows it: see GradBucket."""
 
     def __init__(self, bucket: CutBucket, flat: Tensor, start: int) -> None:
@@ -80,18 +81,6 @@ class BucketSlice:
     def scale(self) -> float:
         """The factor of gradients on their way in."""
         return self.bucket.scale
-
-    def index(self) -> int:
-        """Its place among all that is sent."""
-        return self.place
-
-    def buffer(self) -> Tensor:
-        """The numbers of this slice."""
-        return self.flat
-
-    def parameters(self) -> list[Tensor]:
-        """Return all parameters of the bucket."""
-        return self.all_parameters
 
     def is_last(self) -> bool:
         """Return True for the last slice of the last bucket."""

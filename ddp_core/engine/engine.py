@@ -89,7 +89,8 @@ class Engine:
         program's result, or raises RuntimeError with the task's label and the cause.
         """
         with self._lock:
-            self._refuse_if_failed()
+            if self._failure is not None or self._closed:
+                self._refuse_if_failed()
             self._live[task] = None
         if gathers and self._on_cuda:
             return self._gathers.submit(task)

@@ -62,6 +62,8 @@ class Claims:
         parameters: what is unclaimed, by name.
         buckets: those of a loaded state, or before a swap, that were not met yet.
         swapped: buckets before a swap, which cut no new ones.
+        cuts: buckets of a loaded state that were met inside of a larger one, or in another order. They are met there again
+            when it is bound anew, as after the first step of a static graph or a swap, until torch makes its buckets anew.
         orders: of each parameter that anything is remembered of, how its axes lay in memory then, that of the largest
             stride first. An axis of one element has no place among them. A parameter that is missing lay row by row.
     """
@@ -69,12 +71,15 @@ class Claims:
     parameters: dict[str, Unclaimed] = field(default_factory=dict)
     buckets: list[tuple[str, ...]] = field(default_factory=list)
     swapped: set[tuple[str, ...]] = field(default_factory=set)
+    cuts: list[tuple[str, ...]] = field(default_factory=list)
     orders: dict[str, Sequence[int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, saved: Mapping[str, Any], compressor: Compressor) -> Claims:
         """Return those of a saved state."""
-        claims = cls({}, [tuple(names) for names in saved["buckets"] if names], set(), dict(saved.get("orders", {})))
+        claims = cls(
+            buckets=[tuple(names) for names in saved["buckets"] if names], orders=dict(saved.get("orders", {}))
+        )
         for name, fields in saved["parameters"].items():
             detached = {field: numbers.detach() for field, numbers in fields.items()}
             claims.parameters[name] = Unclaimed(detached, compressor, ranks_per_host=saved.get("ranks_per_host"))
@@ -98,11 +103,16 @@ class Claims:
     def split(self, names: Iterable[str]) -> list[tuple[str, ...]]:
         """The buckets of a loaded state that together hold exactly these parameters; else all of them as one."""
         wanted = tuple(names)
-        loaded = [saved for saved in self.buckets if saved not in self.swapped]
+        loaded = [saved for saved in dict.fromkeys((*self.cuts, *self.buckets)) if saved not in self.swapped]
         inside = [saved for saved in loaded if set(saved).issubset(wanted)]
-        self.buckets = [saved for saved in self.buckets if not set(saved).intersection(wanted)]
-        exact = sum(map(len, inside)) == len(wanted)
-        return inside if exact else [wanted]
+        self.buckets, self.cuts = (
+            [saved for saved in listed if not set(saved).intersection(wanted)] for listed in (self.buckets, self.cuts)
+        )
+        if sum(map(len, inside)) != len(wanted):
+            return [wanted]
+        if inside != [wanted]:
+            self.cuts += inside
+        return inside
 
     def moves(self, orders: Orders) -> Iterator[str]:
         """The parameters whose axes lie in another order than what is remembered of them."""
@@ -150,7 +160,7 @@ class Claims:
         owed += [bucket.held_back() for bucket in live.values()]
         self.parameters |= {name: Unclaimed({CARRIED_OVER: held[name]}) for held in owed for name in held}
         self.buckets = [*live, *self.buckets]
-        self.swapped.update(live)
+        self.swapped.update(names for names in live if names not in self.cuts)
 
     def rescale(self, factor: float, step: int) -> None:
         """Multiply what is held back. Raises RuntimeError, changing nothing, for a loaded state that no step took up yet."""

@@ -48,7 +48,9 @@ class HostMemory(Decorated):
         self._check = check
         self._in_vain: set[int] = set()  # for so many ranks of a host there is no memory
         self._buffers: dict[int, WeakTensorKeyDictionary] = defaultdict(WeakTensorKeyDictionary)  # by ranks, and tensor
-        self.start = inner.start  # type: ignore[method-assign]  # until there are buffers, all requests go there
+        # Until there are buffers all requests go to `inner`, with no frame of ours. Then the attribute goes, and `start` is
+        # the method below again: as an attribute it would keep this object, and so its memory, alive until a collection.
+        self.start = inner.start  # type: ignore[method-assign]
 
     @property
     def allocates(self) -> bool:

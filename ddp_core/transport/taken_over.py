@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from types import FrameType
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -155,13 +156,8 @@ KEEPER = Keeper()
 def take_over(group: dist.ProcessGroup, taker: Taker) -> None:
     """Have `taker` begin a group's collectives from now on.
 
-    Raises ValueError where the group has a taker, and RuntimeError for a torch before 2.15.
+    Raises ValueError where the group has a taker.
     """
-    if not hasattr(dist.ReduceOp, "unbox"):
-        raise RuntimeError(
-            f"compress_group needs torch.distributed.ReduceOp.unbox, of torch 2.15: torch {torch.__version__} "
-            "does not show how a call reduces. gradwire.attach for DDP and FSDP2 needs torch 2.8 alone"
-        )
     drop_destroyed()
     with _lock:
         if group in TAKERS:
@@ -198,10 +194,15 @@ def _library() -> torch.library.Library:
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator of c10d. `group`, `whole`: where its arguments have these; `collective`: of a call, None for others."""
+    """An operator of c10d.
+
+    `group`, `whole`, `op`: where its arguments have these, the last one None for gathers. `collective`: of a call, None for
+    others.
+    """
 
     group: int
     whole: int
+    op: int | None
     collective: Callable[..., Collective | None]
 
     def kernel(self, torchs: Any) -> Callable[..., Any]:
@@ -214,15 +215,29 @@ class Operator:
             taker = TAKERS.get(group)
             if taker is None or OWN_REQUESTS.depth or nbytes(given[self.whole]) < taker.least or coalesces(group):
                 return torchs.redispatch(keys & OF_BACKENDS, *given)
-            collective = self.collective(*given)
+            caller = sys._getframe().f_back  # a thread of C++ has no frame
+            by_python = caller is not None and caller.f_code.co_filename == BY_PYTHON
+            op = None if self.op is None else reduction(given[self.op], caller if by_python else None)
+            collective = self.collective(op, *given)
             future = None if collective is None else taker.begin(collective)
             if future is None:
                 return torchs.redispatch(keys & OF_BACKENDS, *given)
-            work, caller = TakenWork(future), sys._getframe().f_back  # a thread of C++ has no frame
-            by_python = caller is not None and caller.f_code.co_filename == BY_PYTHON
+            work = TakenWork(future)
             return given[0], (work if by_python else dist.ProcessGroup.barrier(KEEPER, dist.BarrierOptions())).boxed()
 
         return kernel
+
+
+def reduction(boxed: Any, caller: FrameType | None) -> Any:
+    """Return how a call reduces; None if unknown.
+
+    Before torch 2.15 an operator cannot open its argument. torch's functions in Python, as the `caller`, have it in a
+    local variable `op`; calls from C++ remain unknown.
+    """
+    if hasattr(dist.ReduceOp, "unbox"):
+        return dist.ReduceOp.unbox(boxed)
+    op = None if caller is None else caller.f_locals.get("op")
+    return dist.ReduceOp(op) if isinstance(op, dist.ReduceOp.RedOpType) else op
 
 
 def nbytes(tensors: Any) -> int:
@@ -235,32 +250,32 @@ def nbytes(tensors: Any) -> int:
     return 0 if tensors.is_sparse else count * tensors.nbytes
 
 
-def _all_reduce(tensors: list[Tensor], _: Any, op: Any, indices: Tensor | None = None, *__: Any) -> Collective | None:
+def _all_reduce(op: Any, tensors: list[Tensor], _: Any, __: Any, indices: Any = None, *___: Any) -> Collective | None:
     if indices is not None or len(tensors) != 1:
         return None
-    return Collective("all-reduce", tensors, tensors, dist.ReduceOp.unbox(op))
+    return Collective("all-reduce", tensors, tensors, op)
 
 
-def _reduce_scatter(outputs: list[Tensor], rows: list[list[Tensor]], _: Any, op: Any, *__: Any) -> Collective | None:
-    return Collective("reduce-scatter", rows[0], outputs, dist.ReduceOp.unbox(op)) if len(outputs) == 1 else None
+def _reduce_scatter(op: Any, outputs: list[Tensor], rows: list[list[Tensor]], *_: Any) -> Collective | None:
+    return Collective("reduce-scatter", rows[0], outputs, op) if len(outputs) == 1 else None
 
 
-def _reduce_scatter_single(output: Tensor, rows: Tensor, _: Any, op: Any, *__: Any) -> Collective:
-    return Collective("reduce-scatter", [rows], [output], dist.ReduceOp.unbox(op))
+def _reduce_scatter_single(op: Any, output: Tensor, rows: Tensor, *_: Any) -> Collective:
+    return Collective("reduce-scatter", [rows], [output], op)
 
 
-def _all_gather(outputs: list[list[Tensor]], blocks: list[Tensor], *_: Any) -> Collective | None:
+def _all_gather(_: None, outputs: list[list[Tensor]], blocks: list[Tensor], *__: Any) -> Collective | None:
     return Collective("all-gather", blocks, outputs[0]) if len(blocks) == 1 else None
 
 
-def _all_gather_single(output: Tensor, block: Tensor, *_: Any) -> Collective:
+def _all_gather_single(_: None, output: Tensor, block: Tensor, *__: Any) -> Collective:
     return Collective("all-gather", [block], [output])
 
 
 OPERATORS = {  # without the coalesced ones, which stay torch's
-    "allreduce_": Operator(1, 0, _all_reduce),
-    "reduce_scatter_": Operator(2, 1, _reduce_scatter),
-    "_reduce_scatter_base_": Operator(2, 1, _reduce_scatter_single),
-    "allgather_": Operator(2, 0, _all_gather),
-    "_allgather_base_": Operator(2, 0, _all_gather_single),
+    "allreduce_": Operator(1, 0, 2, _all_reduce),
+    "reduce_scatter_": Operator(2, 1, 3, _reduce_scatter),
+    "_reduce_scatter_base_": Operator(2, 1, 3, _reduce_scatter_single),
+    "allgather_": Operator(2, 0, None, _all_gather),
+    "_allgather_base_": Operator(2, 0, None, _all_gather_single),
 }

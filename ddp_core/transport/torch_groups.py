@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,11 +31,6 @@ SHORTEST, LONGEST = 5e-5, 2e-3  # seconds between two looks at a work
 OLDER = not hasattr(dist.ProcessGroup, "all_gather_single")  # a torch with other names for these methods of groups
 ALL_GATHER, ALL_TO_ALL = ("_allgather_base", "alltoall_base") if OLDER else ("all_gather_single", "all_to_all_single")
 REDUCE_SCATTER = "_reduce_scatter_base" if OLDER else "reduce_scatter_single"
-
-
-def backend_of(group: dist.ProcessGroup, device: torch.device) -> Any:
-    """Return the backend that carries a group's tensors of a device."""
-    return group._get_backend(device)
 
 
 def backend_name(group: dist.ProcessGroup, device: torch.device) -> str:

@@ -94,7 +94,7 @@ class Dion:
 class FittedInt2(Int2):
     """2 bits with the four levels that lose least of normal numbers, times the root mean square of a rotated block."""
 
-    def encode(self, grad: Tensor, residual: Residual | None, rows: Tensor, length: int, *_: int) -> None:
+    def encode(self, grad: Tensor, residual: Residual | None, rows: Tensor, length: int, **_: int) -> None:
         """Write codes and scales; `residual` keeps the difference."""
         flat = torch.zeros(len(rows) * length)
         flat[: grad.numel()] = grad if residual is None else residual.plus(grad)

@@ -41,7 +41,7 @@ class Arrivals:
         """Gradients of a module come next, which an averager is to be given: perhaps the first ones of a backward."""
         if torch._C._current_graph_task_id() != -1:
             self._backwards.begin()
-        backward = self._backwards.now
+        backward = self._backwards.now()
         if backward is None or backward.at_end is None:
             self._wait(0)  # for what a backward left that broke off
             self._steps.begin()
@@ -55,7 +55,7 @@ class Arrivals:
 
         `in_flight`: how many modules' gradients may be on their way.
         """
-        outside = self._backwards.now is None
+        outside = self._backwards.now() is None
         if at_once or outside or self._device.type != "cpu":
             pending.wait(self._timeout)
         else:

@@ -14,6 +14,7 @@ from ...ddp_core.averaging.averager import CompressedAverager
 from ...ddp_core.averaging.engines import Engines
 from ...ddp_core.averaging.plans import AllPending
 from ...ddp_core.averaging.shard_averager import ShardAverager
+from ...ddp_core.buckets.protocol import FlatBucket
 from ...ddp_core.transport.rank_messages import FINITE, true_everywhere
 from .arrivals import Arrivals
 from .modules import ShardedModule
@@ -21,7 +22,7 @@ from .modules import ShardedModule
 NOTHING = torch.empty(0, device="cpu")
 
 
-class ShardBucket:
+class ShardBucket(FlatBucket):
     """The gradients of a module, or some in turn, which come in another buffer in each step.
 
     `all_parameters`: their shards, padded as the gradients are. `plan`: for the averager to remember.
@@ -32,18 +33,6 @@ class ShardBucket:
     def __init__(self, index: int, parameters: list[Tensor]) -> None:
         self.place, self.all_parameters, self.plan = index, parameters, None
         self.flat, self.numel = NOTHING, sum(map(torch.numel, parameters))
-
-    def index(self) -> int:
-        """The number of the bucket in the model."""
-        return self.place
-
-    def buffer(self) -> Tensor:
-        """Return all gradients, one behind the other."""
-        return self.flat
-
-    def parameters(self) -> list[Tensor]:
-        """Return the shards of the parameters."""
-        return self.all_parameters
 
     def is_last(self) -> bool:
         """False: the end of a step is known in another way."""

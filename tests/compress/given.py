@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, replace
 
+import numpy
 import torch
 
-from gradwire.compress import Layout, Ranks, Simulation, all_reduce
+from gradwire.compress import Layout, Ranks, Simulation, all_reduce, compressor
 from gradwire.compress.state import tree as states
 
 RANKS = 2
@@ -57,3 +58,18 @@ def assert_goes_on_after_a_load(built, within, steps=3):
         states.set_step(after, steps)
     for left, right in zip(whole.step(gradients(within, steps)), resumed.step(gradients(within, steps)), strict=True):
         assert torch.equal(left, right)
+
+
+def assert_steps_of(spec, within, sent_of, feedback, atol=1e-14):
+    """Each step sends what `sent_of` says of all ranks' sums and gradients, and with feedback holds back the rest."""
+    simulation = Simulation(compressor(f"{spec},error_feedback={int(feedback)}"), within)
+    held = [numpy.zeros(within.numel) for _ in range(within.ranks.world_size)]
+    for step in range(5):
+        given = [each.numpy() for each in gradients(within, step)]
+        values = [g + h for g, h in zip(given, held, strict=True)]
+        sent = sent_of(values, given, step)
+        held = [(v - s) * feedback for v, s in zip(values, sent, strict=True)]
+        for output in simulation.step(gradients(within, step)):
+            assert numpy.allclose(output.numpy(), numpy.mean(sent, axis=0), atol=atol)
+        if feedback:
+            assert numpy.allclose([state.residual.flat.numpy() for state in simulation.states], held, atol=atol)

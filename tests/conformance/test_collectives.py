@@ -4,20 +4,12 @@ import re
 
 import pytest
 
-from .test_upstream import PAGE, Runner
+from .test_upstream import PAGE
 
 SECTION = PAGE.read_text().partition("## Collectives\n")[2].partition("\n## ")[0]
 PASSING = re.findall(r"^test_\w+$", SECTION, re.MULTILINE)
 HANDFUL = {"test_all_reduce_sum", "test_all_reduce_sum_async", "test_all_gather", "test_sparse_all_reduce_sum"}
 WAYS = ("above", "off")  # min_bytes above all sizes; inside `off()`
-
-
-@pytest.fixture(scope="module")
-def runners():
-    started = {}
-    yield started
-    for runner in started.values():
-        runner.close()
 
 
 def test_the_page_has_the_cases_that_always_run():
@@ -29,10 +21,6 @@ def test_the_page_has_the_cases_that_always_run():
 @pytest.mark.parametrize(
     "case", [case if case in HANDFUL else pytest.param(case, marks=pytest.mark.conformance) for case in PASSING]
 )
-def test_a_case_passes_on_a_group_that_is_taken_over(runners, case, way):
-    if way not in runners:
-        runners[way] = Runner("torch", "cpu", GRADWIRE_CONFORMANCE_COLLECTIVES=way)
-    answer = runners[way].run(case)
-    if answer["outcome"] == "missing":
-        pytest.skip(answer["detail"])
-    assert answer["outcome"] == "passes", answer["detail"]
+def test_a_case_passes_on_a_group_that_is_taken_over(outcome_of, case, way):
+    found, detail = outcome_of(case, "torch", "cpu", GRADWIRE_CONFORMANCE_COLLECTIVES=way)
+    assert found == "passes", detail

@@ -242,8 +242,8 @@ def test_fsdp2_sends_weights_twice_and_gradients_once_and_a_step_lasts_as_long_a
 
 
 def test_a_step_of_fsdp2_is_the_longest_chain_of_weights_computation_and_gradients():
-    module = Module(gather=1.0, again=1.0, reduce=1.0, forward=5.0, backward=10.0)
+    module = Module(gather=1.0, again=1.0, reduce=1.0, forward=5.0, backward=10.0, encode=0.0)
     assert step_of([module]) == 1 + 5 + 10 + 1  # backward's gather has come while forward computed
     assert step_of([module] * 3) == 1 + 3 * 5 + 3 * 10 + 1
-    slow = Module(gather=5.0, again=5.0, reduce=5.0, forward=1.0, backward=2.0)
+    slow = Module(gather=5.0, again=5.0, reduce=5.0, forward=1.0, backward=2.0, encode=0.0)
     assert step_of([slow] * 3) == 9 * 5

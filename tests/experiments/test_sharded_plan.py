@@ -5,7 +5,9 @@ import torch
 from torch import nn
 
 import gradwire
+from gradwire.experiments.assumed_parts import Cluster
 from gradwire.experiments.sharded_plan import plan_sharded
+from gradwire.experiments.sharded_step import predicted_shards
 
 from ..hooks.fsdp.given import network, trained
 
@@ -57,3 +59,11 @@ def test_state_is_that_of_residuals_and_weights_in_use():
 def test_what_shards_do_not_take_is_refused(pair):
     with pytest.raises(ValueError, match=r"no rank has whole|does not divide"):
         plan_sharded(parts(), *pair, world_size=RANKS)
+
+
+def test_without_a_network_a_step_takes_its_computation_and_its_encoding():
+    for spec, encodes in (("int8/int4", True), ("none", False)):
+        found = predicted_shards(parts(), Cluster(RANKS, 1, 1e18), spec, 1e-3)
+        assert (found.encode > 0) == encodes
+        assert found.step == pytest.approx(found.computation + found.encode, rel=1e-6)
+        assert found.exposed == pytest.approx(found.encode, abs=1e-9)

@@ -132,14 +132,3 @@ def test_a_round_over_slow_lines_takes_no_less_than_planned():
     for local in (first, second):
         assert local.history[-1].seconds > 0.95 * planned.seconds
         assert local.history[-1].sent_bytes > planned.up
-
-
-def test_the_published_figures_of_covenant_72b_and_the_rates_that_fit_them():
-    """As docs/benchmarks/sites.md has them: 72.7 B parameters, 14 bits for each of 1 in 64, 110 and 500 Mbit/s."""
-    payload, up, down = 72.7e9 / 64 * 14 / 8, 110e6 / 8, 500e6 / 8
-    assert round(payload / 1e9, 2) == 1.99
-    assert round(payload / up) == 145
-    assert round(19 * payload / down) == 604
-    assert round(payload * 8 / 70 / 1e6) == 227
-    assert round(70 * up / 1e9, 2) == 0.96
-    assert round(computing_share(1, 1, 1200.0, 70.0, overlap=False), 3) == 0.945

@@ -9,6 +9,8 @@ import torch
 from gradwire import kernels
 from gradwire.kernels import Factors, Matrix, Residual
 
+from ..residuals import in_place
+
 GRADS = [torch.float32, torch.bfloat16, torch.float16]
 INDICES = [torch.int32, torch.int64]
 INF, NAN = torch.inf, torch.nan
@@ -179,3 +181,18 @@ def hard_matrices(rows, rank):
         "almost equal": 1 + one * 1e-6,
         **{f"condition 1e{power}": conditioned(rows, rank, 10.0**power) for power in range(1, 9)},
     }
+
+
+def check_products(factors, size):
+    """The products of a step of PowerSGD on vectors of a size, against those of float64 by the reference."""
+    grad, residual, q = numbers(size), numbers(size, seed=1), numbers(factors.right_offsets[-1], seed=2)
+    wide, wide_grad, wide_q = residual.double(), grad.double(), q.double()
+    p, wide_p = torch.full((factors.left_offsets[-1],), NAN), torch.empty(factors.left_offsets[-1]).double()
+    kernels.low_rank_left(grad, in_place(residual), factors, q, p)
+    kernels.low_rank_left.reference(wide_grad, in_place(wide), factors, wide_q, wide_p)
+    kernels.low_rank_right(residual, factors, p, q)
+    kernels.low_rank_right.reference(wide, factors, wide_p, wide_q)
+    kernels.low_rank_finish(grad, residual, factors, p, q)
+    kernels.low_rank_finish.reference(wide_grad, wide, factors, wide_p, wide_q)
+    for found, expected in ((p, wide_p), (q, wide_q), (grad, wide_grad), (residual, wide)):
+        assert (found - expected).norm() <= 2e-6 * expected.norm()

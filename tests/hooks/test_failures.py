@@ -183,11 +183,6 @@ def test_sparse_gradients_are_refused_with_the_way_out(ranks):
         assert "sparse=False" in message
 
 
-def test_a_model_that_is_not_wrapped_is_refused():
-    with pytest.raises(TypeError, match=r"DistributedDataParallel, got Linear: wrap it first"):
-        gradwire.attach(nn.Linear(2, 2), "topk")
-
-
 def reduce_after_close(rank, world_size):
     ddp, handle = attached("onebit", LONG)
     average(ddp, gradients(rank, 0, SHAPES))

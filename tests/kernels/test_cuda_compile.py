@@ -13,7 +13,7 @@ from gradwire.kernels.cuda import module, operations
 from ..gpu.cases import GRADS, factors_of
 from ..residuals import in_place
 from . import cuda_compiler
-from .cuda_emulator import argument_of, code_of
+from .cuda_emulator import argument_of
 
 MARKS = dict.fromkeys(("sm_75", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"), pytest.mark.thorough)  # sm_80: none
 
@@ -96,21 +96,6 @@ def test_thread_blocks_have_the_size_that_they_are_compiled_for(compiled):
     source, program = compiled
     sizes = {int(size) for size in re.findall(r"\.maxntid (\d+)", program.ptx)}
     assert sizes == {module.THREADS[source]}
-
-
-CONSTANTS = {
-    "signs": {"PART": "ITEMS * WARP", "CHUNK": "WARPS * PART"},
-    "selection": {"ROW_BINS": operations.BINS},
-    "bases": {"LARGEST_RANK": operations.RANKS[-1], "TILE": operations.TILE},
-}
-
-
-@pytest.mark.parametrize("source", module.THREADS)
-def test_constants_are_the_same_in_the_sources_and_in_the_launcher(source):
-    written = dict(re.findall(r"^constexpr int (\w+) = ([^;]+);", code_of(source), re.MULTILINE))
-    for name, value in CONSTANTS[source].items():
-        assert written[name] == str(value)
-    assert module.THREADS[source] == int(written["THREADS"])
 
 
 def test_without_a_gpu_the_backend_says_why_it_is_not_there():

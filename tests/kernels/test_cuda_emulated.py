@@ -114,14 +114,6 @@ def test_many_segments_are_added_up_in_several_turns(monkeypatch):
         cases.check_selection("cpu", HARD[kind](20_000), None, 100, 20_000)
 
 
-@pytest.mark.parametrize("length", [1, 255, 256, 1 << 21, (1 << 21) + 1, 1 << 26, 1 << 28, 1 << 31])
-def test_a_segment_is_a_power_of_two_and_a_row_has_some_thousands(length):
-    segment = operations.segment_of(length)
-    assert operations.SMALLEST_SEGMENT <= segment <= operations.LARGEST_SEGMENT
-    assert segment & (segment - 1) == 0
-    assert length <= segment * operations.SEGMENTS or segment == operations.LARGEST_SEGMENT
-
-
 def test_bases_of_many_shapes_go_in_one_call_and_depend_on_their_own_matrix_alone():
     matrices = [torch.randn(rank, rows, generator=torch.Generator().manual_seed(rows)) for rows, rank in cases.SHAPES]
     found = cases.check_bases("cpu", matrices)

@@ -10,7 +10,7 @@ from gradwire import kernels
 from gradwire.kernels import dispatch
 from gradwire.kernels.contract import log_unknown
 
-CPU, META = torch.zeros(1), torch.zeros(1, device="meta")
+CPU, META, DOUBLE = torch.zeros(1), torch.zeros(1, device="meta"), torch.zeros(1).double()
 
 
 @pytest.fixture(autouse=True)
@@ -42,15 +42,57 @@ def probe_operation(calls):
     return probe_operation
 
 
-def add(name, operation, calls, device="cpu", reason=""):
-    backend = kernels.register_backend(name, device, lambda: reason)
-    operation.implement(name)(lambda tensor, extra=None: calls.append(name))
+def add(name, operation, calls, device="cpu", reason="", knows=None, automatic=True, has=True):
+    """`knows`: the only dtype that it knows. `has`: it has an implementation of the operation."""
+    backend = kernels.register_backend(name, device, lambda: reason, automatic)
+    if has:
+        operation.implement(name, knows and {"tensor": (knows,)})(lambda tensor, extra=None: calls.append(name))
     return backend
 
 
-def test_an_operation_without_backends_runs_its_reference(probe_operation, calls):
-    probe_operation(CPU)
-    assert calls == ["reference"]
+GPU, NARROW, BY_HAND = {"device": "cuda"}, {"knows": torch.float32}, {"automatic": False}
+MANY = {"first": NARROW, "gpu": GPU, "broken": {"reason": "no compiler was found"}, "partial": {"has": False}}
+MANY |= {"asked for only": NARROW | BY_HAND, "second": {}}
+THREE = {"first": NARROW, "second": {}, "third": NARROW}
+TABLE = [  # what there is, what is requested, a tensor, and what runs
+    ({}, (), CPU, "reference"),
+    ({"gpu": GPU}, (), CPU, "reference"),
+    ({"a": {}, "gpu": GPU}, ("gpu", "reference"), CPU, "reference"),
+    (MANY, (), CPU, "first"),
+    (MANY, (), DOUBLE, "second"),
+    ({"first": NARROW, "second": NARROW}, (), DOUBLE, "reference"),
+    (THREE, (), DOUBLE, "second"),
+    (THREE, ("first",), DOUBLE, "reference"),
+    (THREE, ("first", "reference", "second"), DOUBLE, "reference"),
+    (THREE, ("first", "second"), DOUBLE, "second"),
+    (THREE, ("first", "third", "first"), DOUBLE, "reference"),
+    ({"by hand": BY_HAND}, (), CPU, "reference"),
+    ({"by hand": BY_HAND}, ("by hand",), CPU, "by hand"),
+]
+
+
+@pytest.mark.parametrize(("backends", "requested", "tensor", "ran"), TABLE)
+def test_the_first_backend_that_works_and_knows_its_arguments_runs(
+    probe_operation, calls, backends, requested, tensor, ran
+):
+    for name, settings in backends.items():
+        add(name, probe_operation, calls, **settings)
+    with kernels.use_backend(*requested):
+        for _ in range(2):
+            probe_operation(tensor)
+    assert calls == [ran, ran]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"), [({"has": False}, r"asked.*'probe_operation' for cpu.*reference"), (GPU, "for cpu tensors")]
+)
+def test_a_requested_backend_without_the_operation_or_for_another_device_raises(
+    probe_operation, calls, settings, words
+):
+    add("asked", probe_operation, calls, **settings)
+    with kernels.use_backend("asked"), pytest.raises(RuntimeError, match=words):
+        probe_operation(CPU)
+    assert not calls
 
 
 def test_the_reference_is_always_there_and_listed_last(probe_operation, calls):
@@ -69,13 +111,6 @@ def test_what_was_chosen_holds_until_another_backend_is_added_or_requested(probe
         probe_operation(CPU)
     probe_operation(CPU)
     assert calls == ["reference", "late", "reference", "late", "reference", "late"]
-
-
-def test_a_backend_for_another_device_is_passed_over(probe_operation, calls):
-    add("other", probe_operation, calls, device="cuda")
-    probe_operation(CPU)
-    assert calls == ["reference"]
-    assert probe_operation.chosen("cuda") == "other"
 
 
 def test_a_backend_without_the_operation_is_passed_over_in_silence(probe_operation, calls, caplog):
@@ -124,14 +159,6 @@ def test_use_backend_ends_with_an_exception(probe_operation, calls):
     assert calls == ["a"]
 
 
-def test_of_several_requested_backends_the_first_that_fits_runs(probe_operation, calls):
-    add("a", probe_operation, calls)
-    add("gpu", probe_operation, calls, device="cuda")
-    with kernels.use_backend("gpu", "reference"):
-        probe_operation(CPU)
-    assert calls == ["reference"]
-
-
 def test_the_environment_chooses_and_use_backend_overrides_it(probe_operation, calls, monkeypatch):
     add("a", probe_operation, calls)
     monkeypatch.setenv("GRADWIRE_KERNELS", " reference ")
@@ -172,78 +199,10 @@ def test_a_requested_backend_that_does_not_work_raises_with_the_reason(probe_ope
     assert not calls
 
 
-def test_a_requested_backend_without_the_operation_raises_and_names_those_that_have_it(probe_operation, calls):
-    kernels.register_backend("partial", "cpu", lambda: "")
-    with (
-        kernels.use_backend("partial"),
-        pytest.raises(RuntimeError, match=r"partial.*'probe_operation' for cpu.*reference"),
-    ):
-        probe_operation(CPU)
-    assert not calls
-
-
-def test_a_requested_backend_for_another_device_raises(probe_operation, calls):
-    add("gpu", probe_operation, calls, device="cuda")
-    with kernels.use_backend("gpu"), pytest.raises(RuntimeError, match="for cpu tensors"):
-        probe_operation(CPU)
-    assert not calls
-
-
-def half(name, operation, calls, **settings):
-    """Adds a backend that knows float32 only."""
-    backend = kernels.register_backend(name, "cpu", lambda: "", **settings)
-    operation.implement(name, {"tensor": (torch.float32,)})(lambda tensor, extra=None: calls.append(name))
-    return backend
-
-
-DOUBLE = CPU.double()
-
-
-def test_what_a_backend_does_not_know_runs_on_the_next_one_that_is_there(probe_operation, calls):
-    half("first", probe_operation, calls)
-    add("gpu", probe_operation, calls, device="cuda")
-    add("broken", probe_operation, calls, reason="no compiler was found")
-    kernels.register_backend("partial", "cpu", lambda: "")
-    half("asked for only", probe_operation, calls, automatic=False)
-    add("second", probe_operation, calls)
-    for tensor in (CPU, DOUBLE, DOUBLE):
-        probe_operation(tensor)
-    assert calls == ["first", "second", "second"]
-
-
-def test_what_no_backend_knows_runs_on_the_reference(probe_operation, calls):
-    half("first", probe_operation, calls)
-    half("second", probe_operation, calls)
-    probe_operation(DOUBLE)
-    assert calls == ["reference"]
-
-
-@pytest.mark.parametrize(
-    ("requested", "ran"),
-    [
-        (("first",), "reference"),
-        (("first", "reference", "second"), "reference"),
-        (("first", "second"), "second"),
-        (("first", "third", "first"), "reference"),
-    ],
-)
-def test_of_requested_backends_those_behind_may_run_what_the_first_does_not_know(
-    probe_operation, calls, requested, ran
-):
-    half("first", probe_operation, calls)
-    add("second", probe_operation, calls)
-    half("third", probe_operation, calls)
-    probe_operation(DOUBLE)
-    with kernels.use_backend(*requested):
-        probe_operation(DOUBLE)
-    probe_operation(DOUBLE)
-    assert calls == ["second", ran, "second"]
-
-
 def test_the_backend_that_runs_in_place_of_another_is_logged_once(probe_operation, calls, caplog):
     caplog.set_level(logging.INFO)
     log_unknown.cache_clear()
-    half("first", probe_operation, calls)
+    add("first", probe_operation, calls, **NARROW)
     add("second", probe_operation, calls)
     for _ in range(2):
         probe_operation(DOUBLE)
@@ -269,15 +228,6 @@ def test_on_the_meta_device_an_operation_that_returns_a_tensor_says_which():
     doubled.on_meta(lambda tensor: torch.empty_like(tensor, dtype=torch.int32))
     assert doubled(torch.zeros(3, device="meta")).dtype == torch.int32
     assert doubled(torch.ones(1)).item() == 2.0
-
-
-def test_a_backend_that_is_not_automatic_runs_on_explicit_request_only(probe_operation, calls):
-    kernels.register_backend("by hand", "cpu", lambda: "", automatic=False)
-    probe_operation.implement("by hand")(lambda tensor, extra=None: calls.append("by hand"))
-    probe_operation(CPU)
-    with kernels.use_backend("by hand"):
-        probe_operation(CPU)
-    assert calls == ["reference", "by hand"]
 
 
 def test_use_backend_holds_on_other_threads(probe_operation, calls):

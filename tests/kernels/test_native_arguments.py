@@ -7,13 +7,11 @@ import time
 import pytest
 import torch
 
-from gradwire import kernels
 from gradwire.kernels import native
 
 from .native_given import needs_native
 
 pytestmark = needs_native
-CALLS = ["levels", "level", "choose_level", *kernels.operations()]
 X = torch.arange(16.0)
 
 
@@ -24,56 +22,6 @@ class Marked(torch.Tensor):
 def by_methods(tensor):
     """The same memory in a tensor that C++ has to ask, as it asks all tensors of a torch before 2.10."""
     return tensor.as_subclass(Marked)
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_a_wrong_number_of_arguments_is_an_error_that_names_the_function(name):
-    with pytest.raises(TypeError, match=rf"^{name}\(\) takes \d+ arguments, 99 were given"):
-        getattr(native.library(), name)(*[None] * 99)
-    with pytest.raises(TypeError, match=rf"{name}\(\) takes no keyword arguments"):
-        getattr(native.library(), name)(threads=1)
-
-
-WRONG = {
-    "a tensor": (
-        "cast_scaled",
-        (X, 3, 16, 1.0, None, 1),
-        r"argument 2 of cast_scaled\(\) has to be a torch.Tensor or None, got 3",
-    ),
-    "an integer": ("cast_scaled", (X, X, 16.0, 1.0, None, 1), "argument 3 .* an integer of 64 bits, got 16.0"),
-    "a small integer": (
-        "cast_scaled",
-        (X, X, 1 << 63, 1.0, None, 1),
-        "argument 3 .* of 64 bits, got 9223372036854775808",
-    ),
-    "a number": ("cast_scaled", (X, X, 16, "half", None, 1), "argument 4 .* a number, got 'half'"),
-    "no None": ("all_finite", (X, None, 1), r"argument 2 of all_finite\(\) has to be an integer"),
-    "a truth": ("rotate_blocks", (X, X, 16, 16, None, 1, 0, 0, 1, 1), "argument 9 .* True or False, got 1"),
-    "a text": ("choose_level", (7,), "argument 1 .* a str, got 7"),
-    "a sequence": ("gather_scaled", (X, iter([X]), [0], 1.0, 1), "argument 2 .* a sequence, got <list_iterator"),
-    "integers": ("gather_scaled", (X, [X], ["0"], 1.0, 1), "argument 3 .* an integer of 64 bits"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_type_is_an_error_that_names_the_argument_what_it_is_and_what_it_has_to_be(case):
-    name, arguments, words = WRONG[case]
-    before = X.clone()
-    with pytest.raises(TypeError, match=words):
-        getattr(native.library(), name)(*arguments)
-    assert torch.equal(X, before)
-
-
-class Broken:
-    def __index__(self):
-        raise ZeroDivisionError("not today")
-
-
-def test_errors_of_the_arguments_themselves_reach_the_caller():
-    with pytest.raises(ZeroDivisionError, match="not today"):
-        native.library().all_finite(X, Broken(), 1)
-    with pytest.raises((RuntimeError, NotImplementedError)):
-        native.library().all_finite(X.to_sparse(), 16, 1)
 
 
 def test_an_error_of_a_kernel_is_an_exception_of_python():

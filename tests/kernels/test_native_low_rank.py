@@ -6,7 +6,7 @@ import torch
 from gradwire import kernels
 from gradwire.kernels import Factors, Matrix, native
 
-from ..gpu.cases import NAN, numbers
+from ..gpu.cases import NAN, check_products, numbers
 from ..residuals import in_place
 from .native_given import native_of, needs_native
 
@@ -23,17 +23,7 @@ def test_products_of_all_ranks_are_those_of_float64(level, threads, rank):
     shapes = [(rank, rank), (37, 53), (130, 2500), (64, 27 + rank)]
     starts = [sum(rows * columns for rows, columns in shapes[:index]) + 1 for index in range(5)]
     factors = Factors(tuple(Matrix(at, *shape, min(rank, *shape)) for at, shape in zip(starts, shapes, strict=False)))
-    grad, residual, q = numbers(starts[-1]), numbers(starts[-1], seed=1), numbers(factors.right_offsets[-1], seed=2)
-    wide, wide_grad, wide_q = residual.double(), grad.double(), q.double()
-    p, wide_p = torch.full((factors.left_offsets[-1],), NAN), torch.empty(factors.left_offsets[-1]).double()
-    kernels.low_rank_left(grad, in_place(residual), factors, q, p)
-    kernels.low_rank_left.reference(wide_grad, in_place(wide), factors, wide_q, wide_p)
-    kernels.low_rank_right(residual, factors, p, q)
-    kernels.low_rank_right.reference(wide, factors, wide_p, wide_q)
-    kernels.low_rank_finish(grad, residual, factors, p, q)
-    kernels.low_rank_finish.reference(wide_grad, wide, factors, wide_p, wide_q)
-    for found, expected in ((p, wide_p), (q, wide_q), (grad, wide_grad), (residual, wide)):
-        assert (found - expected).norm() <= 2e-6 * expected.norm()
+    check_products(factors, starts[-1])
 
 
 def products(threads, rank):

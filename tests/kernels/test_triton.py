@@ -11,7 +11,7 @@ from gradwire import kernels
 from gradwire.kernels import Factors, Matrix, triton_kernels
 from gradwire.kernels.quantization import FORMATS
 
-from ..gpu.cases import HARD, check_selection, numbers, same
+from ..gpu.cases import HARD, check_products, check_selection, numbers, same
 from ..residuals import in_place
 
 BACKEND = {backend.name: backend for backend in kernels.backends()}[triton_kernels.NAME]
@@ -82,17 +82,7 @@ def test_products_of_all_ranks_are_those_of_float64_also_where_a_matrix_is_split
     shapes, start = [(3, 5), (4 + rank, 1100 + 4 * rank), (700, 7 + rank)], 4 * (rank % 2)
     starts = [start + sum(rows * columns for rows, columns in shapes[:index]) for index in range(4)]
     factors = Factors(tuple(Matrix(at, *shape, min(rank, *shape)) for at, shape in zip(starts, shapes, strict=False)))
-    grad, residual, q = numbers(starts[-1]), numbers(starts[-1], seed=1), numbers(factors.right_offsets[-1], seed=2)
-    wide, wide_grad, wide_q = residual.double(), grad.double(), q.double()
-    p, wide_p = torch.full((factors.left_offsets[-1],), NAN), torch.empty(factors.left_offsets[-1]).double()
-    kernels.low_rank_left(grad, in_place(residual), factors, q, p)
-    kernels.low_rank_left.reference(wide_grad, in_place(wide), factors, wide_q, wide_p)
-    kernels.low_rank_right(residual, factors, p, q)
-    kernels.low_rank_right.reference(wide, factors, wide_p, wide_q)
-    kernels.low_rank_finish(grad, residual, factors, p, q)
-    kernels.low_rank_finish.reference(wide_grad, wide, factors, wide_p, wide_q)
-    for found, expected in ((p, wide_p), (q, wide_q), (grad, wide_grad), (residual, wide)):
-        assert (found - expected).norm() <= 2e-6 * expected.norm()
+    check_products(factors, starts[-1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

@@ -60,6 +60,13 @@ AMONG_RANKS = [
         "tests/hooks/fsdp/test_thrown_away.py",
     ),
     Mutant(
+        "averages of replicas that are thrown away are not told",
+        "ddp_core/averaging/averager.py",
+        "if self.trained and self._discarded.parameters:",
+        "if False:",
+        "tests/hooks/fsdp/test_thrown_away.py -k replicate",
+    ),
+    Mutant(
         "L-BFGS is not told",
         "ddp_core/averaging/step_checks.py",
         "warnings.warn(LBFGS, stacklevel=3)",

@@ -27,6 +27,20 @@ MUTANTS = [
         "tests/hooks/laws/test_undone_steps.py",
     ),
     Mutant(
+        "without a copy a rank that was saved takes its residual back, where others drop theirs",
+        "compress/state/leaf.py",
+        "lost = not self.versioned",
+        "lost = not self.versioned and previous is current",
+        "tests/hooks/laws/test_undone_steps.py -k 'without_a_copy and attach'",
+    ),
+    Mutant(
+        "buckets of a loaded state cut the first ones of a static graph only once",
+        "ddp_core/memory/claims.py",
+        "self.cuts += inside",
+        "pass",
+        "tests/hooks/test_torch_ddp.py -k before_torch_has_made",
+    ),
+    Mutant(
         "another number of ranks owes the sum of residuals, not their mean",
         "ddp_core/memory/checkpoint.py",
         "mean = {name: held[name] / len(ordered) for name in held}",
@@ -340,6 +354,13 @@ MUTANTS = [
         "return isinstance(value, str) and len(value) <= TEXT and value.isprintable()",
         "return isinstance(value, str) and len(value) <= TEXT",
         "tests/hooks/internet/test_attacks.py -k 'cannot_be_is_refused'",
+    ),
+    Mutant(
+        "a site that returns with an old checkpoint puts it in the place of the others' model",
+        "hooks/local_sgd/saved.py",
+        "if ahead:  # LocalSteps took the others' model when it was created",
+        "if False:",
+        "tests/hooks/local_sgd/test_saved.py -k old_checkpoint",
     ),
     Mutant(
         "a state with other buffers is loaded",

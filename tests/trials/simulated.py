@@ -3,6 +3,7 @@
 import torch
 
 from gradwire.compress import Ranks, Simulation, compressor
+from gradwire.compress.protocol.layout import working_dtype
 from gradwire.compress.state import tree as states
 from gradwire.ddp_core import layout_of
 
@@ -34,11 +35,13 @@ class Simulated:
         self.arrange(notes[0].buckets, number)
         after = {names: each.copy() for names, each in self.buckets.items()}
         for names, simulation in after.items():
-            flats = [
-                torch.cat([self.given(note, name, owed) for name in names])
-                for note, owed in zip(notes, self.owed, strict=True)
-            ]
-            expected = simulation.layouts[0].views(simulation.step(flats)[0])
+            flats, layout = [], simulation.layouts[0]
+            for note, owed, state in zip(notes, self.owed, simulation.states, strict=True):
+                exact = torch.cat([self.given(note, name, owed) for name in names])
+                flats.append(exact.to(layout.dtype))
+                if owed and exact.dtype != layout.dtype:  # what 16 bits cannot hold of the sum stays held back
+                    states.Leaves(state).hold(layout, exact - flats[-1])
+            expected = layout.views(simulation.step(flats)[0])
             for name in names if notes[0].finite else ():
                 got = notes[0].got[name]  # None where no rank used it
                 if got is not None and not self.agrees(expected[name].reshape(-1), got):
@@ -49,12 +52,12 @@ class Simulated:
             states.set_step(state, number + 1)  # those count that overflow, too
 
     def given(self, note, name, owed):
-        """What a rank sends for a parameter: zeros where it has no gradient."""
+        """What a rank is to send for a parameter, wide: zeros where it has no gradient."""
         gradient = note.given[name]
         if gradient is None:
             parameter = self.parameters[name]
             gradient = in_memory_order(parameter, torch.zeros_like(parameter))
-        return (gradient + owed.get(name, 0.0)).to(gradient.dtype)
+        return gradient.to(working_dtype(gradient.dtype)) + owed.get(name, 0.0)
 
     def arrange(self, buckets, number):
         """Have these buckets, with what the ones before remember."""

@@ -14,6 +14,8 @@ from .run import outcome
 from .sites import FAST
 
 TRAINING = [27, 84]  # 27: a step that is thrown away, a fork, a damaged state
+TRAINING += [26, 1803]  # a static graph with a forward that is dropped, and a resume; then a swap
+TRAINING += [pytest.param(3045, marks=complex_numbers)]  # new buckets, with what a server of bfloat16 held back
 TRAINING += [pytest.param(23, marks=complex_numbers)]
 FAILING = [72, 21, 31]  # a rank that is killed; one that swaps, or loads, alone
 FAILING += [pytest.param(14, marks=buffers_by_argument)]  # one that is stopped for a while
@@ -21,7 +23,7 @@ OTHERS = [("overlap", 8), ("local", 3), ("sites", 6)]
 OTHERS += [("halves", 4), ("pauses", 0)]
 OTHERS += [("scales", 1), ("formats", 0), ("tokens", 0), ("tasks", 0)]
 OTHERS += [("collectives", seed) for seed in (5, 4, 1)]  # no mishap; a rank that dies; options that differ
-OTHERS += [pytest.param("saves", seed, marks=fsdp_of_others) for seed in (0, 2)]
+OTHERS += [pytest.param("saves", seed, marks=fsdp_of_others) for seed in (0, 2, 4)]
 OTHERS += [pytest.param("meshes", seed, marks=fsdp_of_others) for seed in (10, 11)]  # tensor parallel; replicas
 OTHERS += [("programs", seed) for seed in (0, 2)] + [pytest.param("backends", 2, marks=native)]
 OTHERS += [pytest.param(kind, seed, marks=complex_numbers) for kind, seed in (("hosts", 4), ("options", 1))]

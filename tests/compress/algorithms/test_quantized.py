@@ -4,7 +4,7 @@ import numpy
 import pytest
 import torch
 
-from gradwire.compress import Gathered, Int2, Int4, Int8, Residual, Simulation, compressor, simulate
+from gradwire.compress import Gathered, Int2, Int4, Int8, Residual, Simulation, TwoShot, compressor, simulate
 from gradwire.compress.baselines.ternary import Ternary
 from gradwire.compress.state import tree as state
 from gradwire.kernels.quantization import uniform
@@ -145,6 +145,19 @@ def test_ranks_steps_buckets_and_rounds_draw_apart(codec):
     drawn = [said(["a"], 0, 0), said(["a"], 1, 0), said(["a"], 0, 1), said(["b"], 0, 0)]
     assert not any(torch.equal(one, other) for index, one in enumerate(drawn) for other in drawn[:index])
     assert torch.equal(drawn[0], said(["a"], 0, 0))
+
+
+def test_a_step_s_second_encoding_draws_from_another_counter_than_its_first(monkeypatch):
+    seen, encode = [], Int8.encode
+
+    def noting(self, *arguments, **named):
+        seen.append((named["key"], named["counter"]))
+        encode(self, *arguments, **named)
+
+    monkeypatch.setattr(Int8, "encode", noting)
+    within = layout((1352,), world_size=1)  # a bucket that no other test has: its cut keeps the codec's methods
+    Simulation(TwoShot(Int8(rounding="stochastic")), within).step([torch.ones(1352)])
+    assert len(seen) == len(set(seen)) == 2
 
 
 @pytest.mark.parametrize("spec", [*SPECS, *STOCHASTIC, "int4:rotate=true"])

@@ -7,7 +7,7 @@ import torch
 from gradwire.compress import Simulation, compressor
 from gradwire.compress.baselines.capped import chosen_places
 
-from ..given import gradients, layout
+from ..given import assert_steps_of, gradients, layout
 
 SHAPES = ((40, 25), (9,))
 SPECS = ["dropping:ratio=0.05,cap=0.2", "adacomp:bin=50,cap=0.5"]
@@ -33,15 +33,7 @@ def adapted(values, gradient):
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_every_step_sends_what_the_paper_says_and_holds_back_the_rest(world_size, spec, sent_of, feedback):
     within = layout(*SHAPES, dtype=torch.float64, world_size=world_size)
-    simulation = Simulation(compressor(f"{spec},error_feedback={feedback}"), within)
-    held = [numpy.zeros(within.numel) for _ in range(world_size)]
-    for step in range(4):
-        given = gradients(within, step)
-        values = [g.numpy() + h for g, h in zip(given, held, strict=True)]
-        sent = [sent_of(v, g.numpy()) for v, g in zip(values, given, strict=True)]
-        held = [(v - s) * feedback for v, s in zip(values, sent, strict=True)]
-        for output in simulation.step(given):
-            assert numpy.allclose(output.numpy(), numpy.mean(sent, axis=0), atol=1e-6)
+    assert_steps_of(spec, within, lambda values, given, _: list(map(sent_of, values, given)), feedback, atol=1e-6)
 
 
 def test_the_threshold_of_a_sample_lets_through_about_the_part_that_is_aimed_at():

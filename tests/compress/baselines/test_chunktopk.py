@@ -6,7 +6,7 @@ import torch
 
 from gradwire.compress import Simulation, compressor, dry_run
 
-from ..given import gradients, layout
+from ..given import assert_steps_of, gradients, layout
 
 CHUNK = 16
 SPEC = f"chunktopk:ratio=0.1,chunk={CHUNK}"
@@ -29,17 +29,7 @@ def largest(values, chunk=CHUNK, count=SENT):
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_every_step_averages_the_largest_chunks_of_gradient_and_residual(world_size, feedback):
     within = layout(*SHAPES, dtype=torch.float64, world_size=world_size)
-    simulation = Simulation(compressor(f"{SPEC},error_feedback={int(feedback)}"), within)
-    held = [numpy.zeros(within.numel) for _ in range(world_size)]
-    for step in range(5):
-        given = gradients(within, step)
-        values = [g.numpy() + h for g, h in zip(given, held, strict=True)]
-        sent = largest(values)
-        held = [numpy.where(sent, 0, v) * feedback for v in values]
-        for output in simulation.step(given):
-            assert numpy.allclose(output.numpy(), numpy.where(sent, numpy.mean(values, axis=0), 0), atol=1e-14)
-        if feedback:
-            assert numpy.allclose([state.residual.flat.numpy() for state in simulation.states], held, atol=1e-14)
+    assert_steps_of(SPEC, within, lambda values, *_: numpy.where(largest(values), values, 0), feedback)
 
 
 @pytest.mark.parametrize("shape", [(3,), (CHUNK,), (CHUNK + 3,), (2 * CHUNK,)], ids=str)

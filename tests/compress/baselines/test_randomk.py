@@ -10,7 +10,7 @@ from gradwire.compress import Simulation, compressor
 from gradwire.compress.baselines.randomk import RandomK
 from gradwire.compress.state import tree as states
 
-from ..given import assert_goes_on_after_a_load, gradients, layout, placed
+from ..given import assert_goes_on_after_a_load, assert_steps_of, gradients, layout, placed
 
 BLOCK = 16
 SPEC = f"randomk:ratio=0.1,block={BLOCK}"
@@ -36,17 +36,11 @@ def places(chosen, numel, block=BLOCK):
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_every_step_is_rand_k_with_memory(world_size, feedback):
     within = layout(*SHAPES, dtype=torch.float64, world_size=world_size)
-    simulation = Simulation(compressor(f"{SPEC},error_feedback={int(feedback)}"), within)
-    held = [numpy.zeros(within.numel) for _ in range(world_size)]
-    for step in range(5):
-        given = gradients(within, step)
-        values = [g.numpy() + h for g, h in zip(given, held, strict=True)]
-        sent = places(drawn(46, 0.1, step=step), within.numel)
-        held = [numpy.where(sent, 0, v) * feedback for v in values]
-        for output in simulation.step(given):
-            assert numpy.allclose(output.numpy(), numpy.where(sent, numpy.mean(values, axis=0), 0), atol=1e-14)
-        if feedback:
-            assert numpy.allclose([state.residual.flat.numpy() for state in simulation.states], held, atol=1e-14)
+
+    def sent_of(values, _, step):
+        return numpy.where(places(drawn(46, 0.1, step=step), within.numel), values, 0)
+
+    assert_steps_of(SPEC, within, sent_of, feedback)
 
 
 def chosen(within, step=0, **options):

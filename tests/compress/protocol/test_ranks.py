@@ -134,17 +134,6 @@ def test_a_reduce_scatter_sends_every_row_but_one_s_own(members):
     assert traffic(request, Ranks(members)) == Traffic(1, 24 * members, (members - 1) * 24)
 
 
-@pytest.mark.parametrize("shapes", [[(2,), (3,)], [(2, 3), (), (4, 1)], [(1,)]], ids=str)
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_reduce_scatters_that_share_a_round_reply_as_if_alone(shapes, world_size):
-    tensors = list(zip(*(given(world_size, world_size, *shape) for shape in shapes), strict=True))
-    merged = simulate([together(*(reduce_scatter(t.clone(), "sum") for t in mine)) for mine in tensors])
-    for index, shape in enumerate(shapes):
-        alone = simulate([reduce_scatter(mine[index].clone(), "sum") for mine in tensors])
-        assert all(result[index].shape == shape for result in merged)
-        assert all(torch.equal(result[index], reply) for result, reply in zip(merged, alone, strict=True))
-
-
 def test_what_differs_in_scope_travels_apart():
     program = together(*(all_reduce(torch.ones(2), scope=scope) for scope in (*SCOPES, "host")))
     requests = [next(program)]

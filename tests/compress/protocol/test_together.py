@@ -10,6 +10,7 @@ from gradwire.compress import (
     all_reduce,
     all_to_all,
     compressor,
+    reduce_scatter,
     simulate,
     together,
 )
@@ -83,11 +84,16 @@ def test_nothing_to_do_yields_nothing():
     assert [result.shape for result in results] == [(0,), (0, 4)]
 
 
-@pytest.mark.parametrize("shapes", [[(2,), (3,)], [(2, 3), (), (4, 1)], [(), ()]], ids=str)
-def test_all_reduces_that_share_a_round_reply_as_if_alone(shapes):
-    given = [torch.randn(shape, generator=seeded(index)) for index, shape in enumerate(shapes)]
-    _, replies = driven(together(*(all_reduce(tensor.clone()) for tensor in given)))
-    assert all(map(torch.equal, replies, given))
+@pytest.mark.parametrize("shapes", [[(2,), (3,)], [(2, 3), (), (4, 1)], [(), ()], [(1,)]], ids=str)
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("ask", [all_reduce, all_gather, all_to_all, reduce_scatter])
+def test_requests_that_share_a_round_reply_as_if_alone(ask, shapes, world_size):
+    rows = (world_size,) if ask in (all_to_all, reduce_scatter) else ()
+    given = [[torch.randn(rows + shape, generator=seeded(rank)) for shape in shapes] for rank in range(world_size)]
+    merged = simulate([together(*(ask(tensor.clone()) for tensor in tensors)) for tensors in given])
+    for index in range(len(shapes)):
+        alone = simulate([ask(tensors[index].clone()) for tensors in given])
+        assert all(torch.equal(result[index], reply) for result, reply in zip(merged, alone, strict=True))
 
 
 def test_together_nests():
@@ -95,30 +101,6 @@ def test_together_nests():
     requests, results = driven(together(inner, reducing(torch.ones(3), 1)))
     assert [request.tensor.numel() for request in requests] == [6, 1]
     assert [part.numel() for part in results[0]] == [1, 2]
-
-
-@pytest.mark.parametrize("shapes", [[(2,), (3,)], [(2, 3), (), (4, 1)], [(1,)]], ids=str)
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_gathers_that_share_a_round_reply_as_if_alone(shapes, world_size):
-    given = [[torch.randn(shape, generator=seeded(rank)) for shape in shapes] for rank in range(world_size)]
-    results = simulate([together(*map(all_gather, tensors)) for tensors in given])
-    for result in results:
-        assert [reply.shape for reply in result] == [(world_size, *shape) for shape in shapes]
-        for index, reply in enumerate(result):
-            assert all(torch.equal(reply[rank], given[rank][index]) for rank in range(world_size))
-
-
-@pytest.mark.parametrize("shapes", [[(2,), (3,)], [(2, 3), (), (4, 1)], [(), ()], [(1,)]], ids=str)
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_all_to_alls_that_share_a_round_reply_as_if_alone(shapes, world_size):
-    given = [
-        [torch.randn(world_size, *shape, generator=seeded(rank)) for shape in shapes] for rank in range(world_size)
-    ]
-    results = simulate([together(*map(all_to_all, tensors)) for tensors in given])
-    for receiver, result in enumerate(results):
-        for index, reply in enumerate(result):
-            assert reply.shape == (world_size, *shapes[index])
-            assert all(torch.equal(reply[rank], given[rank][index][receiver]) for rank in range(world_size))
 
 
 def seeded(seed):

@@ -375,7 +375,13 @@ def test_two_models_that_train_against_each_other(ranks):
     assert ranks.run(adversaries, 2) == [True, True]
 
 
-def compiled(rank, world_size):
+HIDDEN = {  # models whose reads of parameters nobody sees
+    "compiled": lambda: torch.compile(Layers(), backend="eager"),
+    "scripted": lambda: nn.Sequential(*(torch.jit.script(layer) for layer in Layers())),
+}
+
+
+def unseen(rank, world_size, kind):
     from torch._dynamo import eval_frame
 
     before, results = dict(eval_frame.cached_backends), []
@@ -383,7 +389,7 @@ def compiled(rank, world_size):
         for order in ("synchronous", "priority"):
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                setting = Setting(rank, order, net=lambda: torch.compile(Layers(), backend="eager"))
+                setting = Setting(rank, order, net=HIDDEN[kind])
                 loop(setting)
                 told = [str(each.message) for each in caught if "torch.compile or TorchScript" in str(each.message)]
             results.append((setting.end(), len(told), any(setting.names)))
@@ -391,32 +397,13 @@ def compiled(rank, world_size):
         eval_frame.cached_backends.clear()
         eval_frame.cached_backends.update(before)
         torch._dynamo.reset()
-    (one, told, never), (other, told_once, overlapped) = results
-    return equal(one, other), told, told_once, never, overlapped
+    (one, *synchronous), (other, *overlapped) = results
+    return equal(one, other), synchronous, overlapped
 
 
-def test_a_compiled_model_waits_where_forward_begins_and_that_is_said(ranks):
-    for same, told, told_once, never, overlapped in ranks.run(compiled, 2):
-        assert same
-        assert (told, told_once) == (0, 1)
-        assert (never, overlapped) == (False, True)
-
-
-def scripted(rank, world_size):
-    found = []
-    for order in ("synchronous", "priority"):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            setting = Setting(rank, order, net=lambda: nn.Sequential(*(torch.jit.script(layer) for layer in Layers())))
-            loop(setting)
-            told = [each for each in caught if "torch.compile or TorchScript" in str(each.message)]
-        found.append((setting.end(), len(told), any(setting.names)))
-    (one, told, never), (other, told_once, overlapped) = found
-    return equal(one, other), told, told_once, never, overlapped
-
-
-def test_a_scripted_model_waits_where_forward_begins_and_that_is_said(ranks):
-    assert ranks.run(scripted, 2) == [(True, 0, 1, False, True)] * 2
+@pytest.mark.parametrize("kind", HIDDEN)
+def test_a_compiled_or_scripted_model_waits_where_forward_begins_and_that_is_said(ranks, kind):
+    assert ranks.run(unseen, 2, kind) == [(True, [0, False], [1, True])] * 2
 
 
 def cleared_without_waiting(rank, world_size):

@@ -31,27 +31,6 @@ def sums_of(kind, memories):
     return getattr(extension(), kind)(memories, 0, [(HEADER, 10, 4)])
 
 
-@pytest.mark.parametrize("kind", SUMS)
-def test_wrong_arguments_are_errors_that_name_the_class_or_method(kind):
-    make, memories = getattr(extension(), kind), [memory_of(HEADER + 40)]
-    for arguments, words in (
-        ((), rf"^{kind}\(\) takes 3 arguments, 0 were given"),
-        ((memories, -1, []), rf"argument 2 of {kind}\(\) has to be an integer from 0 on, got -1"),
-        (([None], 0, []), rf"argument 1 of {kind}\(\) has to be Memory, got \[None\]"),
-        ((memories, 0, [(HEADER, 10)]), rf"argument 3 of {kind}\(\) has to be three numbers for each bucket"),
-    ):
-        with pytest.raises(TypeError, match=words):
-            make(*arguments)
-    with pytest.raises(TypeError, match="no keyword arguments"):
-        make(memories, 0, buckets=[])
-    with pytest.raises(TypeError, match=r"wait\(\) takes 2 arguments, 1 were given"):
-        sums_of(kind, memories).wait(0)
-    with pytest.raises(TypeError, match=r"argument 2 of wait\(\) has to be a number, got None"):
-        sums_of(kind, memories).wait(0, None)
-    with pytest.raises(TypeError, match=f"'arrive' .*{kind}"):
-        make.arrive(memories[0], 0)
-
-
 def test_what_the_system_refuses_is_an_os_error_with_its_number():
     with pytest.raises(OSError, match="Bad file descriptor") as caught:
         extension().Memory(-1, 4096)

@@ -24,9 +24,9 @@ SECONDS = 0.1  # of a bucket's arithmetic; there are two in a step
 class SlowTopK(TopK):
     """The largest elements, found slowly."""
 
-    def encode(self, *arguments):
+    def encode(self, *arguments, **named):
         time.sleep(SECONDS)
-        super().encode(*arguments)
+        super().encode(*arguments, **named)
 
 
 def trained(rank, world_size, codec, rate):

@@ -21,15 +21,6 @@ def verdict(*runs, **changed):
     return recommendation(results_of(*runs, **changed))
 
 
-@pytest.mark.parametrize(
-    "runs",
-    [[steady("none", 1.0)], [steady("none", 1.0), steady("bf16", 1.0)], [steady("onebit", 1.0), steady("topk", 1.0)]],
-    ids=lambda runs: ",".join(run.compressor for run in runs),
-)
-def test_there_is_no_verdict_without_something_to_compare(runs):
-    assert verdict(*runs).startswith(NO_VERDICT)
-
-
 def test_what_reaches_the_loss_first_is_recommended_with_both_times():
     told = verdict(steady("none", 8.0), steady("onebit", 4.0, held_out=2.01), environment={"network": "slow"})
     assert told == (
@@ -82,41 +73,6 @@ def test_noise_alone_is_seldom_taken_for_a_gain():
     assert sum(each == NO_DIFFERENCE for each in told) >= 120
 
 
-def test_those_that_cannot_be_told_apart_are_recommended_together():
-    told = verdict(steady("none", 8.0), steady("int4", 4.02), steady("topk", 4.0), steady("onebit", 5.0))
-    assert told.startswith("Use topk or int4 (no difference measured between them). topk takes 4.08 s to the loss")
-
-
-def test_what_costs_validation_loss_or_diverges_is_not_recommended():
-    for held_out in (2.03, math.nan):
-        assert verdict(steady("none", 8.0), steady("onebit", 1.0, held_out=held_out)).startswith(NOT_HERE)
-
-
-def test_a_loss_that_is_never_reached_is_not_recommended():
-    told = verdict(steady("bf16", 8.0), steady("onebit", 1.0, loss=(2.1,) * 6))
-    assert told.startswith(f"{NOT_HERE}: no other compressor reaches the training loss of bf16")
-
-
-def test_where_the_reference_diverges_there_is_no_verdict():
-    told = verdict(steady("none", 8.0, loss=(2.0, math.nan, 2.0, 2.0, 2.0, 2.0)), steady("onebit", 1.0))
-    assert told.startswith(f"{NO_VERDICT}: the loss of none is not finite")
-
-
-def test_a_small_gain_is_not_worth_a_lossy_compressor():
-    told = verdict(steady("none", 8.0), steady("onebit", 7.4))
-    assert told.startswith(
-        f"{NOT_HERE}: uncompressed training takes 8.16 s to the loss, and onebit, the fastest other compressor, 7.55 s. "
-        "A lossy compressor must be 1.1x faster."
-    )
-    assert verdict(steady("none", 8.0), steady("onebit", 7.2)).startswith("Use onebit.")
-
-
-def test_compressors_are_measured_against_the_fastest_that_gives_nothing_up():
-    told = verdict(steady("none", 10.0), steady("bf16", 6.0), steady("onebit", 5.0))
-    assert "onebit takes 5.10 s to the loss, and bf16 6.12 s: a speed-up of 1.20x" in told
-    assert verdict(steady("none", 10.0), steady("fp16", 5.0), steady("onebit", 5.0)) == NO_DIFFERENCE
-
-
 def test_a_run_that_was_warming_up_to_its_end_is_left_out_and_named():
     cold = [steady(spec, 0.1, warmed_up=False) for spec in ("topk", "onebit")]
     told = verdict(steady("none", 8.0), *cold, steady("powersgd", 4.0))
@@ -135,7 +91,42 @@ def test_a_run_that_is_too_short_for_three_repeats_has_no_verdict():
     assert not verdict(*(timed_run(spec, [1.0] * 4) for spec in ("none", "onebit"))).startswith(NO_VERDICT)
 
 
-def test_runs_one_after_the_other_have_no_verdict():
-    assert verdict(run_of(), run_of("onebit", p50=0.01)).startswith(f"{NO_VERDICT}: the compressors trained one after")
-    mixed = steady("none", 8.0), dataclasses.replace(steady("onebit", 1.0), turn_steps=None)
-    assert verdict(*mixed).startswith(NO_VERDICT)
+WHOLE = steady("none", 8.0)
+VERDICTS = {  # a case: its runs, and what a verdict says
+    "one run": ([steady("none", 1.0)], NO_VERDICT),
+    "nothing that compresses further": ([steady("none", 1.0), steady("bf16", 1.0)], NO_VERDICT),
+    "nothing to compare with": ([steady("onebit", 1.0), steady("topk", 1.0)], NO_VERDICT),
+    "two that are as fast": (
+        [WHOLE, steady("int4", 4.02), steady("topk", 4.0), steady("onebit", 5.0)],
+        "Use topk or int4 (no difference measured between them). topk takes 4.08 s to the loss",
+    ),
+    "another validation loss": ([WHOLE, steady("onebit", 1.0, held_out=2.03)], NOT_HERE),
+    "a loss that diverges": ([WHOLE, steady("onebit", 1.0, held_out=math.nan)], NOT_HERE),
+    "a loss that is never reached": (
+        [steady("bf16", 8.0), steady("onebit", 1.0, loss=(2.1,) * 6)],
+        f"{NOT_HERE}: no other compressor reaches the training loss of bf16",
+    ),
+    "a reference that diverges": (
+        [steady("none", 8.0, loss=(2.0, math.nan, 2.0, 2.0, 2.0, 2.0)), steady("onebit", 1.0)],
+        f"{NO_VERDICT}: the loss of none is not finite",
+    ),
+    "a small gain": (
+        [WHOLE, steady("onebit", 7.4)],
+        f"{NOT_HERE}: uncompressed training takes 8.16 s to the loss, and onebit, the fastest other compressor, 7.55 s. "
+        "A lossy compressor must be 1.1x faster.",
+    ),
+    "a gain that is worth it": ([WHOLE, steady("onebit", 7.2)], "Use onebit."),
+    "a gain over the fastest that gives nothing up": (
+        [steady("none", 10.0), steady("bf16", 6.0), steady("onebit", 5.0)],
+        "Use onebit. onebit takes 5.10 s to the loss, and bf16 6.12 s: a speed-up of 1.20x",
+    ),
+    "no gain over it": ([steady("none", 10.0), steady("fp16", 5.0), steady("onebit", 5.0)], NO_DIFFERENCE),
+    "one after the other": ([run_of(), run_of("onebit", p50=0.01)], f"{NO_VERDICT}: the compressors trained one after"),
+    "some in turns": ([WHOLE, dataclasses.replace(steady("onebit", 1.0), turn_steps=None)], NO_VERDICT),
+}
+
+
+@pytest.mark.parametrize("case", VERDICTS)
+def test_a_verdict_begins_with_what_to_do(case):
+    runs, words = VERDICTS[case]
+    assert verdict(*runs).startswith(words)

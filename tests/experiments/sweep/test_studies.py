@@ -1,6 +1,5 @@
 """Every study that is shipped runs in its short form, without root."""
 
-import json
 import multiprocessing.forkserver
 import os
 import re
@@ -81,11 +80,6 @@ def test_every_point_of_the_full_study_is_one_that_its_command_accepts(name):
     assert config.limit > 1.4 * longest  # seconds of the committed points
 
 
-def test_every_study_is_in_the_documentation():
-    text = DOCUMENTATION.read_text()
-    assert [name for name in STUDIES if f"`{name}`" not in text] == []
-
-
 def test_the_study_in_the_documentation_is_one_that_is_accepted(tmp_path):
     (example,) = re.findall(r"```yaml\n(.*?)```", DOCUMENTATION.read_text(), flags=re.DOTALL)
     (tmp_path / "study.yaml").write_text(example)
@@ -146,13 +140,3 @@ def drawable(name, rows):
 def fits(where, row):
     """Whether a row has the wanted values, of which a list means any of it."""
     return all(row.get(name) in (value if isinstance(value, list) else [value]) for name, value in where.items())
-
-
-def test_the_page_of_results_names_the_processors_of_each_study():
-    text = (RESULTS / "README.md").read_text().partition("## Processors")[2]
-    told = {name: line.partition(":")[0] for line in text.split("\n- ")[1:] for name in re.findall("`(.*?)`", line)}
-    ran = {}
-    for file in RESULTS.glob("*/points.jsonl"):
-        names = {json.loads(line)["environment"]["processor"] for line in file.read_text().splitlines()}
-        ran[file.parent.name] = ", ".join(sorted(re.sub(r"\(R\)| Processor", "", name) for name in names))
-    assert told == ran

@@ -20,6 +20,7 @@ import gradwire
 from gradwire.ddp_core.transport.process_group import over
 
 from ...ranks import LostRank
+from ...torch_versions import operations_in_cpp
 
 LIMIT = 4096  # bytes, of these tests
 SUM, AVG, MAX = dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX
@@ -313,6 +314,7 @@ def futures(rank, size):
     return abs(float(seen) - 4096) < 50, near, [float(part[0]) for part in parts], float(mine[0]), calls
 
 
+@operations_in_cpp
 def test_works_futures_and_tensors_of_all_kinds(ranks):
     for rank, found in enumerate(ranks.run(futures, 2)):
         assert found == (True, [True] * 3, [1.0, 1.0], 1 + rank / 1024, 5)  # bf16 has no number between 1 and 1.0078
@@ -349,6 +351,7 @@ def by_reducers(rank, size):
     return calls, gaps
 
 
+@operations_in_cpp
 def test_reducers_of_torch_are_compressed_and_hooks_of_gradwire_only_once(ranks):
     for calls, (plain, hooked, sharded) in ranks.run(by_reducers, 2):
         assert calls == [1, 1, 2]
@@ -421,6 +424,7 @@ def noticed(rank, size):
     raise RuntimeError("noticed")
 
 
+@operations_in_cpp
 def test_a_failure_is_an_error_of_whoever_waits_and_begins_with_the_call(ranks):
     failure, _ = ranks.run(noticed, 2, expect_errors=True)
     assert failure.message == "noticed"

@@ -96,7 +96,7 @@ def test_a_backward_that_brings_no_gradients_of_modules_is_no_step():
     noted, model = Noted(), nn.Linear(3, 3)
     arrivals = arrivals_of(noted, model)
     outputs = model(torch.ones(3))
-    outputs.register_hook(lambda _: noted.append(arrivals._backwards.now is not None))
+    outputs.register_hook(lambda _: noted.append(arrivals._backwards.now() is not None))
     outputs.sum().backward()
     assert noted == [True]
 

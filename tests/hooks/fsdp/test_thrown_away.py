@@ -1,37 +1,39 @@
-"""Averages of shards that are thrown away: a handle says so once, as under DDP."""
+"""Averages of shards and of replicas that are thrown away: a handle says so once, as under DDP."""
 
 import warnings
 
-import pytest
 import torch
 
-import gradwire
-
+from ..laws.wrappers import EVERY, over
 from ..test_thrown_away import ENDS, STEPS, counted
-from .given import given_model, gradients
+from .given import GivenParts, gradients
 
 
-def warned(rank, world_size, end, reduce, stepped):
-    """How many warnings some steps bring; an optimizer of torch steps in those of `stepped`, beside the end."""
-    model = given_model(world_size)
-    handle = gradwire.attach(model, gather="none", reduce=reduce)
+def warned(rank, world_size, wrapper, end, spec, stepped):
+    """How many warnings some steps bring; an optimizer of torch steps in that of `stepped`, beside the end."""
+    model, handle = EVERY[wrapper].made(GivenParts(), spec, {})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for step in range(STEPS):
             model(gradients(rank, step)).backward()
-            if step in stepped:
+            if step == stepped:
                 optimizer.step()
             ENDS[end][0](model, handle)
     handle.close()
     return counted(caught)
 
 
-@pytest.mark.parametrize("stepped", [(0,), (STEPS - 1,)], ids=["a step before", "a step after"])
-@pytest.mark.parametrize("end", ENDS)
-def test_gradients_that_are_cleared_with_no_optimizer_step_are_noticed_once(ranks, end, stepped):
-    assert ranks.run(warned, 2, end, "int4:error_feedback=1", stepped) == [int(ENDS[end][1])] * 2
+def at_each_end(rank, world_size, wrapper):
+    """{(end, when an optimizer steps): the number of warnings} with residuals, and that of warnings without any."""
+    spec = EVERY[wrapper].specs[-1]
+    cases = [(end, at) for end, (_, noticed) in ENDS.items() for at in ((0, STEPS - 1) if noticed else (0,))]
+    found = {(end, at): warned(rank, world_size, wrapper, end, spec, at) for end, at in cases}
+    return found, warned(rank, world_size, wrapper, "cleared", "int8", 0)
 
 
-def test_without_error_feedback_nothing_comes_back_and_nothing_is_said(ranks):
-    assert ranks.run(warned, 2, "cleared", "int8", (0,)) == [0, 0]
+@over("FSDP2", "replicas", "HSDP", "HSDP by torch", "replicate")
+def test_gradients_that_are_cleared_with_no_optimizer_step_are_noticed_once(ranks, wrapper):
+    for found, without in ranks.run(at_each_end, EVERY[wrapper].world_size, wrapper, timeout=120):
+        assert found == {(end, at): int(ENDS[end][1]) for end, at in found}
+        assert without == (wrapper == "HSDP")  # whose shards hold back in any case

@@ -14,7 +14,6 @@ import torch
 
 from gradwire import Rendezvous
 from gradwire.hooks.internet import link, rendezvous
-from gradwire.hooks.internet.background import Background
 from gradwire.hooks.internet.link import FRAME, MAGIC, Link, LinkError, Listener, dial
 from gradwire.hooks.internet.mesh import Parking, connected
 from gradwire.hooks.internet.records import Site
@@ -35,13 +34,6 @@ def server():
     yield made
     made.close()
     assert escaped == []  # no input ends in an exception that nobody has caught
-
-
-@pytest.fixture
-def background():
-    made = Background()
-    yield made
-    made.close()
 
 
 def member(server, sites, name, **options):

@@ -7,7 +7,6 @@ from collections import Counter
 import pytest
 
 from gradwire.hooks.internet import link
-from gradwire.hooks.internet.background import Background
 from gradwire.hooks.internet.link import Listener, dial, network_of
 from gradwire.hooks.internet.records import read, written
 from gradwire.hooks.internet.secret import Secret
@@ -18,13 +17,6 @@ from .test_attacks import QUESTION
 
 HERE = "127.0.0.1"
 RANKS = 300  # of a site, each with a training of its own at the rendezvous
-
-
-@pytest.fixture
-def background():
-    made = Background()
-    yield made
-    made.close()
 
 
 def test_three_hundred_ranks_of_a_site_dial_at_once_and_all_meet(background):

@@ -14,7 +14,6 @@ import pytest
 
 from gradwire import Rendezvous
 from gradwire.hooks.internet import link, rendezvous, secret
-from gradwire.hooks.internet.background import Background
 from gradwire.hooks.internet.link import MAGIC, LinkError, Listener, NotProven, dial
 from gradwire.hooks.internet.secret import Secret
 from gradwire.hooks.internet.server import Server
@@ -26,13 +25,6 @@ from .test_attacks import Recorder
 TEXT = "a secret of this test alone"
 HERE = "127.0.0.1"
 PAGE = Path(__file__).parents[3] / "docs" / "local-steps.md"
-
-
-@pytest.fixture
-def background():
-    made = Background()
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")
