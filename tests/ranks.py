@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 import gradwire  # noqa: F401  before the workers' memory is frozen
 
-GROUP_TIMEOUT = timedelta(seconds=30)
+PATIENCE = "TESTS_PATIENCE"  # a variable: how many times as long ranks wait, on a busy machine
+GROUP_TIMEOUT = timedelta(seconds=30 * float(os.environ.get(PATIENCE, 1)))
 STARTED = 300  # seconds in which a worker is up, beside a run's time limit: on a busy machine torch takes two minutes
 PRELOADED = ["torch.distributed.fsdp", "torch._dynamo.backends.debugging", "pytest", "tests.ranks"]  # each takes long
 START = "spawn" if torch.cuda.is_available() else "forkserver"  # CUDA may not be forked

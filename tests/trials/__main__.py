@@ -2,10 +2,11 @@
 
 import argparse
 import itertools
+import os
 import sys
 import time
 
-from ..ranks import RankPool
+from ..ranks import PATIENCE, RankPool
 from .kinds import KINDS
 from .run import outcome
 
@@ -20,6 +21,7 @@ def main():
     parser.add_argument("--scale", type=float, default=1.0, help="of time limits, on a busy machine")
     parser.add_argument("--faults", choices=["some", "only", "none"], default="some")
     options = parser.parse_args()
+    os.environ[PATIENCE] = str(options.scale)  # for the ranks, which do not run yet
     alone = options.seed is not None
     all_in_turn = ((kind, seed) for seed in itertools.count(options.first) for kind in options.kinds)
     wanted = [options.seed] if alone else all_in_turn

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 import gradwire
 
 from ..ddp_core.nets import Batch
+from ..ranks import GROUP_TIMEOUT
 from . import draw, events, mishaps
 from .gradients import dense, difference, held_back
 from .models import SPARSE, Headed, loss_of
@@ -54,7 +55,7 @@ class Rank:
 
     def __init__(self, trial, rank):
         self.trial, self.rank = trial, rank
-        limit = timedelta(seconds=draw.LIMIT) if trial.mishap else timedelta(seconds=25)
+        limit = timedelta(seconds=draw.LIMIT) if trial.mishap else GROUP_TIMEOUT - timedelta(seconds=5)
         self.groups = [dist.new_group(backend="gloo", timeout=limit) for _ in range(trial.groups)]
         self.limit, self.spec = limit, trial.spec
         self.readers, self.errors = [], []  # threads that read statistics, and what they raised
