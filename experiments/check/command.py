@@ -159,7 +159,7 @@ def _checks(config: CheckConfig, world: World, document: dict[str, Any]) -> Iter
     check_resumed(world.device)
     check_swapped(world.device)
     yield ["", "All ranks end with the same bits. A save and a load keep every bit. A swap loses nothing."]
-    timing = config.timing(world.device.type, [*TIMED, *_on_hosts(["int8", "int4"], per_host)])
+    timing = config.timing(world.device.type, [*TIMED, *_on_hosts(TIMED[1:], per_host)])
     task, placement = timing.tasks()[0], world.placement(world.size)
     setup = Setup(task, timing.batch_size, timing.seed, world.device, world.timeout)
     for case, measured in measure(timing.cases(), setup, timing, world, lambda turn: None):
