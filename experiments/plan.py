@@ -102,8 +102,9 @@ def _times(steps: Sequence[Prediction], config: PlanConfig) -> Iterator[dict[str
     """Yield the times of each compressor, in seconds. The first of the steps is that without gradwire."""
     for each in steps[1:]:
         network = each.network / (config.local_every or 1)
-        row = {"network_seconds": network, "network_ratio": steps[0].network / network}
-        row["saves_at_most_seconds"] = steps[0].network - network
+        ratio = steps[0].network / network if network else 1.0  # one host sends nothing through its card
+        row = {"network_seconds": network, "network_ratio": ratio}
+        row["saves_at_most_seconds"] = max(0.0, steps[0].network - network)
         if config.step_seconds is not None:
             row |= {"step_seconds": each.step, "speed_up": steps[0].step / each.step}
         yield row
@@ -257,11 +258,15 @@ def _table(config: PlanConfig, elements: int, plans: list[Plan], steps: Sequence
 
 
 def _shown_times(row: Mapping[str, float]) -> dict[str, str]:
-    """The columns of times. Where ranks share a network card, its ratio says what is saved, not that of a rank."""
+    """The columns of times. The ratio is of times, since ranks may share a network card."""
     return {
-        HEADINGS[name]: f"{value:.2f}x" if name in ("speed_up", "network_ratio") else f"{1e3 * value:,.0f} ms"
+        HEADINGS[name]: f"{value:.2f}x" if name in ("speed_up", "network_ratio") else _milliseconds(value)
         for name, value in row.items()
     }
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:,.0f} ms" if seconds >= 0.01 else f"{1e3 * seconds:.3g} ms"
 
 
 def ready_order(model: nn.Module, loss: Callable[[], Tensor]) -> list[Tensor]:

@@ -196,8 +196,8 @@ def _library() -> torch.library.Library:
 class Operator:
     """An operator of c10d.
 
-    `group`, `whole`, `op`: where its arguments have these, the last one None for gathers. `collective`: of a call, None for
-    others.
+    `group`, `whole`, `op`: the positions of the group, of the tensors with all ranks' parts and of the reduction among its
+    arguments; gathers have no `op`. `collective`: makes a Collective of the arguments, or None of calls that are left.
     """
 
     group: int

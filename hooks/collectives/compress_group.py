@@ -64,7 +64,10 @@ class CollectiveStats:
 
 @dataclass(frozen=True)
 class Choice:
-    """The choice of the collectives that are compressed; sizes and types alone decide, so all ranks choose the same ones."""
+    """The choice of the collectives that are compressed.
+
+    Sizes and types alone decide, and before torch 2.15 whether Python or C++ calls, which is alike on all ranks.
+    """
 
     compressor: str
     min_bytes: int

@@ -176,6 +176,11 @@ def test_ranks_of_a_host_share_its_card_unless_hosts_average_first(planned):
     assert ratios["int8"] < 1 < ratios["int4"]
 
 
+def test_one_host_sends_nothing_through_its_card(planned):
+    rows = planned("--parameters=2M", "--hosts=1", "--gpus-per-host=8", "--rate=1gbit")["rows"]
+    assert {(row["network_seconds"], row["network_ratio"], row["saves_at_most_seconds"]) for row in rows} == {(0, 1, 0)}
+
+
 def test_a_table_of_times_fits_into_80_columns(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["plan", *GPT2, "--hosts=2", "--gpus-per-host=8", "--rate=1gbit", "--step-seconds=0.2"]) == 0
