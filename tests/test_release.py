@@ -46,6 +46,17 @@ def locked(name):
     return found
 
 
+def test_every_action_is_pinned_by_commit_with_its_version_beside_it():
+    uses = [
+        line.split("uses:")[1].strip() for text in WORKFLOWS.values() for line in text.splitlines() if "uses:" in line
+    ]
+    assert uses
+    for used in uses:
+        assert used.startswith("./.github/workflows/") or re.fullmatch(
+            r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+.*", used
+        )
+
+
 def test_no_command_has_what_others_may_write_such_as_a_tag_pasted_into_it():
     commands = [step["run"] for jobs in JOBS.values() for job in jobs.values() for step in steps(job) if "run" in step]
     assert not [command for command in commands if "${{ github" in command or "${{ inputs" in command]
@@ -61,6 +72,15 @@ def test_tests_gate_what_a_tag_publishes():
     for name, job in jobs.items():
         writes = [what for what, access in job.get("permissions", {}).items() if access == "write"]
         assert writes == {"publish": ["id-token"], "release": ["contents"]}.get(name, [])
+
+
+def test_only_torch_comes_from_another_index_than_pypi_and_alone():
+    files = [path for folder in (".ci", ".github") for path in (ROOT / folder).rglob("*") if path.is_file()]
+    texts = {path: path.read_text("utf-8") for path in [*files, ROOT / "Makefile", ROOT / "pyproject.toml"]}
+    assert not [path for path, text in texts.items() if re.search("extra.index.url", text, re.IGNORECASE)]
+    (only,) = [path for path, text in texts.items() if "index-url" in text]
+    assert only == CI / "torch"
+    assert "--no-deps --index-url https://download.pytorch.org/whl/cpu -r" in texts[only]
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ from .same_kernels import agree_on_kernels, compile_kernels, varies_with_threads
 from .segments import program_of, segments_of
 from .shown_averages import Parts, parts_of_bucket, parts_of_slice
 from .starting_values import StartingValues
-from .step_checks import DiscardedGradientCheck, DivergenceCheck, RepeatedAverageCheck, ReplicaCheck
+from .step_checks import DivergenceCheck, RepeatedAverageCheck, ReplicaCheck
 from .steps import SteppedAverager, Steps
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class CompressedAverager(SteppedAverager):
         super().__init__(groups, timeout, decorate, Steps())
         self.memory: ModelMemory = ModelMemory(compressor, partial=partial, undo=undo)
         self.names: dict[Tensor, str] = {}
-        self.trained: Sequence[Tensor] = ()  # what optimizers step, where buckets have its shards
+        self._trained: Sequence[Tensor] | None = None  # what optimizers step, where buckets have its shards
         self.strides: dict[Tensor, tuple[int, ...]] = {}  # of parameters when they were bound
         self.begun_by_reducer = False  # a reducer of ours begins its steps, and calls a hook for each bucket
         self.copies = False  # torch's DDP calls a hook, and copies gradients from and to its buckets
@@ -96,7 +96,7 @@ class CompressedAverager(SteppedAverager):
         self._hooked: dict[int, Plan] = {}  # those of what hooks are given
         self._agreed = False  # with the other ranks, since what is known of buckets was forgotten
         self._epoch = object()  # made anew when what is known of buckets is forgotten
-        self._discarded, self._diverges, self._replicas = DiscardedGradientCheck(), DivergenceCheck(), ReplicaCheck()
+        self._diverges, self._replicas = DivergenceCheck(), ReplicaCheck()
         self._repeated, self._process = RepeatedAverageCheck(self.engines.agreement), os.getpid()
         self._loaded_order: list[str] = []
         self.drain: Callable[[], None] = lambda: None  # waits for averages that are handed out after backward's end
@@ -125,6 +125,11 @@ class CompressedAverager(SteppedAverager):
         """Return what allocates the buckets of our own DDP."""
         return self.engines.allocator(self.memory.compressor, device, sums=self.scale != 1.0)
 
+    def watch(self, trained: Sequence[Tensor]) -> None:
+        """Look for averages of these parameters that are thrown away, where buckets have their shards."""
+        self._trained = trained
+        self.discarded.watch(trained if self.memory.remembers else ())
+
     def begin_step(self, step: Step) -> None:
         """Begin a step, before its first bucket."""
         self.steps.begin()
@@ -142,8 +147,8 @@ class CompressedAverager(SteppedAverager):
         with self.steps.lock:
             if self._repeated.suspected:
                 self._repeated.warn()
-            if self._discarded.parameters:
-                self._discarded.check(lambda: memory.counts)
+            if self.discarded.parameters:
+                self.discarded.check(lambda: memory.counts)
             if memory.step % EVERY == 0:
                 self._diverges.check(memory.live)
             self.totals.count(self.step.programs, self.step)
@@ -157,8 +162,8 @@ class CompressedAverager(SteppedAverager):
 
     def step_is_over(self) -> None:
         """Look at gradients where shards of them were averaged: torch has put them into their places now."""
-        if self.trained and self._discarded.parameters:
-            self._discarded.look()
+        if self._trained and self.discarded.parameters:
+            self.discarded.look()
 
     def between_steps(self, change: Callable[[], None]) -> None:
         """Change the memory now, or when the step is over that runs on another thread."""
@@ -199,7 +204,7 @@ class CompressedAverager(SteppedAverager):
             )  # of rows that are not known
             return SparsePlan(bound, self.memory, self.engines.group.size(), sent)
         if index == 0 and self.memory.remembers:
-            self._discarded.watch(self.trained or parameters)
+            self.discarded.watch(parameters if self._trained is None else self._trained)
             self._repeated.watch(parameters)
         plan = self._plans[index] = self._bind_dense(bucket, named, engine, scale)
         with self.steps.lock:
@@ -325,7 +330,7 @@ class CompressedAverager(SteppedAverager):
         self._plans, self._hooked, self._epoch = WeakValueDictionary(), {}, object()
         self._agreed = False
         self.engines.agreement.due = True
-        self._discarded.watch(())
+        self.discarded.watch(())
         self._repeated.watch(())
 
     def close(self) -> None:

@@ -58,7 +58,7 @@ def slice_of(memory: ModelMemory, bucket: BucketSlice, layout: Layout, orders: O
     own = bucket.layout(layout)
     if not memory.may_be_cut:
         return BucketMemory(Dense(), own, memory.step)
-    memory.claims.split(layout.names)  # buckets of a loaded state, which are not asked for again
+    memory.claims.forget(layout.names)  # slices cut none
     cuts = [each.layout(layout) for each in bucket.bucket.slices]
     whole = memory.get(layout, cuts, orders) or memory.add(layout, cuts, orders)
     return whole.slices[cuts.index(own)]

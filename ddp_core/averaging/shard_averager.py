@@ -28,7 +28,6 @@ from ..transport.rank_messages import FINITE, true_everywhere
 from .plans import Route, Sent, labelled
 from .same_kernels import agree_on_kernels
 from .shown_averages import parts_of_row
-from .step_checks import DiscardedGradientCheck
 from .steps import SteppedAverager, Steps
 
 IN_FIRST: tuple[Scope, ...] = ("host", "across")  # rounds of sums in two levels
@@ -62,7 +61,6 @@ class ShardAverager(SteppedAverager):
         self.across = None if across is None else over(across, device)
         self.in_use = WeightMemory()
         self.decorated = decorate is not None
-        self._discarded, self._trained = DiscardedGradientCheck(), list[Tensor]()
         self._ended = True  # the step has, and what comes next belongs to another one
         self._agreed = False  # since the last change
         self._beside = False  # programs of several rounds have run, since when threads or streams carry all
@@ -181,15 +179,14 @@ class ShardAverager(SteppedAverager):
 
     def watch(self, trained: Sequence[Tensor]) -> None:
         """Look for averages of these parameters that are thrown away, where a part of them is in residuals."""
-        self._trained = list(trained)
-        self._discarded.watch(self._trained if self.memory.reduction.feedback else ())
+        self.discarded.watch(trained if self.memory.reduction.feedback else ())
 
     def enter_step(self) -> None:
         """Take part in the step that `steps` has begun: the step before is committed."""
         if self._ended:
             self._record()
         with self.steps.lock:
-            self._discarded.check(lambda: self.memory.counts)
+            self.discarded.check(lambda: self.memory.counts)
             self.step.number = self.memory.begin_step()
             self.engines.agreement.step += 1
             self.inside = True
@@ -197,7 +194,7 @@ class ShardAverager(SteppedAverager):
     def step_is_over(self) -> None:
         """Let the weights in use stand that were gathered for the step, and judge its residuals by all of its gradients."""
         self._ended = True
-        self._discarded.look()  # torch has put the gradients into their places
+        self.discarded.look()  # torch has put the gradients into their places
         self.memory.end_step()
         self.in_use.end_step()
 
@@ -226,7 +223,6 @@ class ShardAverager(SteppedAverager):
         reduction, weights = self._placed(reduction, weights)
         self.memory.replace(reduction)
         self.weights = weights
-        self.watch(self._trained)
         self._change()
 
     def loaded(self, parameters: Mapping[str, Mapping[str, Any]], *, means: bool = False) -> dict[int, ShardState]:

@@ -67,7 +67,7 @@ class DiscardedGradientCheck:
     def __init__(self) -> None:
         self.parameters: Sequence[Tensor] = ()
         self._seen: list[Seen] = []
-        self._warned = False
+        self.warned = False
         self._suspected = False  # gradients were cleared, as far as is known without a step
         self._stepped = False  # an optimizer has, since the last look
         self._optimizer: weakref.ref[Optimizer] | None = None  # the last one that has
@@ -76,7 +76,7 @@ class DiscardedGradientCheck:
 
     def watch(self, parameters: Sequence[Tensor]) -> None:
         """Look at some of these from the next step on, unless it has warned already."""
-        self.parameters, self._seen = () if self._warned else sorted(parameters, key=Tensor.numel)[:FEW], []
+        self.parameters, self._seen = () if self.warned else sorted(parameters, key=Tensor.numel)[:FEW], []
         self._suspected = False
         if (known := self._known()) is None or not _holds(known, self.parameters):
             self._optimizer = None
@@ -110,7 +110,7 @@ class DiscardedGradientCheck:
     def note_step(self, optimizer: Optimizer) -> None:
         """Note that an optimizer has stepped, if it holds a watched parameter."""
         if self.parameters and isinstance(optimizer, LBFGSOptimizer) and _holds(optimizer, self.parameters):
-            self._warned = True  # its line search clears gradients between its steps
+            self.warned = True  # its line search clears gradients between its steps
             warnings.warn(LBFGS, stacklevel=3)
             self.watch(())
         elif self.parameters and (optimizer is self._known() or _holds(optimizer, self.parameters)):
@@ -125,7 +125,7 @@ class DiscardedGradientCheck:
     def _warn(self) -> None:
         """Warn if gradients were cleared without a step, and there is an optimizer whose steps are noted."""
         if self._suspected and self._known() is not None:
-            self._warned = True
+            self.warned = True
             warnings.warn(MESSAGE, stacklevel=3)
             self.watch(())
 

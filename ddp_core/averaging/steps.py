@@ -20,6 +20,7 @@ from ..memory.step_memory import StepMemory
 from ..transport.protocol import Decorator
 from .engines import Engines
 from .shown_averages import Shown
+from .step_checks import DiscardedGradientCheck
 
 T = TypeVar("T")
 QUIET = 10.0  # seconds without a sign of a step, after which it broke off
@@ -200,7 +201,7 @@ class SteppedAverager:
         self, groups: Sequence[dist.ProcessGroup], timeout: timedelta, decorate: Decorator | None, steps: Steps
     ) -> None:
         self.engines = Engines(groups, timeout, decorate, steps.hear)
-        self.steps, self.totals, self.shown = steps, Totals(), Shown()
+        self.steps, self.totals, self.shown, self.discarded = steps, Totals(), Shown(), DiscardedGradientCheck()
         self.step = Step()  # the record of the last one
         self.inside = False  # it takes part in the step that is under way
         steps.averagers.add(self)

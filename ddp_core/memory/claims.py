@@ -105,14 +105,19 @@ class Claims:
         wanted = tuple(names)
         loaded = [saved for saved in dict.fromkeys((*self.cuts, *self.buckets)) if saved not in self.swapped]
         inside = [saved for saved in loaded if set(saved).issubset(wanted)]
-        self.buckets, self.cuts = (
-            [saved for saved in listed if not set(saved).intersection(wanted)] for listed in (self.buckets, self.cuts)
-        )
+        self.forget(wanted)
         if sum(map(len, inside)) != len(wanted):
             return [wanted]
         if inside != [wanted]:
             self.cuts += inside
         return inside
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Drop the buckets of a loaded state that have any of these parameters."""
+        members = set(names)
+        self.buckets, self.cuts = (
+            [saved for saved in listed if members.isdisjoint(saved)] for listed in (self.buckets, self.cuts)
+        )
 
     def moves(self, orders: Orders) -> Iterator[str]:
         """The parameters whose axes lie in another order than what is remembered of them."""

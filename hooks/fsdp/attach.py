@@ -88,10 +88,7 @@ def attach_sharded(model: nn.Module, asked: Sharding, timeout: timedelta, transp
         each: name for each, name in trained if isinstance(each, DTensor)
     }  # not what is gathered now
     here = [each for each in names if isinstance(each, DTensor) and each.to_local().numel()]
-    averager.watch(here)
-    if replicas is not None and not reduction.feedback:  # else the shards' averager warns
-        replicas.averager.trained = here
-    handle = ShardHandle(averager, replicas, modules, of_shards=of_shards)
+    handle = ShardHandle(averager, replicas, modules, here, of_shards=of_shards)
     handle.suit(asked.optimizer, names, asked.reduce or "none", asked.replicas or "none")
     if replicas is not None:
         replicas.optimizer = asked.optimizer

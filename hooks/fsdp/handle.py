@@ -36,10 +36,16 @@ class ShardHandle(Observed):
     averager: ShardAverager
 
     def __init__(
-        self, averager: ShardAverager, replicas: Handle | None, modules: Sequence[ShardedModule], *, of_shards: bool
+        self,
+        averager: ShardAverager,
+        replicas: Handle | None,
+        modules: Sequence[ShardedModule],
+        trained: Sequence[Tensor],
+        *,
+        of_shards: bool,
     ) -> None:
         self.averager, self.replicas, self._modules, self._of_shards = averager, replicas, modules, of_shards
-        self.first = modules[0].place[0] == 0
+        self._trained, self.first = trained, modules[0].place[0] == 0
         if replicas is not None:
             replicas.first = self.first
         for module in modules:  # so that a state tells from the start what it will hold
@@ -47,6 +53,7 @@ class ShardHandle(Observed):
             if layout.whole.names:
                 averager.memory.get(module.index, layout)
         self._hold_weights()
+        self._watch()
 
     def _hold_weights(self) -> None:
         """Hold the weights in use, anew, where differences to them travel."""
@@ -54,6 +61,17 @@ class ShardHandle(Observed):
         for module in self._modules if self.averager.weights.differences else ():
             for kind in filter(lambda each: each.numbers, module.kinds):
                 self.averager.in_use.get((module.index, kind.dtype), kind.layout)
+
+    def _watch(self) -> None:
+        """Look for averages that are thrown away: among shards if their sums keep residuals, else among replicas.
+
+        The first that finds some is the last, so that the handle warns once.
+        """
+        averagers = [self.averager] if self.replicas is None else [self.averager, self.replicas.averager]
+        trained = () if any(each.discarded.warned for each in averagers) else self._trained
+        self.averager.watch(trained)
+        if self.replicas is not None:
+            self.replicas.averager.watch(() if self.averager.memory.reduction.feedback else trained)
 
     def swap(
         self,
@@ -107,6 +125,7 @@ class ShardHandle(Observed):
     def _replace(self, reduction: ShardSum | None, weights: WeightGather | None) -> None:
         averager = self.averager
         averager.replace(reduction or averager.memory.reduction, weights or averager.weights)
+        self._watch()
         if weights is not None:
             self._hold_weights()
 

@@ -87,6 +87,20 @@ def cupy(monkeypatch, tmp_path):
         cache.cache_clear()
 
 
+def test_kernels_are_queued_in_order_on_the_current_stream_of_the_device(cupy):
+    module.launch("selection", SECOND, module.packed(grad=5, k=-1), [("first", 3), ("nothing", 0), ("second", 1)])
+    assert cupy.log == [
+        "device 1",
+        "stream 78",
+        "compile selection.cu",
+        "load machine code of selection.cu",
+        ("first", (3,), (512,), [[5, -1]]),
+        ("second", (1,), (512,), [[5, -1]]),
+        "end of stream 78",
+        "end of device 1",
+    ]
+
+
 def test_a_source_is_compiled_once_and_found_by_the_next_process(cupy, tmp_path):
     for _ in range(2):
         module.launch("signs", SECOND, module.packed(grad=5), [("kernel", 1)])

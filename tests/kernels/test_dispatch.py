@@ -83,6 +83,14 @@ def test_the_first_backend_that_works_and_knows_its_arguments_runs(
     assert calls == [ran, ran]
 
 
+def test_a_tensor_of_another_dtype_is_chosen_for_anew(probe_operation, calls):
+    add("narrow", probe_operation, calls, **NARROW)
+    add("wide", probe_operation, calls)
+    for tensor in (CPU, DOUBLE, CPU):
+        probe_operation(tensor)
+    assert calls == ["narrow", "wide", "narrow"]
+
+
 @pytest.mark.parametrize(
     ("settings", "words"), [({"has": False}, r"asked.*'probe_operation' for cpu.*reference"), (GPU, "for cpu tensors")]
 )

@@ -55,14 +55,14 @@ AMONG_RANKS = [
     Mutant(
         "FSDP2 does not tell of averages that are thrown away",
         "ddp_core/averaging/shard_averager.py",
-        "self._discarded.look()  # torch has put the gradients into their places",
+        "self.discarded.look()  # torch has put the gradients into their places",
         "pass",
         "tests/hooks/fsdp/test_thrown_away.py",
     ),
     Mutant(
         "averages of replicas that are thrown away are not told",
         "ddp_core/averaging/averager.py",
-        "if self.trained and self._discarded.parameters:",
+        "if self._trained and self.discarded.parameters:",
         "if False:",
         "tests/hooks/fsdp/test_thrown_away.py -k replicate",
     ),

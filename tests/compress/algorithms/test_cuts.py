@@ -57,6 +57,15 @@ def test_so_is_one_of_shards(rows):
     assert seen(here) == seen(there)
 
 
+def test_a_row_decoded_alone_has_zeros_in_the_gaps_between_its_blocks():
+    cut = cut_shards(CODEC, [[(0, 5), (9, 4)]] * 2, 16, 1, torch.device("cpu"))
+    encoded = torch.zeros(1, cut.row_bytes, dtype=torch.uint8)
+    cut.encode_own(torch.ones(16), None, encoded)
+    out = torch.full((16,), torch.nan)
+    cut.decode_own(encoded.unsqueeze(1), out)
+    assert (out == 0).tolist() == [False] * 5 + [True] * 4 + [False] * 4 + [True] * 3
+
+
 def test_a_plan_of_a_large_model_makes_no_table():
     """It would take more memory than there is."""
     sizes = (2**50 + 1, 7)

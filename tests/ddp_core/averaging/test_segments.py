@@ -1,12 +1,15 @@
 """The buckets of a memory inside one of DDP's: which numbers each has, and among whom its rounds go."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from gradwire.compress import Dense, Layout, Ranks, compressor
 from gradwire.compress.simulate import simulate
-from gradwire.ddp_core.averaging.segments import places_in, reduce_apart, scopes_of_rounds
+from gradwire.ddp_core.averaging.segments import places_in, reduce_apart, scopes_of_rounds, slice_of
 from gradwire.ddp_core.memory.bucket_memory import BucketMemory
+from gradwire.ddp_core.memory.model_memory import ModelMemory
 
 CPU = torch.device("cpu")
 LAYOUT = Layout(("a", "b", "c"), ((2,), (3,), (2, 2)), torch.float32, CPU, Ranks(2))
@@ -37,3 +40,13 @@ def test_where_parameters_may_be_left_out_any_round_may_be_the_one_that_asks_all
     for place, scopes in enumerate(alone):
         assert {"all", *scopes} <= asking[place]
         assert {"all", *scopes} <= asking[place + 1]
+
+
+def test_slices_of_a_loaded_state_cut_nothing_after_a_swap():
+    memory = ModelMemory(compressor("int8"))
+    memory.load_state_dict({"step": 1, "buckets": [["a"], ["b", "c"]], "parameters": {}})
+    part = SimpleNamespace(layout=lambda layout: layout)
+    part.bucket = SimpleNamespace(slices=[part])
+    slice_of(memory, part, LAYOUT, {})
+    memory.replace(compressor("powersgd"))
+    assert memory.claims.split(LAYOUT.names) == [LAYOUT.names]
