@@ -55,10 +55,18 @@ LINES = [  # a page, a word of its block, lines before and after it, and package
         f"local.close()\n{FORGET}",
         ["accelerate"],
     ),
+    (
+        "training-script",
+        'handle.swap("none")',
+        "handle = gradwire.attach(ddp_model, 'int4')\nsaved = {'compression': handle.gather_state_dict()}",
+        "ddp_model(torch.ones(2, 64)).sum().backward()",
+        [],
+    ),
     ("training-script", "scaler.unscale_(each)", SCALED, STEPPED, []),
     ("frameworks", "GradwireCallback", TRAINER, FORGET, ["transformers", "accelerate"]),
 ]
 ELSEWHERE = {  # where other blocks run
+    "loops-without-ddp": "tests/hooks/collectives/test_zero_pattern.py",  # the calls of DeepSpeed, which is not installed
     "launchers": "docs/examples/train_ray.py",  # a worker of Ray has to call them
     "local-steps": "tests/hooks/local_sgd/test_example.py",
     "local-steps-explained": "tests/hooks/local_sgd/test_example.py",
