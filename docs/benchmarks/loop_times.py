@@ -4,7 +4,8 @@ Start it once on every host, by torchrun or by gradwire netlab:
 
     gradwire netlab --hosts 2 --rate 1gbit -- python docs/benchmarks/loop_times.py --rate 1gbit --json loops.json
 
-The loops are those of loop_losses.py, with wider matrices. Each takes turns of some steps uncompressed, then with int8.
+The loops are those of loops.py; ZeRO-1 and ZeRO-2 need `pip install deepspeed`. Each takes turns of some steps
+uncompressed, then with int8.
 Times are medians of turns. The ratio is the median of those of two turns beside each other, with its lowest and highest.
 `alone` is the step of `flat` without its all-reduce. `small` are 200 all-reduces of 4 kB, which are not compressed.
 """
@@ -14,39 +15,17 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from unittest import mock
 
-import loop_losses
 import torch
 import torch.distributed as dist
 from driver import about, parser_of, write_results
-from loop_losses import LOOPS, batches, net, sharded
-from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel
+from loops import LOOPS, alone, batches, numel_of
 
 import gradwire
 
-WIDTHS = {"flat": 1024, "FSDP1": 1024, "Muon": 512, "alone": 1024}
+WIDTHS = {"Muon": 512}
+WIDTH = 1024  # of the others
 SMALL_CALLS = 200
-
-
-def steps_of(loop: str) -> tuple[Callable[[], None], int]:
-    """Return a training step of a loop, and its number of parameters."""
-    torch.manual_seed(0)
-    model: nn.Module = net(WIDTHS[loop])
-    numel = sum(each.numel() for each in model.parameters())
-    if loop == "FSDP1":
-        model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    data = batches(0, dist.get_rank())
-
-    def step() -> None:
-        inputs, answers = next(data)
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(inputs), answers).backward()
-        LOOPS.get(loop, sharded)(model, optimizer)
-
-    return step, numel
 
 
 def small_step() -> Callable[[], None]:
@@ -72,12 +51,14 @@ def seconds(step: Callable[[], None], steps: int) -> float:
     return (time.perf_counter() - begin) / steps
 
 
-def measured(name: str, step: Callable[[], None], turns: int, steps: int) -> dict[str, float | str]:
+def measured(
+    name: str, step: Callable[[], None], turns: int, steps: int, group: dist.ProcessGroup | None = None
+) -> dict[str, float | str]:
     """Take turns. Return the medians and their ratios."""
     plain, ours = [], []
     for _ in range(turns):
         plain.append(seconds(step, steps))
-        handle = gradwire.compress_group()
+        handle = gradwire.compress_group(group)
         ours.append(seconds(step, steps))
         handle.close()
     ratios = [without / with_ for without, with_ in zip(plain, ours, strict=True)]
@@ -94,7 +75,7 @@ def measured(name: str, step: Callable[[], None], turns: int, steps: int) -> dic
 def main() -> None:
     """Measure all loops; rank 0 prints and writes."""
     parser = parser_of(__doc__)
-    parser.add_argument("--loops", nargs="*", default=[*LOOPS, "alone", "small"])
+    parser.add_argument("--loops", nargs="*", default=["flat", "FSDP1", "Muon", "alone", "small"])
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--steps", type=int, default=6, help="steps of a turn")
     parser.add_argument("--rate", default="", help="what the network is, for the file")
@@ -102,8 +83,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     gradwire.init_process_group()
-    with mock.patch.dict(loop_losses.WIDTHS, WIDTHS):
-        rows = [row_of(loop, options) for loop in options.loops]
+    rows = [row_of(loop, options) for loop in options.loops]
     if dist.get_rank() == 0:
         for row in rows:
             print(row)
@@ -111,12 +91,16 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def row_of(loop: str, options: argparse.Namespace) -> dict[str, float | str]:
+def row_of(name: str, options: argparse.Namespace) -> dict[str, float | str]:
     """Measure one of the loops."""
-    if loop == "small":
-        return measured(loop, small_step(), options.turns, 1)
-    step, numel = steps_of(loop)
-    return measured(loop, step, options.turns, options.steps) | {"parameters": numel}
+    if name == "small":
+        return measured(name, small_step(), options.turns, 1)
+    width = WIDTHS.get(name, WIDTH)
+    torch.manual_seed(0)
+    loop = (LOOPS | {"alone": alone})[name](width)
+    data = batches(0, dist.get_rank())
+    row = measured(name, lambda: loop.step(*next(data)), options.turns, options.steps, loop.group)
+    return row | {"parameters": numel_of(width)}
 
 
 if __name__ == "__main__":
