@@ -3,6 +3,8 @@
 import importlib
 import json
 import math
+import re
+import statistics
 from copy import deepcopy
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import torch
 from torch import nn
 
 from gradwire.compress import Layout, Ranks, Simulation, compressor
+from gradwire.experiments.results.statistics import interval
 from gradwire.experiments.workloads.data import DataConfig, load_dataset
 from gradwire.experiments.workloads.models import ModelConfig
 from gradwire.experiments.workloads.training import initial_model, loss_of
@@ -76,6 +79,47 @@ def test_the_table_of_local_sgd_at_a_hundredth_of_the_bytes_is_that_of_its_file(
     hundredfold, folder = script("hundredfold"), PAPERS.parent / "hundredfold"
     for line in hundredfold.table(hundredfold.FinishedRuns(folder / "runs.json")):
         assert f"{line}\n" in (folder / "README.md").read_text("utf-8")
+
+
+COLUMNS = {
+    "GPT, AdamW": "gpt-adamw",
+    "GPT, Muon": "gpt-muon",
+    "ResNet, SGD": "resnet-sgd",
+    "LSTM, SGD": "lstm-sgd",
+}
+LOSSES = {  # a section: its file, the task of each column, and whether a spread is a 95 % interval
+    "The line to paste, without a warm-up": ("losses", COLUMNS, True),
+    "Error feedback on and off": ("feedback", COLUMNS, False),
+    "A warm-up with Muon": ("warm-up", {"loss above `none`, %": "gpt-muon-400"}, False),
+    "A warm-up with AdamW": ("warm-up", {"loss above `none`, %": "gpt-adamw-400"}, True),
+}
+
+
+@pytest.mark.parametrize("section", LOSSES)
+def test_losses_of_a_table_are_those_of_its_file(section):
+    file, tasks, intervals = LOSSES[section]
+    kept = {
+        (run["task"], run["compressor"], run["seed"]): run["loss"]
+        for run in json.loads((LOSS / f"{file}.json").read_text())["runs"]
+    }
+    _, text = (LOSS / "README.md").read_text("utf-8").split(f"## {section}\n")
+    lines = [line.strip("| ").split(" | ") for line in text.split("\n## ")[0].splitlines() if line.startswith("| ")]
+    head, *rows = lines
+    checked = 0
+    for name, *cells in rows:
+        for column, cell in zip(head[1:], cells, strict=True):
+            seeds = [key[2] for key in kept if key[:2] == (tasks.get(column), name.strip("`"))]
+            if not seeds:
+                assert column not in tasks or cell == "not run"
+                continue
+            own = [100 * (kept[tasks[column], name.strip("`"), n] / kept[tasks[column], "none", n] - 1) for n in seeds]
+            mean, *spread = map(float, re.findall(r"[+-]?\d+\.\d", cell))
+            assert mean == pytest.approx(statistics.fmean(own), abs=0.051), (name, column)
+            if len(own) > 1:
+                wanted = interval(own) if intervals else statistics.stdev(own)
+                assert spread == [pytest.approx(wanted, abs=0.051)], (name, column)
+            checked += 1
+    assert checked >= len(rows)
 
 
 @pytest.fixture(scope="module")
