@@ -17,6 +17,7 @@ from ...compress import Compressor, Ranks
 from ...compress.state.shares import placed_on_hosts, ranks_given
 from ..buckets.assignment import Allocate, allocate_own
 from ..engine.engine import Engine
+from ..measure.clock import Clock, clock_of
 from ..transport.host_memory import HostMemory
 from ..transport.host_places import ranks_per_host
 from ..transport.launchers import warn_if_apart
@@ -96,6 +97,11 @@ class Engines:
     def on_host(self) -> bool:
         """True if programs run on the host, and are not only queued by it."""
         return all(device.type == "cpu" for device, _ in self._made)
+
+    @property
+    def clock(self) -> Clock:
+        """The clock of the device on which programs run."""
+        return clock_of(next((device for device, _ in self._made), torch.device("cpu")))
 
     def of(self, device: torch.device, index: int) -> Engine:
         """Return the engine of a bucket. Buckets go in turn among the groups."""

@@ -97,7 +97,7 @@ class ShardAverager(SteppedAverager):
             self._record()
         route, sent = way
         programs = self.step.programs if training else list[BucketStats]()
-        pending = route.send(program, sent, programs)
+        pending = route.send(program, sent, programs, self.step.now)
         if not training:
             self.totals.count(programs)
         return pending
@@ -131,7 +131,7 @@ class ShardAverager(SteppedAverager):
         program = self.memory.reduction.reduce(grad, state, out, scale)
         if self.shown.function is not None and not layout.unnamed:
             program = self.shown.average_of(program, partial(parts_of_row, names, layout.shapes), names)
-        return route.send(program, sent, self.step.programs)
+        return route.send(program, sent, self.step.programs, self.step.now)
 
     def _route(self, *, gathers: bool = False) -> Route:
         """Return the way of a module's programs, which the ranks have agreed on."""

@@ -25,6 +25,10 @@ class Clock:
         """Return True if it took a mark, or could have."""
         return True
 
+    def reached(self, mark: float) -> bool:
+        """Return True if what was queued before a mark is done. Waits for nothing."""
+        return True
+
     def seconds(self, since: float, until: float) -> float:
         """From one of its marks to another, waiting until both are reached; below 0 where they were in the other order."""
         return until - since
@@ -64,6 +68,10 @@ class CudaClock(Clock):
     def took(self, mark: float) -> bool:
         """Return True if it has an event, which it has been recorded with."""
         return isinstance(mark, CudaMark)
+
+    def reached(self, mark: float) -> bool:
+        """Return True if the device is past the event, or the host alone has taken the mark."""
+        return not isinstance(mark, CudaMark) or mark.event.query()
 
     def seconds(self, since: float, until: float) -> float:
         """Between two marks, for which the host waits."""

@@ -43,8 +43,8 @@ class Stats:
 class Totals:
     """The cost of the steps so far.
 
-    `recent`: the last of them. `watchers`: each `ddp_core.watching.Watch` of the model. When a step begins, its `step_ended`
-    is called with the number of steps so far, those before a checkpoint counted.
+    `recent`: the last of them. `watchers`: each `ddp_core.watching.Watch` of the model. When a step begins, their
+    `step_begins` is called with it and the number of steps so far, those before a checkpoint counted.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Totals:
             return
         step.interval = self._began - before
         for watcher in tuple(self.watchers):
-            watcher.step_ended(ended)
+            watcher.step_begins(step, ended)
 
     def count(self, programs: Iterable[BucketStats], step: Step | None = None) -> None:
         """Count programs, which belong to a step or to none; their cost may still be noted."""
@@ -111,10 +111,11 @@ class Measured:
     warm_up: WarmUp | None = None
 
 
-def metrics(measured: Measured, most: int = 1) -> dict[str, float]:
+def metrics(measured: Measured, most: int = 1, seen: Step | None = None) -> dict[str, float]:
     """Numbers by flat names: counts since the beginning, and of a step the mean over the last ones, `most` at most.
 
-    Names end in their unit; what is not known is left out. docs/watch.md tells what each one says.
+    `seen`: a step by the clock of a GPU, where the host's tells nothing of a step's parts. Names end in their unit; what is
+    not known is left out. docs/watch.md tells what each one says.
     """
     steps = measured.steps[-most:]
     found: dict[str, float] = {
@@ -125,6 +126,7 @@ def metrics(measured: Measured, most: int = 1) -> dict[str, float]:
     }
     found |= {} if measured.warm_up is None else {"warm_up_steps_left": measured.warm_up.steps_left}
     found |= _means([_of_step(step, measured) for step in steps])
+    found |= {} if seen is None else _timed(seen, summed(each.record for each in seen.programs), measured)
     if {"step_seconds", "exposed_seconds"} <= found.keys():
         found["compute_seconds"] = max(0.0, found["step_seconds"] - found["exposed_seconds"])
     return found | (feedback(steps[-1].programs) if steps else {})
@@ -139,7 +141,7 @@ def _means(rows: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def _of_step(step: Step, measured: Measured) -> dict[str, float]:
     cost = summed(program.record for program in step.programs)
-    traffic, seconds = cost.earlier
+    traffic, _ = cost.earlier
     found: dict[str, float] = {
         "rounds": traffic.rounds,
         "payload_bytes": traffic.payload_bytes,
@@ -149,13 +151,13 @@ def _of_step(step: Step, measured: Measured) -> dict[str, float]:
     now = traffic.sent_bytes if measured.ranks > 1 else float(traffic.payload_bytes)
     found |= {"ratio": dense_bytes(step.programs, measured) / now} if now else {}
     found |= {"step_seconds": step.interval} if step.interval else {}
-    return found | (_timed(step, seconds, sharded=measured.sharded) if measured.on_host else {})
+    return found | (_timed(step, cost, measured) if measured.on_host else {})
 
 
-def _timed(step: Step, seconds: Sequence[float], *, sharded: bool) -> dict[str, float]:
-    """Return the parts of a step's seconds, by the host's clock."""
-    found = {f"{kind}_seconds": value for kind, value in zip(KINDS, seconds, strict=True)}
-    late = None if sharded else exposed(step)
+def _timed(step: Step, cost: Record, measured: Measured) -> dict[str, float]:
+    """Return the parts of a step's seconds, by the clock that took its marks."""
+    found = {f"{kind}_seconds": value for kind, value in zip(KINDS, cost.earlier[1], strict=True)}
+    late = None if measured.sharded else exposed(step)
     if late is not None:
         found["exposed_seconds"] = late
     held, sent = link_use(program.record for program in step.programs)
@@ -179,7 +181,7 @@ def exposed(step: Step) -> float | None:
         last_gradient = max(step.ready.values(), default=step.last_launch)
         return max(0.0, step.ended - step.computed - last_gradient + step.last_launch)
     ends = [end for program in step.programs for _, _, end in program.record.spans]
-    if not ends or step.launched:
+    if not ends or step.launched or step.late:
         return None
     return max(0.0, max(ends) - max(program.given for program in step.programs))
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 
 from ...compress.simulate import Traffic
 from ...compress.state.gauge import Gauge
+from .clock import Clock
 
 KINDS = ("encode", "wait", "decode")
 NOTHING = (Traffic(), (0.0, 0.0, 0.0))
@@ -45,7 +47,8 @@ class Step:
     before it began and ended. `programs`: what ran, in the order sent. `ready`, `launched`, `done`: by bucket, when its last
     gradient was there, when it was given to what averages it, and when its average was there, by time.perf_counter.
     `interval`: seconds from the first bucket of the step before to its own, 0 where there was none. `now`: takes the marks
-    of what a planner wants to know of it (`clock.py`), which are time.perf_counter's as well.
+    of what a planner or a watch wants to know of it (`clock.py`), which are time.perf_counter's as well. `late`: averages
+    are handed out after backward.
     """
 
     number: int = 0
@@ -59,6 +62,7 @@ class Step:
     ended: float = 0.0
     interval: float = 0.0
     now: Callable[[], float] = time.perf_counter
+    late: bool = False
 
     def watch(self, index: int, average: object) -> None:
         """Note when the average of somebody's hook is there, if it is a future; those of programs tell by their spans."""
@@ -68,6 +72,30 @@ class Step:
 
         if isinstance(average, torch.futures.Future):
             average.add_done_callback(end)
+
+    @property
+    def marks(self) -> Iterator[float]:
+        """The marks of its programs, but for those that others ran: nothing is known of their time."""
+        for program in self.programs:
+            if program.record.spans:
+                yield program.given
+            for _, begin, end in program.record.spans:
+                yield from (begin, end)
+
+    def read(self, clock: Clock) -> Step | None:
+        """Return its programs with marks in seconds by a device's clock; None where that has not taken all of them.
+
+        Waits until the device has reached the marks.
+        """
+        first = next(self.marks, None)
+        if first is None or not all(map(clock.took, self.marks)):
+            return None
+        since, programs = partial(clock.seconds, first), []
+        for program in self.programs:
+            spans = [(kind, since(begin), since(end)) for kind, begin, end in program.record.spans]
+            record = Record(program.record.requests, spans, program.record.earlier)
+            programs.append(replace(program, record=record, given=since(program.given) if spans else 0.0))
+        return Step(self.number, programs=programs, interval=self.interval, late=self.late)
 
 
 @dataclass

@@ -179,6 +179,7 @@ class Overlap(Delivery):
             buckets = self._reducer.assignment.buckets
             self._updates = [PendingUpdate(self.settle, bucket, backward) for bucket in buckets]
             self._pending, self._now = dict.fromkeys(self._updates), backward.step.now
+            backward.step.late = True
             self._measured = self._now != self.order.clock.now
 
     def settle(self, update: PendingUpdate) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections import deque
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,6 +12,7 @@ from ...compress.builder.options import whole_number
 from ..averaging.averager import CompressedAverager
 from ..averaging.shard_averager import ShardAverager
 from ..measure.stats import RECENT, metrics
+from ..measure.step import Step
 from .dense_step import dense_step_seconds
 from .report import Report
 from .report_folder import FolderOfRanks
@@ -31,21 +34,36 @@ class Watched(Protocol):
 class Watch:
     """Tells of every `every`th step, when the one after it begins, until it is closed; `with` closes it, too.
 
+    A GPU may not be there yet when the next step begins. So the steps to tell of have their marks taken by its clock, and
+    are told of when a step begins at which it is past them: nothing waits for it.
+
     Made by `handle.watch`. Who raises an error is told no more, with one message in the log; no training ends by it.
     """
 
     def __init__(self, handle: Watched, every: int, sinks: list[Sink]) -> None:
         self._handle, self._every, self._sinks = handle, every, sinks
         self._advised, self._slower = "", 0
+        self._marked: Step | None = None  # the step under way, if it is to be told of and a GPU's clock takes its marks
+        self._due: deque[tuple[int, Step | None]] = deque()  # to be told of: how many steps had ended, and `_marked`
         self._watchers = handle.averager.totals.watchers
         self._watchers.append(self)
 
-    def step_ended(self, number: int) -> None:
-        """Report to the sinks if it is time: `number` steps have ended."""
-        if number and number % self._every == 0 and self._sinks:
-            report = self._report(number)
+    def step_begins(self, step: Step, ended: int) -> None:
+        """Tell of what is due, after `ended` steps, and have a step marked that will be."""
+        if not self._sinks:
+            return
+        if ended and ended % self._every == 0:
+            self._due.append((ended, self._marked))
+        clock, self._marked = self._handle.averager.engines.clock, None
+        while self._due and (self._due[0][1] is None or all(map(clock.reached, self._due[0][1].marks))):
+            number, marked = self._due.popleft()
+            report = self._report(number, None if marked is None else marked.read(clock))
             for sink in tuple(self._sinks):
                 self._tell(sink, report)
+        if not clock.at_once and (ended + 1) % self._every == 0:
+            self._marked = step
+            if step.now is time.perf_counter:
+                step.now = clock.now
 
     def _tell(self, sink: Sink, report: Report) -> None:
         try:
@@ -54,9 +72,9 @@ class Watch:
             logger.exception("training continues, and the receiver that raised this gets no more reports")
             self._sinks.remove(sink)
 
-    def _report(self, step: int) -> Report:
+    def _report(self, step: int, seen: Step | None) -> Report:
         measured, what = self._handle.averager.measured(), self._handle._what()
-        found, dense = metrics(measured, RECENT), dense_step_seconds(measured)
+        found, dense = metrics(measured, RECENT, seen), dense_step_seconds(measured)
         advice = None
         if dense is not None:
             found["dense_step_seconds"] = dense

@@ -21,6 +21,7 @@ from step_time import sum_loss, tiny_layers
 from torch import nn
 
 import gradwire
+from gradwire.ddp_core.measure.step import Step
 from gradwire.ddp_core.watching.watch import Watch
 
 BUCKET_MB = 0.1
@@ -54,17 +55,17 @@ class Training:
 
     def time_reports(self, watch: Watch, every: int) -> None:
         """Add up what training's thread spends in them."""
-        told = watch.step_ended
+        told = watch.step_begins
 
-        def timed(number: int) -> None:
-            if number % every:
+        def timed(step: Step, ended: int) -> None:
+            if ended % every:
                 return
             began, computed = time.perf_counter(), time.thread_time()
-            told(number)
+            told(step, ended)
             self.computed += time.thread_time() - computed
             self.told += time.perf_counter() - began
 
-        watch.step_ended = timed
+        watch.step_begins = timed
 
 
 def main() -> None:

@@ -46,6 +46,9 @@ class Event:
             self.reached = self.device.time
         self.device.log.append("waited for")
 
+    def query(self):
+        return self.reached is not None
+
     def elapsed_time(self, other):
         for event in (self, other):
             if not event.enable_timing or event.reached is None:
@@ -88,6 +91,17 @@ def test_seconds_are_the_device_s_and_both_marks_are_waited_for(device):
     assert clock.seconds(second, first) == -2.0
     assert clock.seconds(first, third) == 4.0
     assert device.log.count("waited for") == 6
+
+
+def test_whether_a_mark_was_reached_is_known_without_a_wait(device):
+    clock = CudaClock(torch.device("cuda", 0))
+    mark = clock.now()
+    assert not clock.reached(mark)
+    assert "waited for" not in device.log
+    mark.event.synchronize()
+    assert clock.reached(mark)
+    assert clock.reached(1.5)
+    assert Clock().reached(1.5)
 
 
 def test_a_mark_in_a_cuda_graph_has_no_event_and_is_not_taken_for_the_device_s(device):

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -10,9 +11,12 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire.ddp_core.averaging.engines import Engines
+from gradwire.ddp_core.measure.clock import Clock
 from gradwire.ddp_core.measure.stats import Measured, Stats, Totals
 from gradwire.ddp_core.measure.step import BucketStats, Record, Step
 from gradwire.ddp_core.watching.dense_step import dense_step_seconds
@@ -60,7 +64,8 @@ class Watching:
 
     def __init__(self, *sinks, every=1, before=0):
         self.totals, self.steps, self.before = Totals(), [], before  # steps before a checkpoint
-        averager = SimpleNamespace(totals=self.totals, measured=lambda: measured(*self.steps))
+        engines = SimpleNamespace(clock=Clock())
+        averager = SimpleNamespace(totals=self.totals, engines=engines, measured=lambda: measured(*self.steps))
         self.handle = SimpleNamespace(averager=averager, _what=lambda: "bf16")
         self.watch = Watch(self.handle, every, list(sinks))
         self.totals.begin(Step(), before)
@@ -283,6 +288,98 @@ def test_a_watch_that_tells_nobody_is_refused():
         handle.close()
     finally:
         dist.destroy_process_group()
+
+
+class Slow(Clock):
+    """The clock of a device at half the host's pace, which is past a step's marks once it was asked four times."""
+
+    at_once = False
+
+    class Mark(float):
+        asked: list[int]
+
+    def __init__(self):
+        self.asked = [0]
+
+    def now(self):
+        mark = self.Mark(time.perf_counter())
+        mark.asked = self.asked
+        return mark
+
+    def took(self, mark):
+        return isinstance(mark, self.Mark)
+
+    def reached(self, mark):
+        if mark.asked is self.asked:
+            self.asked = [0]  # of the next step
+        mark.asked[0] += 1
+        return mark.asked[0] > 3
+
+    def seconds(self, since, until):
+        return 2 * (until - since)
+
+
+def watched_on_a_device(rank, world_size, wrap):
+    """What is told of two steps, and the host's seconds of them."""
+    device, told = Slow(), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Engines, "clock", device)
+        patch.setattr(Engines, "on_host", False)
+        ddp, handle = wrap(model())
+
+        def tell(numbers, step):
+            record = next(each for each in handle.averager.totals.recent if each.number == step)
+            ends = [end for program in record.programs for _, _, end in program.record.spans]
+            told.append((step, numbers, max(ends) - max(program.given for program in record.programs)))
+
+        handle.watch(4, tell if rank == 0 else None, folder=None if rank == 0 else "unused")
+        train(ddp, rank, 19)
+        handle.close()
+    return told
+
+
+def hooked(module):
+    ddp = DistributedDataParallel(module, bucket_cap_mb=0.004)
+    return ddp, gradwire.attach(ddp, "int8")
+
+
+def own(module):
+    ddp = gradwire.DistributedDataParallel(module, compressor="int8", bucket_cap_mb=0.004)
+    return ddp, ddp.compression
+
+
+def overlapped(module):
+    ddp, handle = own(module)
+    gradwire.overlap(ddp, torch.optim.SGD(ddp.parameters()))
+    return ddp, handle
+
+
+def sharded(module):
+    for layer in (module[0], module[2], module):
+        fully_shard(layer)
+    return module, gradwire.attach(module, reduce="int8")
+
+
+@pytest.mark.parametrize("wrap", [hooked, own, sharded])
+def test_a_device_s_clock_tells_of_each_step_once_the_device_is_past_it(ranks, wrap):
+    told, _ = ranks.run(watched_on_a_device, 2, wrap)
+    assert [step for step, _, _ in told] == [4, 8, 12]  # the last one is told of if training goes on
+    for _, numbers, exposed in told:
+        assert numbers["encode_seconds"] > 0
+        assert numbers["wait_seconds"] > 0
+        assert numbers["link_bytes_per_second"] > 0
+        if wrap is sharded:
+            assert "exposed_seconds" not in numbers
+        else:
+            assert numbers["exposed_seconds"] == pytest.approx(2 * exposed)
+            assert "compute_seconds" in numbers
+
+
+@pytest.mark.filterwarnings("ignore:.* reads parameters or gradients between backward")
+def test_averages_that_come_after_backward_are_not_told_as_exposed_by_a_device_s_clock(ranks):
+    told, _ = ranks.run(watched_on_a_device, 2, overlapped)
+    assert [step for step, _, _ in told] == [4, 8, 12]
+    assert all("exposed_seconds" not in numbers and numbers["wait_seconds"] > 0 for _, numbers, _ in told)
 
 
 def watched_where_a_tracker_is(rank, world_size):
