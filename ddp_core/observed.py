@@ -66,7 +66,7 @@ class Observed:
     def watch(self, every: int = 100, to: Any = "console", *, folder: str | Path | None = None) -> Watch:
         """Report the cost of a step after every `every` steps, on rank 0, as means over the last 8 steps.
 
-        Results of the training do not change by a bit.
+        On GPUs the parts of a step are those of the reported one alone. Results of the training do not change by a bit.
 
         Args:
             every: steps between two reports.

@@ -26,7 +26,7 @@ class ReplicateHandle(Handle):
         steps, timeout = self.averager.steps, self.averager.engines.timeout
         arrivals = Arrivals(steps, model, modules[0].device, timeout, FiniteEverywhere(self.averager))
         take_replicas(modules, self, arrivals)
-        self.averager.watch([each for each in model.parameters() if each.requires_grad])
+        self.averager.look_for_discarded([each for each in model.parameters() if each.requires_grad])
         self._modules = modules
         self._note_frozen()
 

@@ -125,7 +125,7 @@ class CompressedAverager(SteppedAverager):
         """Return what allocates the buckets of our own DDP."""
         return self.engines.allocator(self.memory.compressor, device, sums=self.scale != 1.0)
 
-    def watch(self, trained: Sequence[Tensor]) -> None:
+    def look_for_discarded(self, trained: Sequence[Tensor]) -> None:
         """Look for averages of these parameters that are thrown away, where buckets have their shards."""
         self._trained = trained
         self.discarded.watch(trained if self.memory.remembers else ())

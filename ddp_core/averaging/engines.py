@@ -100,8 +100,9 @@ class Engines:
 
     @property
     def clock(self) -> Clock:
-        """The clock of the device on which programs run."""
-        return clock_of(next((device for device, _ in self._made), torch.device("cpu")))
+        """The clock of the device on which programs run; the host's, if there are several."""
+        devices = {device for device, _ in list(self._made)}
+        return clock_of(devices.pop()) if len(devices) == 1 else Clock()
 
     def of(self, device: torch.device, index: int) -> Engine:
         """Return the engine of a bucket. Buckets go in turn among the groups."""

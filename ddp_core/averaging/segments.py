@@ -58,7 +58,7 @@ def slice_of(memory: ModelMemory, bucket: BucketSlice, layout: Layout, orders: O
     own = bucket.layout(layout)
     if not memory.may_be_cut:
         return BucketMemory(Dense(), own, memory.step)
-    memory.claims.forget(layout.names)  # slices cut none
+    memory.claims.forget(layout.names)  # and note no cut, as `segments_of` does: slices have cuts of their own
     cuts = [each.layout(layout) for each in bucket.bucket.slices]
     whole = memory.get(layout, cuts, orders) or memory.add(layout, cuts, orders)
     return whole.slices[cuts.index(own)]

@@ -96,10 +96,11 @@ class ShardAverager(SteppedAverager):
         if training and self._ended:
             self._record()
         route, sent = way
-        programs = self.step.programs if training else list[BucketStats]()
-        pending = route.send(program, sent, programs, self.step.now)
-        if not training:
-            self.totals.count(programs)
+        if training:
+            return route.send(program, sent, self.step.programs, self.step.now)
+        programs = list[BucketStats]()
+        pending = route.send(program, sent, programs)
+        self.totals.count(programs)
         return pending
 
     def gather_again(self, names: tuple[str, ...], rows: Tensor, out: Tensor) -> None:
@@ -177,7 +178,7 @@ class ShardAverager(SteppedAverager):
         self.step, self._ended = Step(), False
         self.totals.begin(self.step, self.memory.step)
 
-    def watch(self, trained: Sequence[Tensor]) -> None:
+    def look_for_discarded(self, trained: Sequence[Tensor]) -> None:
         """Look for averages of these parameters that are thrown away, where a part of them is in residuals."""
         self.discarded.watch(trained if self.memory.reduction.feedback else ())
 

@@ -70,8 +70,11 @@ class CudaClock(Clock):
         return isinstance(mark, CudaMark)
 
     def reached(self, mark: float) -> bool:
-        """Return True if the device is past the event, or the host alone has taken the mark."""
-        return not isinstance(mark, CudaMark) or mark.event.query()
+        """Return True if the device is past the event, or the host alone has taken the mark.
+
+        False inside the capture of a CUDA graph, which a question to an event outside of it would break.
+        """
+        return not isinstance(mark, CudaMark) or (not torch.cuda.is_current_stream_capturing() and mark.event.query())
 
     def seconds(self, since: float, until: float) -> float:
         """Between two marks, for which the host waits."""

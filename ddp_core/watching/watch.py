@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from ...compress.builder.options import whole_number
 from ..averaging.averager import CompressedAverager
 from ..averaging.shard_averager import ShardAverager
+from ..measure.clock import Clock
 from ..measure.stats import RECENT, metrics
 from ..measure.step import Step
 from .dense_step import dense_step_seconds
@@ -31,38 +33,54 @@ class Watched(Protocol):
     def _what(self) -> str: ...
 
 
+@dataclass(frozen=True)
+class Due:
+    """A report to come: of step `number`, by a compressor. `marked`: the step, if a GPU's clock takes its marks."""
+
+    number: int
+    compressor: str
+    marked: Step | None = None
+
+    def reached(self, clock: Clock) -> bool:
+        """Return True if the GPU is past the step."""
+        return self.marked is None or all(map(clock.reached, self.marked.marks))
+
+
 class Watch:
-    """Tells of every `every`th step, when the one after it begins, until it is closed; `with` closes it, too.
+    """Reports every `every`th step, when a later one begins, until it is closed; `with` closes it, too.
 
-    A GPU may not be there yet when the next step begins. So the steps to tell of have their marks taken by its clock, and
-    are told of when a step begins at which it is past them: nothing waits for it.
+    A GPU may still be busy with the step when the next one begins. So its clock marks the steps that are reported, and a
+    report waits until a step begins with the GPU past the marks. Nothing else waits.
 
-    Made by `handle.watch`. Who raises an error is told no more, with one message in the log; no training ends by it.
+    Made by `handle.watch`. A sink that raises gets no more reports. No training ends by a report.
     """
 
     def __init__(self, handle: Watched, every: int, sinks: list[Sink]) -> None:
         self._handle, self._every, self._sinks = handle, every, sinks
         self._advised, self._slower = "", 0
-        self._marked: Step | None = None  # the step under way, if it is to be told of and a GPU's clock takes its marks
-        self._due: deque[tuple[int, Step | None]] = deque()  # to be told of: how many steps had ended, and `_marked`
+        self._next: Due | None = None  # of the step under way
+        self._due: deque[Due] = deque()
         self._watchers = handle.averager.totals.watchers
         self._watchers.append(self)
 
     def step_begins(self, step: Step, ended: int) -> None:
-        """Tell of what is due, after `ended` steps, and have a step marked that will be."""
+        """Report what is due, after `ended` steps, and prepare the report of the step that begins, if it gets one."""
         if not self._sinks:
             return
         if ended and ended % self._every == 0:
-            self._due.append((ended, self._marked))
-        clock, self._marked = self._handle.averager.engines.clock, None
-        while self._due and (self._due[0][1] is None or all(map(clock.reached, self._due[0][1].marks))):
-            number, marked = self._due.popleft()
-            report = self._report(number, None if marked is None else marked.read(clock))
-            for sink in tuple(self._sinks):
-                self._tell(sink, report)
-        if not clock.at_once and (ended + 1) % self._every == 0:
-            self._marked = step
-            if step.now is time.perf_counter:
+            self._due.append(self._next or Due(ended, self._handle._what()))
+        self._next, clock = None, self._handle.averager.engines.clock
+        try:
+            while self._due and self._due[0].reached(clock):
+                report = self._report(self._due.popleft(), clock)
+                for sink in tuple(self._sinks):
+                    self._tell(sink, report)
+        except Exception:
+            self._due.clear()
+            logger.exception("training continues without the reports that were due")
+        if (ended + 1) % self._every == 0:
+            self._next = Due(ended + 1, self._handle._what(), None if clock.at_once else step)
+            if not clock.at_once and step.now is time.perf_counter:
                 step.now = clock.now
 
     def _tell(self, sink: Sink, report: Report) -> None:
@@ -72,14 +90,15 @@ class Watch:
             logger.exception("training continues, and the receiver that raised this gets no more reports")
             self._sinks.remove(sink)
 
-    def _report(self, step: int, seen: Step | None) -> Report:
-        measured, what = self._handle.averager.measured(), self._handle._what()
+    def _report(self, due: Due, clock: Clock) -> Report:
+        measured, what = self._handle.averager.measured(), due.compressor
+        seen = None if due.marked is None else due.marked.read(clock)
         found, dense = metrics(measured, RECENT, seen), dense_step_seconds(measured)
         advice = None
         if dense is not None:
             found["dense_step_seconds"] = dense
             advice = self._advice(what, found["step_seconds"], dense)
-        return Report(step, what, found, advice, measured.warm_up)
+        return Report(due.number, what, found | {"steps": due.number}, advice, measured.warm_up)
 
     def _advice(self, what: str, now: float, dense: float) -> str | None:
         """A warning, once a compressor, where several reports in a row agree."""
@@ -96,6 +115,7 @@ class Watch:
         """End the reports. You may call it twice, and from a report."""
         if self in self._watchers:
             self._watchers.remove(self)
+        self._due.clear()
         for sink in self._sinks:
             if isinstance(sink, FolderOfRanks):
                 sink.close()

@@ -49,17 +49,15 @@ class Training:
         """Seconds of a block, watched if there is a folder."""
         watch = self.handle.watch(every, Console(file=io.StringIO()), folder=folder) if folder else nullcontext()
         if folder:
-            self.time_reports(watch, every)
+            self.time_reports(watch)
         with watch:
             return self.steps(every)
 
-    def time_reports(self, watch: Watch, every: int) -> None:
+    def time_reports(self, watch: Watch) -> None:
         """Add up what training's thread spends in them."""
         told = watch.step_begins
 
         def timed(step: Step, ended: int) -> None:
-            if ended % every:
-                return
             began, computed = time.perf_counter(), time.thread_time()
             told(step, ended)
             self.computed += time.thread_time() - computed

@@ -66,7 +66,7 @@ class CollectiveStats:
 class Choice:
     """The choice of the collectives that are compressed.
 
-    Sizes and types alone decide, and before torch 2.15 whether Python or C++ calls, which is alike on all ranks.
+    Sizes and types alone decide, and before torch 2.15 whether Python or C++ calls: so all ranks call alike.
     """
 
     compressor: str

@@ -53,7 +53,7 @@ class ShardHandle(Observed):
             if layout.whole.names:
                 averager.memory.get(module.index, layout)
         self._hold_weights()
-        self._watch()
+        self._look_for_discarded()
 
     def _hold_weights(self) -> None:
         """Hold the weights in use, anew, where differences to them travel."""
@@ -62,16 +62,16 @@ class ShardHandle(Observed):
             for kind in filter(lambda each: each.numbers, module.kinds):
                 self.averager.in_use.get((module.index, kind.dtype), kind.layout)
 
-    def _watch(self) -> None:
+    def _look_for_discarded(self) -> None:
         """Look for averages that are thrown away: among shards if their sums keep residuals, else among replicas.
 
-        The first that finds some is the last, so that the handle warns once.
+        If one averager has found some, none looks any more: the handle warns once.
         """
         averagers = [self.averager] if self.replicas is None else [self.averager, self.replicas.averager]
         trained = () if any(each.discarded.warned for each in averagers) else self._trained
-        self.averager.watch(trained)
+        self.averager.look_for_discarded(trained)
         if self.replicas is not None:
-            self.replicas.averager.watch(() if self.averager.memory.reduction.feedback else trained)
+            self.replicas.averager.look_for_discarded(() if self.averager.memory.reduction.feedback else trained)
 
     def swap(
         self,
@@ -125,7 +125,7 @@ class ShardHandle(Observed):
     def _replace(self, reduction: ShardSum | None, weights: WeightGather | None) -> None:
         averager = self.averager
         averager.replace(reduction or averager.memory.reduction, weights or averager.weights)
-        self._watch()
+        self._look_for_discarded()
         if weights is not None:
             self._hold_weights()
 

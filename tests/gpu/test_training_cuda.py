@@ -43,6 +43,8 @@ def step_under_watch(rank, world_size, spec, own, backends, dtype):
         ddp, handle = ddp_of(Given(SHAPES, dtype).cuda(), spec, own, process_group=group, bucket_cap_mb=0.01)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
         given = [each.cuda() for each in gradients(rank, 0, SHAPES, dtype)]
+        told = []
+        handle.watch(4, lambda numbers, step: told.append(numbers.keys()))
         for step in range(STEPS):
             torch.cuda.synchronize()
             torch.cuda.set_sync_debug_mode("error" if step >= WARM else "default")
@@ -53,6 +55,8 @@ def step_under_watch(rank, world_size, spec, own, backends, dtype):
             finally:
                 torch.cuda.set_sync_debug_mode("default")
         handle.close()
+        assert len(told) == STEPS // 4 - 1
+        assert all(names >= {"exposed_seconds", "encode_seconds"} for names in told)
         return all(parameter.isfinite().all() for parameter in ddp.parameters())
 
 

@@ -102,6 +102,8 @@ def test_whether_a_mark_was_reached_is_known_without_a_wait(device):
     assert clock.reached(mark)
     assert clock.reached(1.5)
     assert Clock().reached(1.5)
+    device.capturing = True  # where a question to an event of before the graph is an error
+    assert not clock.reached(mark)
 
 
 def test_a_mark_in_a_cuda_graph_has_no_event_and_is_not_taken_for_the_device_s(device):

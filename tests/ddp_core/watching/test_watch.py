@@ -319,6 +319,64 @@ class Slow(Clock):
         return 2 * (until - since)
 
 
+def marked_step(clock, number=1):
+    """A step of one bucket with marks of a clock."""
+    given, begin, end = (clock.now() for _ in range(3))
+    record = Record([("all", 8, 8.0)], [("encode", given, begin), ("wait", begin, end)])
+    return Step(number, programs=[BucketStats(("p",), 8, record, None, 4, given)])
+
+
+def test_a_step_with_marks_of_two_clocks_is_not_read_and_what_others_ran_is_left_out():
+    clock = Slow()
+    step = marked_step(clock)
+    step.programs.append(BucketStats(("q",), 8, Record([("all", 8, 8.0)])))  # of torch, with the host's time
+    read = step.read(clock)
+    assert read.programs[0].given == 0
+    assert read.programs[0].record.wait == pytest.approx(2 * step.programs[0].record.wait)
+    step.programs[0].record.spans.append(("decode", 1.0, 2.0))
+    assert step.read(clock) is None
+    assert Step().read(clock) is None
+
+
+class Broken(Slow):
+    def reached(self, mark):
+        raise RuntimeError("the device is gone")
+
+
+def on_a_device(clock, planned=None):
+    """Reports of every second of 12 steps on a device, with a swap before the second report; and which steps it marks.
+
+    `planned`: the clock of a planner, which marks step 6.
+    """
+    told, marks = [], []
+    watching = Watching(told.append, every=2)
+    watching.handle.averager.engines.clock = clock
+    for ended in range(1, 12):
+        watching.steps.append(step_of(0.01))
+        step = Step(now=planned.now) if planned and ended == 5 else Step()
+        if ended == 3:
+            watching.handle._what = lambda: "none"
+        watching.totals.begin(step, ended)
+        marks += [ended + 1] if step.now == clock.now else []
+        step.programs = marked_step(clock).programs
+    return [(report.step, report.compressor, report.metrics["steps"]) for report in told], marks
+
+
+def test_a_late_report_is_of_its_step_and_that_step_s_compressor():
+    told, marks = on_a_device(Slow())
+    assert told[:2] == [(2, "bf16", 2), (4, "none", 4)]
+    assert marks == [2, 4, 6, 8, 10, 12]
+
+
+def test_marks_of_a_planner_s_clock_stay_its_own():
+    assert on_a_device(Slow(), planned=Slow())[1] == [2, 4, 8, 10, 12]
+
+
+def test_no_training_ends_by_a_device_that_does_not_answer(caplog):
+    assert on_a_device(Broken())[0] == []
+    assert "training continues without the reports" in caplog.text
+
+
 def watched_on_a_device(rank, world_size, wrap):
     """What is told of two steps, and the host's seconds of them."""
     device, told = Slow(), []
