@@ -117,7 +117,7 @@ def muon(width: int) -> Loop:
     return trained_by(model, reduced)
 
 
-def deepspeed(width: int, *, stage: int) -> Loop:
+def zero(width: int, *, stage: int) -> Loop:
     """Leave all to DeepSpeed's ZeRO, without its own collectives in shared memory, which take minutes to compile."""
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     import deepspeed  # an extra package, which only these loops need
@@ -144,6 +144,6 @@ LOOPS: dict[str, Callable[[int], Loop]] = {
     "flat": flat,
     "FSDP1": sharded,
     "Muon": muon,
-    "ZeRO-1": partial(deepspeed, stage=1),
-    "ZeRO-2": partial(deepspeed, stage=2),
+    "ZeRO-1": partial(zero, stage=1),
+    "ZeRO-2": partial(zero, stage=2),
 }
