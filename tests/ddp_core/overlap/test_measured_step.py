@@ -1,13 +1,9 @@
 """What a planner is told of steps: times without waits, the link's seconds, by whatever clock they were noted."""
 
-import pytest
-
 from gradwire.ddp_core.measure.clock import Clock
 from gradwire.ddp_core.measure.step import Record
 from gradwire.ddp_core.measure.step_model import Piece, StepModel
 from gradwire.ddp_core.overlap.measured_step import Measurements, NotedStep, unhindered
-
-from .late_clock import FACTOR, LateClock, LateMark
 
 
 def program(sent, *waits, scope="all"):
@@ -49,32 +45,6 @@ def test_a_model_has_the_pieces_in_the_order_sent_and_the_link_s_cost():
     assert [(piece.ready, piece.needed) for piece in model.pieces] == [(3.0, 1.0), (1.0, 4.0)]
     assert measurements.exposed == 3.0
     assert measurements.model([0]) is None  # others were sent
-
-
-def scaled(model):
-    """Of a device whose seconds are so many of the host's."""
-    pieces = (Piece(*(FACTOR * value for value in vars(piece).values())) for piece in model.pieces)
-    return StepModel(FACTOR * model.forward, FACTOR * model.backward, tuple(pieces))
-
-
-def test_a_clock_that_tells_late_gives_the_model_of_one_that_tells_at_once():
-    by_host, by_device = Measurements(Clock()), Measurements(LateClock(looks=True))
-    for start in (100.0, 200.0, 350.0):
-        by_host.add(step(start=start))
-        by_device.add(step(LateMark, start))
-    assert by_device.model([1, 0]) == scaled(by_host.model([1, 0]))
-
-
-@pytest.mark.parametrize("missing", range(4))
-def test_a_step_that_was_not_noted_by_the_device_in_all_its_parts_does_not_count(missing):
-    parts = list(vars(step(LateMark)).items())
-    name, _ = [parts[0], parts[1], parts[2], parts[4]][missing]
-    mixed = NotedStep(**{**dict(parts), name: getattr(step(), name)})
-    clock = LateClock(looks=True)
-    assert mixed.measured(clock) is None
-    measurements = Measurements(clock)
-    measurements.add(mixed)
-    assert measurements.model([0, 1]) is None
 
 
 def test_marks_of_streams_that_wait_for_each_other_nowhere_make_a_model_still():

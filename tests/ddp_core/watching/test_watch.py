@@ -123,34 +123,6 @@ def test_a_watch_closes_in_the_middle_of_a_report_and_twice_and_by_its_with():
     assert one.totals.watchers == []
 
 
-NUMBERS = {
-    "step_seconds": 0.0412,
-    "compute_seconds": 0.0301,
-    "exposed_seconds": 0.0111,
-    "encode_seconds": 0.0032,
-    "wait_seconds": 0.009,
-    "decode_seconds": 0.0011,
-    "sent_bytes": 1.2e6,
-    "ratio": 20.0,
-    "link_bytes_per_second": 12.5e6,
-    "gradient_norm": 2.0,
-    "residual_norm": 6.0,
-    "residual_ratio": 3.0,
-    "cosine": 0.5,
-}
-
-
-def test_a_line_tells_the_split_bytes_norms_and_the_link():
-    assert str(Report(1200, "topk", NUMBERS)) == (
-        "step 1200 | 41.2 ms: compute 30.1, exposed 11.1 | sum of buckets: encode 3.2, wait 9.0, decode 1.1 | "
-        "sent 1.2 MB, 20.0x fewer bytes, at 100 Mbit/s | gradient 2, residual 6 (3.00x), cosine 0.50"
-    )
-    fast = {"sent_bytes": 8, "link_bytes_per_second": 173.4e6}
-    assert str(Report(3, "none", fast)) == "step 3 | sent 8 bytes, at 1387 Mbit/s"
-    assert str(Report(1, "topk", {"steps": 1})) == "step 1"
-    assert str(Report(2, "topk", {"step_seconds": 1.0, "sent_bytes": 8})) == "step 2 | 1000.0 ms | sent 8 bytes"
-
-
 class Tracker:
     """What a run of wandb, or a writer of TensorBoard, is asked."""
 
