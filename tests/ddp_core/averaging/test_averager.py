@@ -1,4 +1,4 @@
-"""Steps of torch's hook as their buckets tell them, and changes that other threads want in the middle of one."""
+"""Plug-ins are called alike on all ranks, and the first rank says once what a compressor sends in vain."""
 
 import logging
 from dataclasses import dataclass, field
