@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import pytest
 import torch
+import torch.distributed as dist
 
 if importlib.util.find_spec("triton") and not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it where kernels are defined
@@ -38,7 +39,6 @@ LONG = (  # files, and a folder
     "test_launchers_page.py",
     "test_docs.py",
     "test_package.py",
-    "test_restarts.py",
     "test_elastic.py",
 )
 COMPILED = [name for name in BACKENDS if name != "triton"]
@@ -137,6 +137,14 @@ def ranks():
     pool = RankPool()
     yield pool
     assert all(code == 0 for code in pool.close())
+
+
+@pytest.fixture
+def group():
+    """The default group, of this process alone: for what needs a group, and no other rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="session")

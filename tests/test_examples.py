@@ -1,6 +1,5 @@
 """The scripts of docs/examples run as they say, and print what docs/frameworks.md shows."""
 
-import ast
 import importlib.util
 import json
 import math
@@ -46,47 +45,6 @@ def printed(words, folder):
     done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
-
-
-def saves_in_place(source):
-    """The lines of a source that write a checkpoint where an earlier one may lie, so that a kill loses both."""
-    tree = ast.parse(source)
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    names = {ast.unparse(call.func).rpartition(".")[2] for call in calls}
-    files = {ast.unparse(item.optional_vars) for node in ast.walk(tree) if isinstance(node, ast.With) for item in node.items
-             if item.optional_vars is not None and "open(" in ast.unparse(item.context_expr)}  # fmt: skip
-    aside = {"fsync"} <= names and bool({"rename", "replace"} & names)
-    for call in calls:
-        what = ast.unparse(call.func)
-        if what == "torch.save" and "mkdtemp(" not in source and not (aside and ast.unparse(call.args[1]) in files):
-            yield call.lineno
-        if what.endswith(".save_state") and not (aside and "unfinished" in ast.unparse(call.args[0])):
-            yield call.lineno
-
-
-def test_a_save_in_place_is_noticed():
-    assert list(saves_in_place("torch.save(state, 'last.pt')")) == [1]
-    assert list(saves_in_place("accelerator.save_state('last')")) == [1]
-    beside = (
-        "with open('new', 'wb') as file:\n torch.save(state, file)\n os.fsync(file.fileno())\nos.replace('new', 'last')"
-    )
-    assert not list(saves_in_place(beside))
-    assert list(saves_in_place(beside.replace("os.fsync", "print"))) == [2]
-
-
-@pytest.mark.parametrize("script", sorted(FOLDER.glob("*.py")), ids=lambda script: script.stem)
-def test_no_example_overwrites_its_only_checkpoint_in_place(script):
-    assert not list(saves_in_place(script.read_text("utf-8")))
-
-
-@pytest.mark.parametrize(
-    "page",
-    [page for page in sorted(FOLDER.parent.glob("*.md")) if page.stem != "training-script"],
-    ids=lambda page: page.stem,
-)
-def test_no_page_overwrites_its_only_checkpoint_in_place(page):
-    for block in re.findall(r"^```python\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL):
-        assert not list(saves_in_place(block))
 
 
 @pytest.mark.thorough

@@ -231,25 +231,3 @@ def test_the_public_face_only_imports(file):
 )
 def test_an_arrow_that_runs_back_is_seen(file, source):
     assert complaints(source, Path(file))
-
-
-@pytest.mark.parametrize(
-    ("file", "source"),
-    [
-        (
-            "compress/algorithms/a.py",
-            "from ...kernels import ops\nfrom ..protocol.requests import all_reduce\nall_reduce()",
-        ),
-        ("hooks/a.py", "import torch.distributed as dist\ndist.get_rank()\ndist.init_process_group()"),
-        ("hooks/a.py", "from ..ddp_core import ask\nask(x)"),
-        ("ddp_core/transport/a.py", "import torch.distributed as dist\ndist.all_reduce(x)\ngroup.allreduce([x])"),
-        (
-            "ddp_core/averaging/a.py",
-            "from ..memory import Bucket\nfrom ..transport.protocol import Transport\nx.reduce(y)",
-        ),
-        ("experiments/network/lab/a.py", "from ...ranks import group\nfrom ..link import parse_rate"),
-        ("experiments/cli/a.py", "from ...hooks import attach\nfrom ..workloads import x\nfrom . import b"),
-    ],
-)
-def test_what_is_allowed_is_not_complained_about(file, source):
-    assert complaints(source, Path(file)) == []

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import math
 import re
 import statistics
 from copy import deepcopy
@@ -158,11 +157,6 @@ def test_local_sgd_sends_what_its_rounds_do(script, text, monkeypatch):
     assert found["sent_bytes"] == pytest.approx(hundredfold.FP32 * (2 / 3.835 + 2 + 1), rel=1e-3)
 
 
-def test_rounds_are_rarer_where_the_learning_rate_is_lower(script):
-    way = script("hundredfold").Way(every=4, growth=6.0)
-    assert [way.steps_between(factor) for factor in (1.0, 0.5, 0.1)] == pytest.approx([6, 24, 600])
-
-
 def test_a_round_has_all_sites_at_their_mean_and_no_second_moment_below_zero(script):
     hundredfold, generator = script("hundredfold"), torch.Generator().manual_seed(0)
     layout = Layout(("weight",), ((64, 64),), torch.float32, torch.device("cpu"), Ranks(4))
@@ -245,20 +239,3 @@ def test_muon_in_float32_is_torchs_but_for_the_rounding_of_bfloat16(script):
             each.step()
     for own, other, first in zip(*(model.parameters() for model in models), before, strict=True):
         assert (own - other).norm() <= 0.02 * (own - first).norm()
-
-
-def test_a_training_at_half_the_pace_is_half_of_its_steps_behind(script):
-    """Validations come every 25 steps; before the other's first one, and below its last, nothing is known."""
-    fast, slow = ([10 - pace * step for step in range(25, 125, 25)] for pace in (0.02, 0.01))
-    assert script("powersgd_delay").behind(slow, fast)[2:] == pytest.approx([37.5, 50])
-    assert all(map(math.isnan, script("powersgd_delay").behind([9.9, 1.0], fast)))
-
-
-def test_a_finished_run_is_not_repeated(script, tmp_path):
-    file, runs = tmp_path / "new" / "runs.json", [{"seed": seed} for seed in range(3)]
-    first = script("finished_runs").FinishedRuns(file)
-    for run in first.missing(runs[:2]):
-        first.add(run, loss=float(run["seed"]))
-    again = script("finished_runs").FinishedRuns(file)
-    assert list(again.missing(runs)) == runs[2:]
-    assert again.find({"seed": 1}) == {"seed": 1, "loss": 1.0}

@@ -1,12 +1,9 @@
 """A step may be taken back without copies: new numbers are written beside the old ones."""
 
-import copy
-
 import pytest
 import torch
 
-from gradwire.compress import ErrorFeedback, Float32Arithmetic, Layout, PowerSGD, Simulation, Switch, compressor
-from gradwire.compress.state.leaf import Versions
+from gradwire.compress import ErrorFeedback, Float32Arithmetic, PowerSGD, Simulation, Switch, compressor
 from gradwire.compress.state.tree import Leaves, PerParameter
 
 from .given import Scaled, gradients, layout
@@ -172,94 +169,3 @@ def test_what_a_warm_up_held_back_is_brought_out_once_and_again_after_an_undone_
     versions = [leaf.flat for leaf in simulation.flat]
     simulation.begin(gradients(within))
     assert all(leaf.flat is version for leaf, version in zip(simulation.flat, versions, strict=True))
-
-
-class TestLeaf:
-    WITHIN = Layout(("x",), ((3,),), torch.float32, torch.device("cpu"))
-
-    def leaf(self, versioned=True):
-        leaf = PerParameter(self.WITHIN, Versions(torch.ones(3)), residual=True)
-        leaf.versioned = versioned
-        return leaf
-
-    def test_in_place_it_is_read_and_written_in_one_tensor(self):
-        leaf = self.leaf(versioned=False)
-        assert all(each is leaf.flat for each in leaf.update())
-        assert leaf.before is leaf.flat
-        leaf.keep()
-        assert leaf.flat.tolist() == [1, 1, 1]
-
-    def test_in_place_a_step_that_is_undone_leaves_zeros_of_what_it_has_overwritten_and_only_of_that(self):
-        leaf = self.leaf(versioned=False)
-        leaf.undo()
-        assert leaf.flat.tolist() == [1, 1, 1]
-        leaf.update().after.fill_(torch.nan)
-        leaf.undo()
-        assert leaf.flat.tolist() == [0, 0, 0]
-
-    def test_in_place_a_snapshot_costs_one_tensor_until_the_step_after_it_is_kept(self):
-        leaf = self.leaf(versioned=False)
-        taken = leaf.snapshot()
-        before, after = leaf.update()
-        assert (before is taken.flat, after is leaf.flat, before is after) == (True, True, False)
-        after.fill_(2)
-        leaf.keep()
-        assert (leaf._room, leaf._taken) == (None, ())
-        assert all(each is leaf.flat for each in leaf.update())
-        assert taken.flat.tolist() == [1, 1, 1]
-
-    def test_in_place_a_snapshot_within_a_step_has_zeros_of_what_the_step_has_overwritten(self):
-        leaf = self.leaf(versioned=False)
-        leaf.update().after.fill_(2)
-        assert leaf.snapshot().flat.tolist() == [0, 0, 0]
-        assert leaf.snapshot(newest=True).flat.tolist() == [2, 2, 2]
-
-    def test_in_place_a_step_that_is_undone_leaves_zeros_whoever_has_saved_the_old_numbers(self):
-        leaf = self.leaf(versioned=False)
-        leaf.snapshot()
-        leaf.update().after.fill_(2)
-        assert leaf.snapshot().flat.tolist() == [1, 1, 1]
-        assert leaf.snapshot(undone=True).flat.tolist() == [0, 0, 0]
-        assert leaf.undo()
-        assert leaf.flat.tolist() == [0, 0, 0]
-
-    def test_only_the_first_update_of_a_step_reads_the_old_numbers(self):
-        leaf = self.leaf()
-        old = leaf.flat
-        before, after = leaf.update()
-        assert before is old is leaf.before
-        assert after is leaf.flat is not old
-        assert all(each is after for each in leaf.update())
-
-    def test_two_tensors_take_turns(self):
-        leaf = self.leaf()
-        first, second = leaf.update()
-        leaf.keep()
-        assert leaf.before is leaf.flat is second
-        before, after = leaf.update()
-        assert (before is second, after is first) == (True, True)
-        leaf.undo()
-        assert leaf.before is leaf.flat is second
-        leaf.undo()
-        assert leaf.flat is second
-
-    def test_a_copy_has_versions_of_its_own(self):
-        leaf = self.leaf()
-        leaf.update().after.fill_(2)
-        other = copy.deepcopy(leaf)
-        other.undo()
-        assert other.flat.tolist() == [1, 1, 1]
-        assert leaf.flat.tolist() == [2, 2, 2]
-
-    def test_what_was_cleared_may_hold_something_again_once_it_is_written_to_or_loaded(self):
-        leaf = self.leaf()
-        leaf.clear()
-        assert leaf.cleared
-        assert leaf.flat.tolist() == [0, 0, 0]
-        leaf.undo()
-        assert not leaf.cleared
-        leaf.clear()
-        leaf.keep()
-        assert leaf.cleared
-        leaf.load("residual", {"x": {"residual": torch.ones(3)}})
-        assert not leaf.cleared

@@ -3,15 +3,12 @@ import shlex
 import sys
 
 import pytest
-import torch
 import torch.distributed as dist
 
-from gradwire.ddp_core.transport.direct.torch_backend import LEAST_TORCH
 from gradwire.experiments.cli import main
 from gradwire.experiments.collective import measure
 
 SMALL = ["collective", "--elements=100,1k", "--total=2500", "--repeats=1"]
-NEW_ENOUGH = tuple(map(int, torch.__version__.split(".")[:2])) >= LEAST_TORCH
 TITLE = "all-reduce of 2,500 float32, "
 
 
@@ -47,24 +44,6 @@ def test_it_measures_every_size_and_writes_rows(tmp_path, capfd, monkeypatch):
         assert 0 < row["seconds"]["p50"] <= row["seconds"]["p95"]
         assert row["bytes_per_second"] == pytest.approx(4 * 2500 / row["seconds"]["p50"])
     assert "all-reduce of 2,500 float32, 2 ranks, gloo" in capfd.readouterr().out
-
-
-@pytest.mark.skipif(not NEW_ENOUGH, reason="torch cannot have backends in Python")
-def test_backends_take_turns_and_their_bandwidth_is_what_a_rank_must_send(tmp_path, capfd):
-    file = tmp_path / "collectives.json"
-    flags = ["--backend=gloo", "--against=gradwire,gloo", "--operations=all_gather,reduce_scatter,all_reduce"]
-    sizes = ["--elements=1k,100k", "--pieces=2", "--repeats=2"]
-    assert main(["collective", "--nproc=2", *flags, *sizes, f"--json={file}"]) == 0
-    rows = json.loads(file.read_text())["rows"]
-    found = [(row["elements"], row["operation"], row["backend"]) for row in rows]
-    operations = ("all_gather", "reduce_scatter", "all_reduce")
-    assert found == [(size, name, by) for size in (1000, 100000) for name in operations for by in ("gloo", "gradwire")]
-    for row in rows:
-        sent = 4 * 2 * row["elements"] * (1 if row["operation"] == "all_reduce" else 1 / 2)  # both pieces, of 2 ranks
-        assert row["bus_bytes_per_second"] == pytest.approx(sent / row["seconds"]["p50"])
-        assert row["link_share"] is None
-        assert row["processor_seconds"]["p50"] > 0
-    assert "all-gather and reduce-scatter and all-reduce, 2 ranks, gloo and gradwire" in capfd.readouterr().out
 
 
 def sizes_in(file):

@@ -85,13 +85,6 @@ def test_a_file_that_is_no_report_is_left_out(foreign, tmp_path, capsys, caplog)
     assert "has no report of a rank" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["[1]", "7", "{}", "[" * 100_000, "\\xff"])
-def test_a_file_of_another_shape_is_left_out(text, tmp_path):
-    written(tmp_path, 0)
-    (tmp_path / "rank-00001.json").write_text(text)
-    assert len(ranks_in(tmp_path, 1000.0)) == 1
-
-
 def test_a_pipe_in_the_folder_is_not_waited_for(tmp_path):
     written(tmp_path, 0)
     os.mkfifo(tmp_path / "rank-00001.json")

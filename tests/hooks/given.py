@@ -4,6 +4,10 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import gradwire
+
+SHAPES = ((40, 30), (40,), (10, 200), (3,))
+
 
 class Given(nn.Module):
     """Parameters p0, p1, ... of zeros; `forward(gradients)` is a loss whose gradients these are, bit for bit."""
@@ -29,6 +33,17 @@ def gradients(rank, step, shapes, dtype=torch.float32, quantum=None):
 def wrapped(shapes, dtype=torch.float32, **options):
     """The model in DDP; with find_unused_parameters its buckets stay as they are from the first step on."""
     return DistributedDataParallel(Given(shapes, dtype), **{"find_unused_parameters": True, **options})
+
+
+def attached(spec, **options):
+    """A model of SHAPES in several buckets, with its handle."""
+    ddp = wrapped(SHAPES, bucket_cap_mb=0.002, find_unused_parameters=False)
+    return ddp, gradwire.attach(ddp, spec, **options)
+
+
+def steps(ddp, rank, first, last):
+    """The averages of these steps, by name."""
+    return [average(ddp, gradients(rank, step, SHAPES)) for step in range(first, last)]
 
 
 def average(ddp, given):

@@ -10,14 +10,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 import gradwire
 from gradwire.hooks.torch_ddp import compress_bucket
 
-from .given import average, gradients, same, wrapped
-
-SHAPES = ((40, 30), (40,), (10, 200), (3,))
-
-
-def attached(spec, shapes=SHAPES):
-    ddp = wrapped(shapes, bucket_cap_mb=0.002, find_unused_parameters=False)
-    return ddp, gradwire.attach(ddp, spec)
+from .given import SHAPES, attached, average, gradients, same, wrapped
 
 
 def with_numbers(state, change, name="p2", field="residual"):

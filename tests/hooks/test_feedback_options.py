@@ -9,16 +9,9 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 import gradwire
 from gradwire.compress.state.gauge import EVERY, IN_A_ROW, WARM_UP
 
-from .given import Given, average, gradients, wrapped
-from .test_handle import steps
+from .given import SHAPES, Given, attached, average, gradients, steps
 
-SHAPES = ((40, 30), (40,), (10, 200), (3,))
 EVERYTHING = "topk:ratio=0.1,error_feedback=0.8,momentum=0.9"
-
-
-def attached(spec, **options):
-    ddp = wrapped(SHAPES, bucket_cap_mb=0.002, find_unused_parameters=False)
-    return ddp, gradwire.attach(ddp, spec, **options)
 
 
 MOMENTUM = "topk:ratio=1,momentum=0.5"  # all is sent: an average is that of the momenta

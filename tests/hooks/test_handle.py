@@ -8,19 +8,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import gradwire
 from gradwire.hooks.torch_ddp import compress_bucket
 
-from .given import average, gradients, same, wrapped
-
-SHAPES = ((40, 30), (40,), (10, 200), (3,))
-LOSSY = ["powersgd:rank=2", "topk:ratio=0.05", "onebit:error_feedback=1"]
-
-
-def attached(spec, **options):
-    ddp = wrapped(SHAPES, bucket_cap_mb=0.002, find_unused_parameters=False)
-    return ddp, gradwire.attach(ddp, spec, **options)
-
-
-def steps(ddp, rank, first, last):
-    return [average(ddp, gradients(rank, step, SHAPES)) for step in range(first, last)]
+from .given import SHAPES, attached, same, steps, wrapped
 
 
 def swapped_before_the_rebuild(rank, world_size):

@@ -1,11 +1,7 @@
 """What torch's DDP does not do with a communication hook is refused: averages would be wrong, and nobody would say so."""
 
-import copy
-import pickle
-
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
@@ -87,19 +83,3 @@ def python_reduced(rank, world_size):
 
 def test_the_python_reducer_is_refused(ranks):
     ranks.run(python_reduced, 1)
-
-
-def copied(rank, world_size):
-    """Gradients of an attached model, of a copy and of one that was pickled, none of which has the guard's memory."""
-    model = TorchDDP(nn.Linear(WIDTH, 1))
-    gradwire.attach(model, "none")
-    found = []
-    for each in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        each(torch.full((1, WIDTH), rank + 1.0)).sum().backward()
-        found.append(each.module.weight.grad[0, 0].item())
-    dist.barrier()
-    return found
-
-
-def test_an_attached_model_can_be_copied_and_pickled(ranks):
-    assert ranks.run(copied, 2)[0] == ranks.run(copied, 2)[1]

@@ -5,20 +5,12 @@ from datetime import timedelta
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 
 SECONDS = r"timeout is a datetime.timedelta, such as timedelta\(seconds=60\); got 60"
-
-
-@pytest.fixture
-def group():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def ours(**options):

@@ -40,17 +40,6 @@ def sum_into(asked, monkeypatch):
         yield sum_into
 
 
-def test_arguments_of_one_structure_are_checked_once(sum_into, asked):
-    for _ in range(2):
-        sum_into(torch.ones(3), Residual(torch.ones(3), torch.ones(3)), 3)
-    sum_into(torch.ones(4), Residual(torch.ones(3), torch.ones(3)), 3)
-    sum_into(torch.ones(4), None, 3)
-    sum_into(torch.ones(4), None, 3, 2.0)
-    sum_into(torch.ones(8)[::2], None, 3)
-    sum_into(torch.ones(8)[::2], None, 4)
-    assert asked == ["check", 1.0, 1.0, "check", 1.0, "check", 1.0, 2.0, "check", 1.0, "check", 1.0]
-
-
 def test_what_is_refused_is_refused_every_time(sum_into, asked):
     for _ in range(2):
         with pytest.raises(ValueError, match="the size is negative"):
@@ -92,10 +81,3 @@ def test_whether_memory_overlaps_is_looked_at_every_time(sum_into):
         parts = [memory[start : start + 3] for start in (first, before, after)]
         with pytest.raises(ValueError, match=words):
             sum_into(parts[0], Residual(*parts[1:]), 3)
-
-
-def test_the_number_of_structures_that_are_remembered_is_bounded(sum_into, asked, monkeypatch):
-    monkeypatch.setattr(dispatch, "MOST_STRUCTURES", 3)
-    for size in range(8):
-        sum_into(torch.ones(3), None, size)
-    assert len(sum_into.plans) <= 3

@@ -103,11 +103,6 @@ def test_a_requested_backend_without_the_operation_or_for_another_device_raises(
     assert not calls
 
 
-def test_the_reference_is_always_there_and_listed_last(probe_operation, calls):
-    add("a", probe_operation, calls)
-    assert [(backend.name, backend.available) for backend in kernels.backends()] == [("a", True), ("reference", True)]
-
-
 def test_what_was_chosen_holds_until_another_backend_is_added_or_requested(probe_operation, calls):
     probe_operation(CPU)
     add("late", probe_operation, calls)
@@ -119,14 +114,6 @@ def test_what_was_chosen_holds_until_another_backend_is_added_or_requested(probe
         probe_operation(CPU)
     probe_operation(CPU)
     assert calls == ["reference", "late", "reference", "late", "reference", "late"]
-
-
-def test_a_backend_without_the_operation_is_passed_over_in_silence(probe_operation, calls, caplog):
-    caplog.set_level(logging.DEBUG)
-    kernels.register_backend("partial", "cpu", lambda: "broken")
-    probe_operation(CPU)
-    assert calls == ["reference"]
-    assert not caplog.records
 
 
 @pytest.mark.parametrize("others", [[], ["second"]])
@@ -147,16 +134,6 @@ def test_a_fallback_is_logged_once_with_its_reason(probe_operation, calls, caplo
     assert len(caplog.records) == 1
     assert "broken" in caplog.text
     assert "no compiler was found" in caplog.text
-
-
-def test_a_backend_is_probed_once_and_only_when_it_is_needed(probe_operation):
-    asked = []
-    kernels.register_backend("late", "cpu", lambda: asked.append(1) or "no")
-    probe_operation.implement("late")(lambda tensor: None)
-    assert not asked
-    for _ in range(3):
-        probe_operation(CPU)
-    assert asked == [1]
 
 
 def test_use_backend_ends_with_an_exception(probe_operation, calls):
@@ -186,14 +163,6 @@ def test_an_unknown_request_names_what_exists(probe_operation, calls):
         pass
 
 
-def test_an_unknown_request_by_the_environment_fails_on_every_call(probe_operation, calls, monkeypatch):
-    monkeypatch.setenv("GRADWIRE_KERNELS", "nativ")
-    for _ in range(2):
-        with pytest.raises(ValueError, match="'nativ'"):
-            probe_operation(CPU)
-    assert not calls
-
-
 @pytest.mark.parametrize("by", ["with", "environment"])
 def test_a_requested_backend_that_does_not_work_raises_with_the_reason(probe_operation, calls, monkeypatch, by):
     add("broken", probe_operation, calls, reason="no compiler was found")
@@ -219,15 +188,6 @@ def test_the_backend_that_runs_in_place_of_another_is_logged_once(probe_operatio
     ]
 
 
-def test_on_the_meta_device_nothing_runs_and_nothing_is_asked(probe_operation, calls):
-    asked = []
-    kernels.register_backend("meta backend", "meta", lambda: asked.append(1) or "")
-    probe_operation.implement("meta backend")(lambda tensor: calls.append("meta"))
-    assert probe_operation(META) is None
-    assert not calls
-    assert not asked
-
-
 def test_on_the_meta_device_an_operation_that_returns_a_tensor_says_which():
     @kernels.operation
     def doubled(tensor):
@@ -246,11 +206,3 @@ def test_use_backend_holds_on_other_threads(probe_operation, calls):
         thread.start()
         thread.join()
     assert calls == ["b"]
-
-
-def test_recordings_inside_each_other_each_have_what_runs_meanwhile(probe_operation):
-    with dispatch.recorded_operations() as outer:
-        with dispatch.recorded_operations() as inner:
-            pass
-        probe_operation(META)
-    assert (outer, inner) == ({"probe_operation"}, set())

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from gradwire.compress import Simulation, compressor
-from gradwire.compress.baselines.capped import chosen_places
 
 from ..given import assert_steps_of, gradients, layout
 
@@ -75,12 +74,3 @@ def test_zeros_take_no_room(spec):
 def test_options_out_of_range_are_refused(spec, words):
     with pytest.raises(ValueError, match=words):
         compressor(spec)
-
-
-def test_places_are_taken_from_the_start_on_and_round_the_end():
-    chosen = torch.tensor([True, False, True, True, False, True])
-    for start, slots, expected in ((0, 9, [0, 2, 3, 5]), (3, 9, [3, 5, 0, 2]), (3, 3, [3, 5, 0]), (4, 1, [5])):
-        places, number = chosen_places(chosen, slots, start)
-        assert places[:number].tolist() == expected
-        assert len(places) == slots
-    assert chosen_places(~chosen & chosen, 2, 1)[1] == 0

@@ -10,7 +10,7 @@ from gradwire.compress import Simulation, compressor
 from gradwire.compress.baselines.randomk import RandomK
 from gradwire.compress.state import tree as states
 
-from ..given import assert_goes_on_after_a_load, assert_steps_of, gradients, layout, placed
+from ..given import assert_goes_on_after_a_load, assert_steps_of, layout
 
 BLOCK = 16
 SPEC = f"randomk:ratio=0.1,block={BLOCK}"
@@ -51,25 +51,5 @@ def chosen(within, step=0, **options):
     return simulation.step([torch.ones(within.numel)] * within.ranks.world_size)[0]
 
 
-def test_the_choice_depends_on_seed_step_and_the_bucket_s_first_name_alone():
-    within = layout((1000,), names=["a"])
-    first = chosen(within)
-    assert torch.equal(first, chosen(placed(within, world_size=3)))
-    assert torch.equal(first, chosen(layout((900,), (100,), names=["a", "b"])))
-    with torch.random.fork_rng():
-        torch.manual_seed(1234)
-        assert torch.equal(first, chosen(within))
-    assert not torch.equal(first, chosen(within, step=1))
-    assert not torch.equal(first, chosen(within, seed=1))
-    assert not torch.equal(first, chosen(layout((1000,), names=["b"])))
-
-
 def test_a_loaded_state_goes_on_with_the_same_blocks():
     assert_goes_on_after_a_load(compressor(SPEC), layout(*SHAPES))
-
-
-def test_a_bucket_smaller_than_a_block_is_sent_whole_and_an_empty_one_not_at_all():
-    within = layout((3, 5))
-    given = gradients(within)
-    assert torch.equal(Simulation(compressor("randomk"), within).step(given)[0], (given[0] / 2).add_(given[1] / 2))
-    assert Simulation(compressor("randomk"), layout((0,))).step([torch.empty(0)] * 2)[0].numel() == 0

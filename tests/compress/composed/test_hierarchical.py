@@ -164,17 +164,6 @@ def test_all_ranks_of_a_host_take_the_same_rounds():
 
 
 class TestStates:
-    def test_one_of_earlier_versions_which_kept_roundings_apart_is_loaded(self):
-        within, built = on_hosts(LAYERS, 4, 2, torch.bfloat16), compressor("hosts+topk")
-        old, new = (Simulation(built, within) for _ in range(2))
-        old.step(gradients(within))
-        for before, after in zip(old.states, new.states, strict=True):
-            saved = states.save(before)
-            for fields in saved.values():
-                fields |= {field.replace("inner.residual", "rounding"): numbers for field, numbers in fields.items()}
-            assert states.load(after, saved) == {}
-        torch.testing.assert_close(held_back(new, within), held_back(old, within))
-
     def test_what_does_not_fit_the_parameter_is_refused(self):
         within, built = on_hosts(((8, 8),), 4, 2), compressor("hosts+powersgd")
         mine = next(state for state in Simulation(built, within).states if states.save(state))

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from gradwire.compress import Layout, Partition, PowerSGD, Ranks, Simulation, compressor
+from gradwire.compress import Layout, Partition, Ranks, Simulation, compressor
 from gradwire.compress.state import tree as states
 from gradwire.compress.state.leaf import Versions
 from gradwire.compress.state.tree import Chunk, PerParameter
@@ -51,21 +51,6 @@ def test_chosen_entries_keep_their_parts_and_their_hosts():
     within = dataclasses.replace(parts(a=(4, 3), b=(0, 2), c=(1, 1)), ranks=Ranks(4, per_host=2))
     assert within.select([2, 0]) == dataclasses.replace(parts(c=(1, 1), a=(4, 3)), ranks=Ranks(4, per_host=2))
     assert layout((3,), (2,), names=("a", "b")).select([1]) == layout((2,), names=("b",))
-
-
-def test_saved_parts_are_keyed_by_name_and_first_element():
-    saved = leaf(parts(a=(4, 3), b=(0, 2))).save("residual")
-    assert {name: list(fields) for name, fields in saved.items()} == {"a": ["residual@4"], "b": ["residual@0"]}
-    assert saved["a"]["residual@4"].tolist() == [0, 1, 2]
-
-
-def test_parts_can_be_loaded_as_a_whole():
-    saved = {"a": {}}
-    for first, size in ((0, 5), (5, 1), (6, 6)):
-        saved["a"] |= leaf(parts(a=(first, size)), start=first).save("residual")["a"]
-    whole = PerParameter.zeros(layout((3, 4), names=("a",)), residual=True)
-    whole.load("residual", saved)
-    assert whole.flat.tolist() == list(range(12))
 
 
 @pytest.mark.parametrize("saved_in", [[(0, 12)], [(0, 4), (4, 8)], [(0, 7), (7, 5)], None], ids=str)
@@ -132,9 +117,3 @@ def test_every_compressor_takes_parts_and_goes_on_from_a_saved_state_to_the_bit(
         states.set_step(after, 2)
     given = gradients(within, 2)
     assert torch.equal(old.step(given)[0], new.step(given)[0])
-
-
-def test_a_part_s_factors_are_saved_apart_from_another_part_s():
-    first, second = (Layout(("w",), ((16, 12),), torch.float32, CPU, starts=(start,)) for start in (0, 192))
-    saved = [list(states.save(PowerSGD(2).init(within))["w"]) for within in (first, second)]
-    assert saved == [["q@0"], ["q@192"]]

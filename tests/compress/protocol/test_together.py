@@ -96,13 +96,6 @@ def test_requests_that_share_a_round_reply_as_if_alone(ask, shapes, world_size):
         assert all(torch.equal(result[index], reply) for result, reply in zip(merged, alone, strict=True))
 
 
-def test_together_nests():
-    inner = together(reducing(torch.ones(1), 2), reducing(torch.ones(2), 1))
-    requests, results = driven(together(inner, reducing(torch.ones(3), 1)))
-    assert [request.tensor.numel() for request in requests] == [6, 1]
-    assert [part.numel() for part in results[0]] == [1, 2]
-
-
 def seeded(seed):
     return torch.Generator().manual_seed(seed)
 
@@ -151,8 +144,3 @@ def test_a_powersgd_bucket_is_two_collectives_and_never_an_empty_one(spec, shape
     requests = requests_of(spec, layout(*shapes))
     assert [type(request) for request in requests] == [AllReduce, AllReduce]
     assert all(request.tensor.numel() for request in requests)
-
-
-@pytest.mark.parametrize("spec", ["powersgd", "batched-powersgd", "topk", "onebit"])
-def test_an_empty_bucket_is_no_collective(spec):
-    assert requests_of(spec, layout((0,), (0, 3))) == []

@@ -1,14 +1,12 @@
 """Shards in two levels in the simulator: hosts sum first, and weights travel once to each other host."""
 
-import weakref
 from math import prod
 
 import pytest
 import torch
 
 from gradwire.compress import Ranks, simulate
-from gradwire.compress.shards.layout import ShardLayout
-from gradwire.compress.shards.reduction import ShardResidual, shard_sum
+from gradwire.compress.shards.reduction import shard_sum
 from gradwire.compress.shards.weights import HeldWeights, OwnRows, WeightKind, weight_gather
 from gradwire.compress.simulate import traffic
 from gradwire.compress.state.tree import Leaves, save
@@ -80,14 +78,6 @@ def test_a_rank_holds_back_of_as_many_rows_as_there_are_hosts_and_nothing_of_wha
     assert all(torch.equal(flat_of(layout, layout.joined(held)), held) for held in simulated.held())
 
 
-def test_on_one_host_nothing_is_lost_and_one_rank_a_host_is_one_level():
-    named = [wholes(rank) for rank in range(4)]
-    exact = SimulatedRanks("none", 4).step(named)
-    torch.testing.assert_close(SimulatedRanks("hosts+int4", 4, per_host=4).step(named), exact)
-    one_level = SimulatedRanks("int4", 4).step(named)
-    assert torch.equal(SimulatedRanks("hosts+int4", 4, per_host=1).step(named), one_level)
-
-
 def gathered(spec, ranks, per_host):
     """Three gathers of weights that change; bytes that rank 0 sends between hosts, and inside its own, in each."""
     built = weight_gather(spec).placed(per_host, ranks)
@@ -131,17 +121,6 @@ def test_what_is_held_back_is_saved_whole_and_loaded_by_the_same_place_alone():
             Leaves(wrong).load(saved[rank])
 
 
-def test_rows_of_a_layout_are_spread_and_kept():
-    layout = layouts(6)[4].on_hosts(3)
-    assert layout.rows == range(1, 6, 3)
-    numbers = torch.arange(1.0, layout.numel + 1)
-    every = layout.spread(numbers).view(6, -1)
-    assert [bool(row.any()) for row in every] == [False, True, False, False, True, False]
-    assert torch.equal(layout.kept(every.view(-1)), numbers)
-    assert isinstance(layout, ShardLayout)
-    assert ShardResidual.zeros(layout, 8).numel == layout.numel
-
-
 @pytest.mark.parametrize(
     ("make", "spec", "words"),
     [
@@ -157,15 +136,3 @@ def test_rows_of_a_layout_are_spread_and_kept():
 def test_what_two_levels_do_not_take_is_refused(make, spec, words):
     with pytest.raises(ValueError, match=words):
         make(spec)
-
-
-@pytest.mark.parametrize("spec", ["int4", "hosts+int4", "hosts:inside=int8+int4"])
-def test_the_memory_of_gradients_is_free_while_payloads_travel(spec):
-    layout = layouts(4)[0]
-    reduction, grad = shard_sum(spec).placed(2 if "hosts" in spec else 1, 4), torch.ones(layout.numel)
-    there, state = weakref.ref(grad), reduction.init(layout)
-    program = reduction.reduce(grad, state, torch.empty(layout.row))
-    del grad
-    request = next(program)
-    assert request.tensor.numel()
-    assert there() is None

@@ -1,17 +1,12 @@
 """Shards in the simulator: nothing of a gradient is lost, means converge, and what is not finite is told to all ranks."""
 
-import sys
-
 import pytest
 import torch
 
-from gradwire import kernels
 from gradwire.compress import Layout, Ranks, compressors, simulate
-from gradwire.compress.protocol.requests import next_request
 from gradwire.compress.shards.layout import ShardLayout
 from gradwire.compress.shards.reduction import Finite, shard_sum
 from gradwire.compress.shards.weights import WeightKind, weight_gather
-from gradwire.compress.simulate import alike
 from gradwire.compress.state.tree import Leaves, save
 
 from ..given import placed
@@ -81,13 +76,6 @@ def test_what_fills_up_the_last_block_of_a_row_makes_no_sign_smaller(tail, feedb
     if feedback == "error_feedback=1":
         held = sum(each.residual.wide() for each in states).view(ranks, row) / ranks
         torch.testing.assert_close(held + torch.stack(outs), sum(given) / ranks)
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_what_is_cut_and_joined_is_as_it_was(ranks):
-    layout, named = layouts(ranks)[0], wholes(0)
-    joined = layout.joined(flat_of(layout, named))
-    assert all(torch.equal(joined[name], whole) for name, whole in named.items())
 
 
 HOSTS = ["hosts+none", "hosts+int4", "hosts+onebit:error_feedback=1", "hosts+int2", "hosts+int4:residual_bits=8"]
@@ -182,16 +170,6 @@ def test_8_bits_take_an_eighth_more_than_a_quarter_of_the_memory_of_32_at_most()
     assert narrow <= wide / 4 * 1.125
 
 
-def test_what_8_bits_hold_is_the_same_after_it_was_saved_and_loaded():
-    simulated = SimulatedRanks("int4:residual_bits=8", 4)
-    for step in range(3):
-        simulated.step([wholes(10 * step + rank) for rank in range(4)])
-    for state, layout in zip(simulated.states, simulated.layouts, strict=True):
-        other = simulated.reduction.init(layout)
-        Leaves(other).load(save(state))
-        assert torch.equal(other.residual.flat, state.residual.flat)
-
-
 @pytest.mark.parametrize(("spec", "narrow"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_of_16_bits_each_rank_sums_in_32_what_others_have_rounded_once(spec, narrow, dtype):
@@ -201,18 +179,6 @@ def test_of_16_bits_each_rank_sums_in_32_what_others_have_rounded_once(spec, nar
     unit = 2**-9 if dtype == torch.bfloat16 else 1e-6  # of the mean, in the dtype of gradients
     torch.testing.assert_close(simulated.step(named).double(), exact, rtol=2 * unit, atol=1e-6)
     assert all(state.residual is None for state in simulated.states)
-
-
-def test_gradients_of_16_bits_travel_in_16_bits_as_they_are():
-    named = [wholes(rank, torch.bfloat16) for rank in range(3)]
-    ours, plain = (SimulatedRanks(spec, 3, torch.bfloat16).step(named) for spec in ("bf16", "none"))
-    assert torch.equal(ours, plain)
-
-
-def test_the_mean_is_scaled():
-    named = [wholes(rank) for rank in range(2)]
-    once, thrice = (SimulatedRanks("int8", 2).step(named, scale) for scale in (1.0, 3.0))
-    torch.testing.assert_close(thrice, 3 * once)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -275,44 +241,6 @@ def test_a_residual_is_saved_in_the_shapes_of_whole_parameters_and_loaded_on_any
     other = simulated.reduction.init(layouts(2)[0])
     Leaves(other).load(saved)
     assert all(torch.equal(save(other)[name]["residual"], saved[name]["residual"]) for name in saved)
-
-
-def calls_on(ranks, spec):
-    """Functions, of Python and of C, that one rank of so many calls in a reduction and a gather."""
-    whole = Layout(("a", "b"), ((510, 40), (301,)), torch.float32, torch.device("cpu"), Ranks(ranks))
-    layout, reduction, weights = ShardLayout(whole, (0, 0)), shard_sum(spec), weight_gather("int8")
-    state, kind, count = reduction.init(layout), kind_of(whole), 0
-
-    def step():
-        out, rows = torch.zeros(layout.row), torch.ones(layout.numel)
-        drive(reduction.reduce(torch.ones(layout.numel), state, out), layout.whole.ranks)
-        drive(weights.gather(rows[: layout.row].clone(), rows, kind), layout.whole.ranks)
-
-    def note(frame, event, argument):
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    step()  # caches fill
-    sys.setprofile(note)
-    try:
-        step()
-    finally:
-        sys.setprofile(None)
-    return count
-
-
-def drive(program, ranks):
-    """Run a program with replies as of ranks that all send the same."""
-    reply = None
-    while (asked := next_request(program, reply))[0] is not None:
-        reply = alike(asked[0], ranks)
-
-
-@pytest.mark.parametrize("spec", ["int8", "int4:residual_bits=8", "onebit", "int2", "int4:error_feedback=0.9"])
-def test_a_module_takes_as_many_launches_on_64_ranks_as_on_4(spec):
-    if not any(each.name == "native" and each.available for each in kernels.backends()):
-        pytest.skip("the reference has a loop over ranks")
-    assert calls_on(64, spec) <= calls_on(4, spec) + 8
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,11 @@ from gradwire.compress.state.gauge import (
     EVERY,
     IN_A_ROW,
     WARM_UP,
-    Gauge,
     Sample,
-    Seen,
     gauges,
     sampled,
     steady,
 )
-from gradwire.kernels import Residual
 from gradwire.testing import SHAPES
 
 from ..given import gradients, layout
@@ -105,55 +102,3 @@ def test_gradients_that_grow_and_grow_with_a_residual_run_away_from_the_first_sa
             simulation.step([gradients(within, step)[0] * 1.2**step])
         ran_away[spec] = gauge_of(simulation.states[0]).runs_away
     assert ran_away == {"topk:ratio=0.01": True, "int4": False}
-
-
-def one(ratio, cosine, log_gradient=0.0):
-    """What is meant and what is sent is of length 1."""
-    return Sample(log_gradient, ratio**2, cosine, 1.0, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("sample", "expected"),
-    [
-        (one(7, 0.9), False),  # few gradients
-        (one(19, 0.1), False),  # at a cosine of 0.1, 9.95 are steady
-        (one(21, 0.1), True),
-        (one(9, 0.5), True),
-        (one(9, 0.0), True),
-        (one(9, -0.5), True),
-    ],
-)
-def test_a_residual_is_too_large_beyond_twice_what_settles_at_its_cosine(sample, expected):
-    assert sample.too_large == expected
-
-
-def test_some_samples_in_a_row_have_to_agree_and_residuals_of_the_first_ones_have_no_say():
-    large, small = one(21, 0.1), one(1, 0.9)
-    seen, told = Seen(), []
-    for sample in [large] * (WARM_UP + IN_A_ROW - 1) + [small] + [large] * IN_A_ROW:
-        seen = seen.and_then(sample)
-        told.append(seen.runs_away)
-    assert told == [False] * (WARM_UP + IN_A_ROW - 2) + [True] + [False] * IN_A_ROW + [True]
-
-
-@pytest.mark.parametrize("outlier", [-20.0, 20.0])
-def test_a_single_outlier_is_no_growth(outlier):
-    seen = Seen()
-    for log_gradient in [0.0] * 10 + [outlier] + [0.0] * 10:
-        seen = seen.and_then(one(2, 0.5, log_gradient))
-        assert not seen.runs_away
-
-
-def test_nothing_meant_and_nothing_sent_is_as_it_should_be_and_meant_but_not_sent_is_not():
-    assert Sample(0, 0, 0, 0, 0).cosine == 1
-    assert Sample(0, 1, 0, 1, 0).cosine == 0
-
-
-@pytest.mark.parametrize(("number", "counted"), [(torch.inf, False), (torch.nan, False), (0.0, False), (1.0, True)])
-def test_a_step_that_is_not_finite_or_has_no_gradient_is_not_counted(number, counted):
-    gauge, grad = Gauge(), torch.full((4,), number)
-    for _ in range(EVERY):
-        held = Residual(torch.ones(4), torch.ones(4))
-        gauge.begin(grad, held)
-        gauge.end(held)
-    assert (gauge.residual_ratio is not None) == counted

@@ -6,7 +6,7 @@ import torch
 from gradwire.compress import ErrorFeedback, Simulation, Switch, compressor, simulate
 from gradwire.compress.state import tree as states
 from gradwire.compress.state.leaf import FlatLeaf, Versions
-from gradwire.compress.state.tree import Chunk, Counter, Leaves, PerParameter
+from gradwire.compress.state.tree import Chunk
 
 from ..given import gradients, layout, placed
 
@@ -97,31 +97,6 @@ def test_in_new_buckets_nothing_that_was_held_back_is_lost(spec, after, world_si
         assert torch.allclose(total, expected[name], atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "spec", ["topk:ratio=0.1", "onebit:block=8", "powersgd:rank=2", "batched-powersgd:rank=2", "chunktopk:chunk=16"]
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-def test_in_the_same_buckets_a_loaded_state_goes_on_to_the_bit(spec, dtype):
-    old, new = Buckets(spec, TWO, 3, dtype), Buckets(spec, TWO, 3, dtype)
-    for step in range(3):
-        old.step(step)
-    for rank in range(3):
-        assert new.load(rank, old.save(rank)) == {}
-    for step in range(3, 5):
-        expected, found = old.step(step), new.step(step)
-        assert all(torch.equal(found[name], expected[name]) for name in NAMES)
-
-
-def test_saved_numbers_are_copies():
-    buckets = Buckets("powersgd:rank=2", ONE)
-    buckets.step(0)
-    saved = buckets.save(0)
-    before = {name: {field: t.clone() for field, t in fields.items()} for name, fields in saved.items()}
-    buckets.step(1)
-    assert saved.keys() == before.keys()
-    assert all(torch.equal(saved[name][field], before[name][field]) for name in saved for field in saved[name])
-
-
 def test_entries_are_named_by_parameter_and_by_place_in_the_tree_with_the_parameter_s_shape():
     nested = ErrorFeedback(Switch({0: compressor("none"), 2: compressor("powersgd:rank=2,error_feedback=false")}))
     saved = states.save(nested.init(layout(*SHAPES, names=NAMES)))
@@ -135,34 +110,12 @@ def test_entries_are_named_by_parameter_and_by_place_in_the_tree_with_the_parame
     assert saved["a"]["inner.stages.1.q"].shape == (2, 12)
 
 
-def test_a_residual_of_another_shape_is_refused_by_name():
-    state = compressor("topk").init(layout((3, 4), names=["weight"]))
-    with pytest.raises(
-        ValueError, match=r"'residual' of parameter 'weight' has shape \(4, 3\), but \(3, 4\) is needed"
-    ):
-        states.load(state, {"weight": {"residual": torch.zeros(4, 3)}})
-
-
 def test_a_q_of_another_rank_is_drawn_anew():
     within = layout((64, 32), names=["weight"])
     fresh = states.save(compressor("powersgd:rank=4").init(within))
     state = compressor("powersgd:rank=4").init(within)
     states.load(state, states.save(compressor("powersgd:rank=2").init(within)))
     assert torch.equal(states.save(state)["weight"]["inner.q"], fresh["weight"]["inner.q"])
-
-
-def test_what_a_saved_state_does_not_have_stays_and_what_is_not_here_is_passed_over():
-    state = compressor("topk").init(layout((3,), (2,), names=["x", "y"]))
-    state.residual.flat.fill_(7.0)
-    assert states.load(state, {"y": {"residual": torch.tensor([1.0, 2.0])}, "z": {"residual": torch.ones(9)}}) == {}
-    assert state.residual.flat.tolist() == [7.0, 7.0, 7.0, 1.0, 2.0]
-
-
-def test_a_residual_is_converted_to_the_dtype_it_is_kept_in_here():
-    state = compressor("topk").init(layout((2,), names=["x"], dtype=torch.float64))
-    states.load(state, {"x": {"residual": torch.tensor([0.5, 0.25])}})
-    assert state.residual.flat.dtype == torch.float64
-    assert state.residual.flat.tolist() == [0.5, 0.25]
 
 
 def test_a_server_s_part_knows_the_parameters_it_touches():
@@ -189,31 +142,6 @@ def test_a_server_s_part_that_moved_is_owed_as_many_times_as_there_are_ranks():
         "y": [8, 0, 0, 0, 0, 0],
     }
     assert here.flat.count_nonzero() == 0
-
-
-def test_only_residuals_are_held_back():
-    within = layout((2,), names=["x"])
-    assert PerParameter(within, Versions(torch.ones(2))).held_back() == {}
-    assert PerParameter(within, Versions(torch.ones(2)), residual=True).held_back()["x"].tolist() == [1.0, 1.0]
-    assert Counter(3).held_back() == {}
-
-
-def test_the_step_is_set_in_every_counter():
-    state = compressor("powersgd:start_iter=5").init(layout((64, 32)))
-    states.set_step(state, 7)
-    assert [counter.value for counter in Leaves(state).counters] == [7, 7]
-    assert Leaves(None).counters == ()
-
-
-def test_what_is_held_back_is_rescaled_and_nothing_else():
-    within = layout(*SHAPES, names=NAMES)
-    simulation = Simulation(compressor("powersgd:rank=2"), within)
-    simulation.step(gradients(within))
-    state, before = simulation.states[0], states.save(simulation.states[0])
-    Leaves(state).rescale(4.0)
-    after = states.save(state)
-    assert all(torch.equal(after[name]["residual"], 4 * before[name]["residual"]) for name in NAMES)
-    assert torch.equal(after["a"]["inner.q"], before["a"]["inner.q"])
 
 
 def test_a_program_that_is_closed_half_way_can_be_run_again():

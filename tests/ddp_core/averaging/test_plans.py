@@ -1,17 +1,12 @@
-"""What a bucket does in every step: its name, what is sent of it, and how its programs end together."""
+"""What a bucket does in every step: how its programs end together."""
 
 from datetime import timedelta
 
 import pytest
 import torch
 
-from gradwire.ddp_core.averaging.plans import AllPending, all_done, labelled
+from gradwire.ddp_core.averaging.plans import AllPending, all_done
 from gradwire.ddp_core.engine.lanes import FuturePending
-
-
-def test_a_bucket_is_called_by_its_first_parameters():
-    assert labelled(4, ("a", "b", "c")) == "bucket 4 (parameters a, b, c)"
-    assert labelled(0, tuple("abcdef")) == "bucket 0 (parameters a, b, c and 3 more)"
 
 
 def futures(count):

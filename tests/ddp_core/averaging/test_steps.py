@@ -75,31 +75,6 @@ class Elsewhere(threading.Thread):
         return self.result
 
 
-def test_a_change_of_another_thread_waits_for_the_end_of_the_step_and_one_of_this_thread_does_not(steps, averager):
-    opened(steps, averager)
-    made = []
-    Elsewhere(lambda: steps.between(lambda: made.append("other"))).end()
-    steps.between(lambda: made.append("own"))
-    assert made == ["own"]
-    steps.end()
-    assert made == ["own", "other"]
-    Elsewhere(lambda: steps.between(lambda: made.append("at once"))).end()
-    assert made[2:] == ["at once"]
-
-
-@pytest.mark.parametrize("over", [Steps.end, Steps.begin])
-def test_a_save_within_a_step_is_made_by_the_thread_of_the_step_at_its_end_or_before_the_next_one(
-    steps, averager, over
-):
-    opened(steps, averager)
-    saver = Elsewhere(lambda: steps.snapshot(threading.get_ident))
-    assert saver.is_alive()
-    over(steps)
-    thread, _ = saver.end()
-    assert thread == threading.get_ident()
-    assert averager.engines.followed == 1
-
-
 def test_a_save_waits_for_no_step_that_overwrites_nothing_or_whose_engine_has_failed(steps, averager):
     opened(steps, averager)
     for attribute, value in (("memory", "in_place"), ("engines", "failed")):
@@ -174,18 +149,6 @@ def test_programs_that_run_are_signs_of_a_step(steps, averager, monkeypatch):
     assert saver.is_alive()
     steps.end()
     saver.end()
-
-
-def test_a_step_is_over_for_those_averagers_that_took_part(steps, averager):
-    other = Averager(steps)
-    opened(steps, averager)
-    steps.end()
-    opened(steps, averager, other)
-    steps.leave(other)
-    assert steps.holds(averager)
-    assert not steps.holds(other)
-    steps.end()
-    assert (averager.ended, other.ended) == (2, 0)
 
 
 def test_an_averager_that_is_gone_holds_no_steps_up():

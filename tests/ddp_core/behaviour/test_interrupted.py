@@ -68,45 +68,6 @@ def test_buckets_that_never_come_are_not_waited_for(ranks):
     assert ranks.run(one_rank_stays_away, 2) == [True, True]
 
 
-def closed(rank, world_size):
-    """Steps and numbers of the state before and after `close()`, and steps after a load that follows a broken backward."""
-    model, handle = wrapped("topk:ratio=0.1", ours=True)
-    for step in range(3):
-        backward(model, rank, step)
-    before = copy.deepcopy(handle.state_dict())
-    hook = model.module[1].weight.register_hook(fail)
-    with pytest.raises(KeyboardInterrupt):
-        backward(model, rank, 3)
-    hook.remove()
-    handle.load_state_dict(before)
-    loaded = handle.state_dict()["step"]
-    handle.close()
-    after = handle.state_dict()
-    return before["step"], after["step"], loaded, same(numbers_of(before), numbers_of(after))
-
-
-def test_a_closed_handle_and_one_that_was_loaded_anew_tell_their_last_state(ranks):
-    assert ranks.run(closed, 2) == [(3, 3, 3, True)] * 2
-
-
-def met_in_part(rank, world_size):
-    """The state after a backward that ended when some of its new buckets had been met, where the step before had one."""
-    model, handle = wrapped("topk:ratio=0.1", ours=False)
-    backward(model, rank, 0)
-    model.module[2].weight.register_hook(fail)
-    with pytest.raises(KeyboardInterrupt):
-        backward(model, rank, 1)
-    saved = handle.state_dict()
-    handle.close()
-    return saved["step"], saved["buckets"]
-
-
-def test_the_buckets_saved_are_those_of_the_step_before(ranks):
-    for step, buckets in ranks.run(met_in_part, 2):
-        assert step == 1
-        assert list(map(len, buckets)) == [6]
-
-
 def waited_for_in_vain(rank, world_size, spec):
     """Seconds until Ctrl-C ends a wait for a rank that does not come, and the steps that are saved."""
     model, handle = wrapped(spec, ours=True)

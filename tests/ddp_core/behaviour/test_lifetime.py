@@ -106,27 +106,6 @@ def test_a_new_wrapper_takes_over_from_one_whose_step_failed(ranks):
             assert same(mine, expected)
 
 
-def outlived(rank, world_size):
-    """The gradients of a backward, and of one whose wrapper is gone, while somebody keeps its reducer."""
-    results = []
-    for keep in (True, False):
-        module = network()
-        model = gradwire.DistributedDataParallel(module)
-        reducer, handle, loss = model.reducer, model.compression, model(inputs_of(rank)).sum()
-        if not keep:
-            del model
-        loss.backward()
-        results.append([parameter.grad for parameter in module.parameters()])
-        handle.close()
-        del reducer
-    return results
-
-
-def test_a_reducer_averages_on_without_its_wrapper(ranks):
-    for kept, outliving in ranks.run(outlived, 2):
-        assert same(kept, outliving)
-
-
 def all_gone(rank, world_size, options):
     """Whether a model, its reducer and its compression are gone when the last name is."""
     model = gradwire.DistributedDataParallel(layers.Layers(), **options)

@@ -8,8 +8,7 @@ from torch.utils.checkpoint import checkpoint
 import gradwire
 
 from ..layers import CAP, Layers, expected_average, gradients_of, inputs_of
-from ..nets import Net, Settings, close, linear, same
-from ..training import train, train_alone
+from ..nets import linear, same
 
 VARIANTS = [{"gradient_as_bucket_view": view, "bucket_cap_mb": CAP} for view in (False, True)]
 
@@ -159,19 +158,6 @@ def test_in_a_static_graph_too_a_parameter_that_any_rank_uses_gets_the_average_o
                 assert same(gradients, expected_average([(0, 1, 2), (0, 2)], step))
             layer = sum(gradient.nbytes for gradient in gradients[:2])
             assert sent == (3 if skip else 4) * layer
-
-
-def accumulate(rank, world_size):
-    settings = Settings({"static_graph": True}, micro_batches=2)
-    parts = ()
-    ddp = gradwire.DistributedDataParallel(Net(parts, 5), **settings.options)
-    mine, _ = train(ddp, rank, settings)
-    ddp.compression.close()
-    return close(mine, train_alone(Net(parts, 5), world_size, settings), 1e-12)
-
-
-def test_a_static_graph_may_be_accumulated_in_no_sync_from_the_first_iteration_on(ranks):
-    assert all(ranks.run(accumulate, 2))
 
 
 def checkpointed_from_outside(rank, world_size):

@@ -1,21 +1,10 @@
 """Which parameters share a bucket, and in what order."""
 
-import weakref
-
 import pytest
 import torch
 from torch import nn
 
 from gradwire.ddp_core.buckets.assignment import BucketAssignment, assigned, caps_in_bytes
-
-
-def test_buckets_that_were_replaced_are_freed():
-    parameters = [nn.Parameter(torch.zeros(2)) for _ in range(3)]
-    assignment = BucketAssignment(parameters, [False] * 3, [1 << 20], alias=False)
-    assignment.traces.append([2, 1, 0])
-    before = weakref.ref(assignment.buckets[0])
-    assignment.build([0, 1, 2])
-    assert before() is None
 
 
 def test_buckets_made_between_forward_and_backward_lack_all_their_gradients():
@@ -24,25 +13,6 @@ def test_buckets_made_between_forward_and_backward_lack_all_their_gradients():
     assignment.caps = [8]
     assignment.build([0, 1, 2])
     assert assignment.unready == [1, 1, 1]
-
-
-def test_a_proposal_that_changes_nothing_is_the_order_of_the_buckets():
-    parameters = [nn.Parameter(torch.zeros(2)) for _ in range(6)]
-    assignment = BucketAssignment(parameters, [False] * 6, [16], alias=False)  # two parameters a bucket
-    assert [bucket.members for bucket in assignment.buckets] == [(5, 4), (3, 2), (1, 0)]
-    assert assignment.proposal() == assignment.order
-    for step in range(3):
-        assignment.traces.append([4, 5, 2, 3, 0, 1])  # inside buckets alone
-        assert step == 0 or assignment.proposal() == assignment.order
-    for step in range(3):
-        assignment.traces.append([1, 5, 2, 3, 0, 4])
-        assert assignment.proposal() == (assignment.order if step == 0 else [1, 5, 2, 3, 0, 4])
-
-
-def test_parameters_that_were_not_seen_come_last_in_the_order_that_they_had():
-    assignment = BucketAssignment([nn.Parameter(torch.zeros(2)) for _ in range(5)], [False] * 5, [8], alias=False)
-    assignment.traces.append([1, 3])
-    assert assignment.proposal() == [1, 3, 4, 2, 0]
 
 
 def test_every_parameter_is_in_one_bucket_of_its_dtype_and_caps_hold():

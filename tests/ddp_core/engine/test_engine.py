@@ -1,7 +1,5 @@
 """The engine by itself: a program that misbehaves ends all programs with its error, and nothing hangs."""
 
-import concurrent.futures
-import os
 import time
 import weakref
 from datetime import timedelta
@@ -12,7 +10,6 @@ import torch.distributed as dist
 
 from gradwire.compress import AllReduce
 from gradwire.ddp_core import Engine, ProcessGroup
-from gradwire.ddp_core.engine import lanes
 from gradwire.ddp_core.engine.lanes import Task
 from gradwire.ddp_core.transport import private_group
 from gradwire.ddp_core.transport.protocol import Decorated
@@ -89,24 +86,6 @@ def test_a_failure_reaches_the_futures_of_all_programs_that_are_live(ranks, othe
         assert all(message == "" or "on purpose" in message for message in messages)
 
 
-def submit_beside_a_failure(rank, world_size):
-    """Another task fails after this one was taken, and before it has a future that could tell."""
-    engine = engine_of()
-
-    def future():
-        engine._ended(Task(well(torch.ones(1)), "bucket 7"), ArithmeticError("on purpose"))
-        return concurrent.futures.Future()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lanes, "Future", future)
-        submitted(engine, well(torch.ones(1)))
-
-
-def test_a_failure_just_before_a_task_has_a_future_is_told_where_it_is_submitted(ranks):
-    (failure,) = ranks.run(submit_beside_a_failure, 1, expect_errors=True)
-    assert failure.message == "bucket 0 was given up, since another one has failed"
-
-
 class Broken(Decorated):
     """A transport whose replies do not arrive."""
 
@@ -157,37 +136,6 @@ def test_a_group_whose_ranks_have_not_met_in_a_store_is_refused(monkeypatch):
         private_group.private_group(None, LIMIT, "1")
 
 
-def run_and_fork(rank, world_size):
-    engine = engine_of()
-    assert torch.equal(submitted(engine, well(torch.full((4,), rank + 1.0))).wait(LIMIT), torch.full((4,), 1.5))
-    child = os.fork()
-    if not child:
-        engine.close()
-        os._exit(7)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    again = submitted(engine, well(torch.ones(4))).wait(LIMIT)
-    engine.close()
-    return status, again
-
-
-def test_a_fork_leaves_the_lanes_to_its_parent(ranks):
-    for status, again in ranks.run(run_and_fork, 2):
-        assert status == 7
-        assert torch.equal(again, torch.ones(4))
-
-
-def submit_after_close(rank, world_size):
-    engine = engine_of(1)
-    dist.barrier()  # closed any sooner, it would end the connections that the other rank is still making
-    engine.close()
-    submitted(engine, well(torch.ones(1)))
-
-
-def test_a_closed_engine_says_so(ranks):
-    for failure in ranks.run(submit_after_close, 2, expect_errors=True):
-        assert "was closed" in failure.message
-
-
 def submit_during_close(rank, world_size):
     """What comes of a task that another thread submits once the lanes are told to end."""
     engine = engine_of()
@@ -209,32 +157,3 @@ def submit_during_close(rank, world_size):
 
 def test_a_task_that_is_submitted_while_the_engine_closes_is_not_waited_for_without_an_end(ranks):
     assert all("close() was called" in text for text in ranks.run(submit_during_close, 2))
-
-
-def make_groups_again(rank, world_size):
-    for _ in range(3):
-        engine = engine_of()
-        submitted(engine, well(torch.ones(4))).wait(LIMIT)
-        engine.close()
-    return True
-
-
-def test_engines_can_follow_one_another(ranks):
-    assert all(ranks.run(make_groups_again, 2))
-
-
-def group_of_all_after_training_on_some(rank, world_size):
-    some = dist.new_group([0, 1])
-    if rank < 2:
-        engine = engine_of(group=some)
-        submitted(engine, well(torch.ones(4))).wait(LIMIT)
-        engine.close()
-    everyone = dist.new_group(timeout=LIMIT)
-    total = torch.ones(1)
-    dist.all_reduce(total, group=everyone)
-    dist.destroy_process_group(everyone)
-    return total.item()
-
-
-def test_groups_of_lanes_do_not_disturb_those_that_the_user_makes_later(ranks):
-    assert ranks.run(group_of_all_after_training_on_some, 3) == [3.0] * 3

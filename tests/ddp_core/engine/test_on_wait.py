@@ -1,6 +1,5 @@
-"""Tasks that whoever waits for them runs, as plain sums are: what they give, what they cost, and how they fail."""
+"""Tasks that whoever waits for them runs, as plain sums are: what they give, and how they end."""
 
-import time
 from contextlib import suppress
 from datetime import timedelta
 
@@ -9,15 +8,12 @@ import torch
 import torch.distributed as dist
 
 import gradwire
-from gradwire.compress import AllReduce, Traffic
-from gradwire.ddp_core import Engine, Link, Paced, ProcessGroup
+from gradwire.compress import AllReduce
+from gradwire.ddp_core import Engine, ProcessGroup
 from gradwire.ddp_core.engine.lanes import Task
-
-from ..nets import ALWAYS, Batch, Net, loss_of
 
 CPU, LIMIT = torch.device("cpu"), timedelta(seconds=20)
 NUMEL = 1000
-COST = Traffic(rounds=1, payload_bytes=4 * NUMEL, sent_bytes=4.0 * NUMEL)
 
 
 def ranks_numbers(rank, seed):
@@ -60,30 +56,6 @@ def test_tasks_run_by_those_who_wait_give_what_others_give(ranks):
             torch.testing.assert_close(result.double(), expected * (world_size if seed % 2 else 1), rtol=0, atol=1e-5)
 
 
-def record_of_a_sum(rank, world_size):
-    engine, tasks, begin = engine_of(), [Task(once(torch.ones(NUMEL)), "a sum") for _ in range(2)], time.perf_counter()
-    engine.submit(tasks[0], on_wait=True).wait(LIMIT)
-    between = time.perf_counter() - begin
-    late = engine.submit(tasks[1], on_wait=True)
-    while tasks[1]._pending.arrived is None:
-        time.sleep(0.001)
-    there = time.perf_counter()
-    time.sleep(0.01)
-    late.wait(LIMIT)
-    engine.close()
-    return tasks[0].record, between, tasks[1].record, there
-
-
-def test_a_sum_is_timed_until_it_is_there_and_not_until_somebody_asks(ranks):
-    for record, between, late, there in ranks.run(record_of_a_sum, 2):
-        assert record.traffic == COST
-        _, (kind, begin, end) = record.spans
-        assert kind == "wait"
-        assert end - begin == pytest.approx(record.wait)
-        assert record.wait <= between
-        assert late.spans[-1][2] <= there
-
-
 def without_an_answer(rank, world_size):
     """Rank 0 waits for a sum that rank 1 never begins; what it raises, and what the engine says then."""
     engine, said = engine_of(limit=timedelta(seconds=2)), []
@@ -123,26 +95,6 @@ def dropped_at_close(rank, world_size):
 
 def test_a_sum_that_nobody_waited_for_is_given_up_when_the_engine_closes(ranks):
     assert all("a sum: RuntimeError: it was given up" in said for said in ranks.run(dropped_at_close, 2))
-
-
-def spans_and_traffic(rank, world_size, paced):
-    """The kinds of spans of a step without compression, what it cost, and the bytes of all gradients."""
-    transport = (lambda inner: Paced(inner, Link(1e9))) if paced else None
-    model = gradwire.DistributedDataParallel(Net(ALWAYS[:3]), bucket_cap_mb=0.001, transport=transport)
-    for step in range(2):
-        loss_of(model(Batch.drawn(rank, step))).backward()
-    kinds = {kind for bucket in model.last_step().buckets for kind, _, _ in bucket.spans}
-    cost, size = model.compression.stats().last.traffic, sum(parameter.nbytes for parameter in model.parameters())
-    model.compression.close()
-    return kinds, cost, size
-
-
-@pytest.mark.parametrize("paced", [False, True])
-def test_buckets_without_compression_have_nothing_to_decode_and_cost_a_ring(ranks, paced):
-    for kinds, cost, size in ranks.run(spans_and_traffic, 3, paced):
-        assert kinds == {"encode", "wait"}
-        assert cost.payload_bytes == size
-        assert cost.sent_bytes == pytest.approx(size * 2 * 2 / 3)  # of a ring of three
 
 
 def gradient_kept_in_a_graph(rank, world_size):

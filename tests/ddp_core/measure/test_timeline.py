@@ -7,10 +7,8 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import gradwire
-from gradwire.ddp_core.measure.step import Step
-from gradwire.ddp_core.measure.timeline import Timeline
 
-from ..layers import CAP, DYNAMIC, Layers, inputs_of
+from ..layers import CAP, Layers, inputs_of
 
 ALL = (0, 1, 2, 3)
 NAMES = {name for name, _ in Layers().named_parameters()}
@@ -138,38 +136,6 @@ def test_hooks_have_their_buckets_timed_and_ours_their_programs_too(ranks):
         assert [kinds(bucket) for bucket in ours.buckets] == [["encode", "wait", "decode"]] * 4
 
 
-def dropped(rank, world_size):
-    model = gradwire.DistributedDataParallel(Layers(), skip_all_reduce_unused_params=True, **DYNAMIC)
-    steps = [step(model, rank, number, used) for number, used in enumerate([ALL, (0, 3), (rank,)])]
-    closed(model)
-    return steps
-
-
-def test_buckets_that_are_not_sent_are_absent(ranks):
-    for steps in ranks.run(dropped, 2):
-        everything, some, other = map(check, steps)
-        assert len(everything.buckets) == 4
-        assert [bucket.parameters[0][:8] for bucket in some.buckets] == ["layers.3", "layers.0"]
-        assert [bucket.parameters[0][:8] for bucket in other.buckets] == ["layers.1", "layers.0"]
-
-
-def uneven(rank, world_size):
-    model = gradwire.DistributedDataParallel(Layers(), bucket_cap_mb=CAP)
-    steps = []
-    with model.join():
-        for number in range(4 if rank else 2):
-            steps.append(step(model, rank, number))
-    steps.append(model.last_step())
-    closed(model)
-    return steps
-
-
-def test_a_rank_that_stands_in_with_zeros_has_no_step_of_its_own(ranks):
-    first, second = ranks.run(uneven, 2)
-    assert [check(times).step for times in first] == [1, 2, 2]
-    assert [check(times).step for times in second] == [1, 2, 3, 4, 4]
-
-
 def alone(rank, world_size, show, *arguments):
     """`show(model, ...)` of a model on one rank."""
     model = gradwire.DistributedDataParallel(Layers(), bucket_cap_mb=CAP)
@@ -245,24 +211,3 @@ def test_what_backward_computes_after_the_last_gradient_is_not_exposed_communica
     assert times.backward > DELAY
     assert times.exposed < seconds - (end - begin)
     assert all(times.began + bucket.done < end for bucket in times.buckets)
-
-
-def static(rank, world_size):
-    model = gradwire.DistributedDataParallel(Layers(), bucket_cap_mb=CAP, static_graph=True)
-    steps = [step(model, number=number, used=(0, 2)) for number in range(3)]
-    closed(model)
-    return steps
-
-
-def test_a_static_graph_is_timed_from_its_first_step(ranks):
-    for times in ranks.run(static, 1)[0]:
-        assert len(check(times) and times.buckets) == 4
-
-
-def test_a_timeline_counts_no_bucket_that_never_was_ready():
-    timeline, step = Timeline(["weight"]), Step(number=1)
-    step.launched[0] = 1.0
-    step.watch(0, object())
-    step.done[0] = 2.0
-    timeline.step_ends(step, [[0]])
-    assert timeline.last.buckets == ()

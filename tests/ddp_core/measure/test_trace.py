@@ -59,22 +59,6 @@ def valid(path):
     return file["traceEvents"]
 
 
-def two_traces(model, folder):
-    with gradwire.trace(model, folder / "outer.json") as outer:
-        step(model)
-        with gradwire.trace(model, folder / "inner.json", rank=7) as inner:
-            assert outer[1:] == inner == []
-            step(model)
-        step(model)
-    return [times.step for times in outer], [times.step for times in inner]
-
-
-def test_two_traces_at_once_each_have_their_own_steps(ranks, tmp_path):
-    assert ranks.run(alone, 1, two_traces, tmp_path) == [([1, 2, 3], [2])]
-    assert {event["pid"] for event in valid(tmp_path / "inner.json")} == {7}
-    assert {event["pid"] for event in valid(tmp_path / "outer.json")} == {0}
-
-
 def overlapping_traces(model, folder):
     first, second = (gradwire.trace(model, folder / name) for name in "ab")
     mine = [first.__enter__(), second.__enter__()]

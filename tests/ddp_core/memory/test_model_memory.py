@@ -9,25 +9,15 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 from gradwire.compress import Layout, Ranks
-from gradwire.ddp_core.memory.bucket_memory import BucketMemory
 from gradwire.ddp_core.memory.model_memory import ModelMemory
 
 from ...hooks import given
 from ..layers import DYNAMIC, LAYER, Layers, expected_average, gradients_of, inputs_of
 from ..nets import same
 
-FORGETFUL = "onebit:block=8,error_feedback=false"  # holds nothing back
-SERVED = "onebit:block=8"  # what a server saves is of its own part
-SPECS = ["topk:ratio=0.1", "powersgd:rank=1,min_compression_rate=0", "onebit"]
 ALL = (0, 1, 2, 3)
 DENSE = 4 * LAYER  # bytes of all gradients
 USAGE = 4 * 8  # bytes of a number for each parameter
-CASES = {  # the layers that each of two ranks uses in each step after the swap; in how many of them something is owed
-    "all at once": ([(ALL, ALL)] * 2, 1),
-    "others on each rank": ([((0, 1), (2, 3)), (ALL, ALL)], 1),
-    "the last one later": ([((0, 1), (1, 2)), ((0,), (0,)), ((3,), ALL), (ALL, ALL)], 3),
-    "one never": ([((0, 1, 2), (0, 1, 2))] * 3, 3),
-}
 
 
 def backward(model, rank, step, used, factor=1.0):
@@ -42,13 +32,6 @@ def swapped(rank, spec, **options):
         backward(model, rank, step, ALL)
     model.compression.swap("none")
     return model
-
-
-def test_what_is_held_back_has_the_same_names_on_all_ranks_though_they_serve_other_parts():
-    for rank in range(4):
-        layout = Layout(("first", "second"), ((10,), (2,)), torch.float32, torch.device("cpu"), Ranks(4, rank))
-        bucket = BucketMemory(gradwire.compressor(SERVED), layout, step=0)
-        assert {name: numbers.shape for name, numbers in bucket.held_back().items()} == {"first": (10,), "second": (2,)}
 
 
 def loaded_then_swapped(rank, world_size, specs):
@@ -86,32 +69,6 @@ def test_ranks_of_a_host_that_have_saved_nothing_swap_like_the_others(ranks, spe
 def wishes_of(model):
     """Of the next step: the scale of gradients on their way into buckets, and whether ranks ask for usage before."""
     return model.reducer.averager.scale, model.reducer.averager.zero_unused_gradients
-
-
-def wishes_after_swap(rank, world_size, case, skip, saving):
-    """For each specification the wishes of each step after a swap. `saving`: ranks that save after each step."""
-    results = {}
-    for spec in (SPECS[list(CASES).index(case) % 3], FORGETFUL):
-        model = swapped(rank, spec, skip_all_reduce_unused_params=skip)
-        results[spec] = []
-        for step, used in enumerate(CASES[case][0], 2):
-            results[spec].append(wishes_of(model))
-            backward(model, rank, step, used[rank])
-            if rank in saving:
-                model.compression.state_dict()
-        model.compression.close()
-    return results
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_ranks_stop_asking_at_the_same_step_once_all_has_come_out(ranks, case):
-    usage, carrying = CASES[case]
-    skip, saving = [(False, ()), (True, (0,)), (True, ()), (False, (0,))][list(CASES).index(case) % 4]
-    answers = ranks.run(wishes_after_swap, 2, case, skip, saving)
-    for results in answers:
-        for spec in results.keys() - {FORGETFUL}:
-            assert results[spec] == [(1.0, True)] * carrying + [(0.5, False)] * (len(usage) - carrying), spec
-        assert results[FORGETFUL] == answers[0][FORGETFUL]
 
 
 def payloads_after_swap(rank, world_size, ours):

@@ -85,24 +85,6 @@ def test_factors_momenta_choices_and_shares_are_of_whole_buckets(spec):
     assert not may_be_cut(gradwire.compressor(spec))
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_the_residual_of_slices_is_saved_in_the_shapes_and_under_the_names_of_whole_parameters(spec):
-    saved = after(spec, 64, 2)[1].save()
-    whole = memory_of(spec, 1, None).save()
-    assert {name: fields["residual"].shape for name, fields in saved.items()} == {"a": (5, 40), "b": (100,)}
-    assert all(set(whole[name]) <= set(saved[name]) for name in whole)
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_in_the_same_slices_a_saved_state_goes_on_in_the_same_bits(spec):
-    memories = after(spec, 64, 3)
-    loaded = [memory_of(spec, rank, 64, step=3) for rank in range(RANKS)]
-    for old, new in zip(memories, loaded, strict=True):
-        new.load(old.save())
-    for step in range(3, 5):
-        assert torch.equal(stepped(memories, step, gradients(step)), stepped(loaded, step, gradients(step)))
-
-
 @pytest.mark.parametrize(("saved_in", "loaded_in"), [(64, 96), (64, None), (None, 64), (300, 64)])
 @pytest.mark.parametrize("spec", SPECS)
 def test_in_other_slices_nothing_that_was_held_back_is_lost(spec, saved_in, loaded_in):

@@ -167,25 +167,6 @@ def test_nothing_held_back_is_lost_when_buckets_are_rebuilt(ranks, spec):
     assert torch.equal(answers[0][1], answers[1][1])
 
 
-def gradients_of_views(rank, world_size):
-    """With gradients as views, buckets are rebuilt while gradients of the step before still lie in the old ones."""
-    model = gradwire.DistributedDataParallel(Ordered(), bucket_cap_mb=1e-6, gradient_as_bucket_view=True)
-    alone = Ordered()
-    for step in range(3):
-        model(inputs_of(rank, step), BACK).square().sum().backward()
-        for member in range(world_size):
-            (alone(inputs_of(member, step), BACK).square().sum() / world_size).backward()
-    gradients = [[p.grad for p in net.parameters()] for net in (model, alone)]
-    model.compression.close()
-    return gradients
-
-
-def test_gradients_that_are_kept_survive_new_buckets(ranks):
-    for mine, expected in ranks.run(gradients_of_views, 2):
-        for left, right in zip(mine, expected, strict=True):
-            torch.testing.assert_close(left, right)
-
-
 def loaded_in_other_sizes(rank, world_size):
     """Whether training goes on where a state went through a model with smaller buckets, and its buckets stay the same."""
     specification = {"compressor": "topk:ratio=0.5"}

@@ -1,7 +1,5 @@
 """What users do wrong, and what goes wrong in their own code: errors that name parameters, and going on after them."""
 
-import warnings
-
 import pytest
 import torch
 from torch import nn
@@ -118,34 +116,6 @@ def test_after_an_error_in_the_middle_of_backward_the_next_iteration_says_why_it
         assert "Expected to have finished reduction in the prior iteration" in messages[1]
         assert "a backward that raised an error" in messages[1]
         assert unchanged
-
-
-def with_graphs(rank, world_size, options):
-    """backward(create_graph=True) in every step; the second derivatives are this rank's own."""
-    model = gradwire.DistributedDataParallel(Layers(), **SMALL, **options)
-    caught, gradients = [], []
-    for step in range(3):
-        model.zero_grad()
-        with warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always")
-            model(inputs_of(rank, step), ALL).square().sum().backward(create_graph=True)
-        caught += [str(warning.message) for warning in warned if "averages the gradients" in str(warning.message)]
-        gradients.append(gradients_of(model))
-    model.compression.close()
-    return caught, gradients
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}, {"static_graph": True}],
-    ids=str,
-)
-def test_create_graph_warns_once_and_gradients_are_averaged(ranks, options):
-    for caught, gradients in ranks.run(with_graphs, 2, options):
-        assert len(caught) == 1
-        for step, grads in enumerate(gradients):
-            for mine, wanted in zip(grads, expected_average([ALL, ALL], step), strict=True):
-                torch.testing.assert_close(mine, wanted)
 
 
 class SparseTwice(nn.Module):

@@ -5,13 +5,11 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 
 from ..layers import CAP, DYNAMIC, Layers, expected_average, gradients_of, inputs_of
-from ..nets import linear, same
+from ..nets import same
 
 VARIANTS = [
     {"gradient_as_bucket_view": view, "skip_all_reduce_unused_params": skip}
@@ -80,62 +78,6 @@ def test_what_a_parameter_has_gathered_stays_in_every_bit_where_no_rank_uses_it(
             if compressor == "none":
                 for old, new, *more in zip(before[2:6], after[-1][2:6], *(each[2:6] for each in added), strict=True):
                     torch.testing.assert_close(new, old + sum(more))
-
-
-def later(rank, variant):
-    """Layer 3 comes into use in step 2, layer 0 goes out of it; orders of buckets change meanwhile."""
-    usage = [(0, 1), (0, 1), (0, 1, 2, 3), (2, 3), (2, 3)]
-    models = [
-        gradwire.DistributedDataParallel(Layers(), **DYNAMIC, **variant),
-        TorchDDP(Layers(), **DYNAMIC, gradient_as_bucket_view=variant["gradient_as_bucket_view"]),
-    ]
-    histories = []
-    for model in models:
-        history = []
-        for step, used in enumerate(usage):
-            model.zero_grad(set_to_none=step % 2 == 0)
-            model(inputs_of(rank, step), used).square().sum().backward()
-            history.append(gradients_of(model))
-        histories.append(history)
-    models[0].compression.close()
-    return histories
-
-
-def test_parameters_may_come_into_use_and_go_out_of_it(ranks):
-    for variant, answers in answers_of(ranks, 2, later):
-        for ours, torch_s in answers:
-            assert all(same(mine, expected) for mine, expected in zip(ours, torch_s, strict=True)), variant
-
-
-class Heads(nn.Module):
-    """One trunk and two heads, both of which forward returns."""
-
-    def __init__(self):
-        super().__init__()
-        self.trunk, self.left, self.right = linear(), linear(), linear()
-
-    def forward(self, inputs):
-        hidden = self.trunk(inputs)
-        return {"left": self.left(hidden), "right": [self.right(hidden)]}
-
-
-def one_head(rank, variant, skip):
-    model = gradwire.DistributedDataParallel(Heads(), **DYNAMIC, **variant)
-    gradients = []
-    for step in range(3):
-        model.zero_grad()
-        outputs = model(inputs_of(rank, step))
-        (outputs["left"] if skip == "right" else outputs["right"][0]).square().sum().backward()
-        gradients.append({name: p.grad is None for name, p in model.module.named_parameters()})
-    model.compression.close()
-    return gradients
-
-
-@pytest.mark.parametrize("skip", ["left", "right"])
-def test_an_output_that_the_loss_leaves_out_leaves_its_parameters_untouched(ranks, skip):
-    for variant, answers in answers_of(ranks, 2, one_head, skip):
-        for missing in itertools.chain(*answers):
-            assert missing == {name: name.startswith(skip) for name in missing}, variant
 
 
 def while_accumulating(rank, variant):

@@ -31,26 +31,11 @@ def test_what_is_refused_while_there_is_no_log_yet_is_raised_all_the_same(group)
         gradwire.DistributedDataParallel(nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2)))
 
 
-def test_both_names_of_synchronizing_buffers_are_one_setting(model):
-    assert model.broadcast_buffers
-    assert model.will_sync_module_buffers()
-    model.broadcast_buffers = False
-    assert not model.forward_sync_buffers
-    assert not model.will_sync_module_buffers()
-
-
 def test_buffers_that_the_module_replaces_are_found_anew(model):
     fresh = torch.ones(2)
     model.module[1].running_mean = fresh
     model(torch.randn(3, 2)).sum().backward()
     assert any(each is fresh for each in model.modules_buffers)
-
-
-def test_a_graph_is_static_from_the_first_step_or_not_at_all(model):
-    model(torch.randn(3, 2)).sum().backward()
-    with pytest.raises(RuntimeError, match="static_graph is set too late"):
-        model._set_static_graph()
-    assert not model.static_graph
 
 
 def test_backward_cannot_be_ended_by_hand(model):

@@ -87,41 +87,6 @@ def test_rows_of_unequal_sizes_are_the_same_where_nccl_sends_them_as_equal_ones(
             torch.testing.assert_close(whole, expected)
 
 
-class Newest:
-    """In the place of a group that lacks the methods which torch has under other names now."""
-
-    def size(self):
-        return 1
-
-    def __getattr__(self, name):
-        now = {"_allgather_base": "all_gather_single", "alltoall_base": "all_to_all_single"}.get(name)
-        if hasattr(dist.ProcessGroup, name) and not (now and hasattr(dist.ProcessGroup, now)):
-            return lambda *_: "begun"
-        raise AttributeError(name)
-
-
-@pytest.mark.parametrize("request_of", [AllGather, AllToAll])
-def test_requests_go_by_the_names_that_torch_has_not_deprecated(request_of):
-    assert process_group.started(request_of(torch.zeros(1, 2)), Newest()).work == "begun"
-
-
-def noted(rank, world_size):
-    """When a reply was there, by a clock of this test."""
-    transport = ProcessGroup(dist.group.WORLD, CPU, LIMIT)
-    transport.open(1)
-    pending = transport.start(AllReduce(torch.ones(3)), 0)
-    before = pending.arrived
-    pending.expect_late_wait(lambda: 42.0)
-    while pending.arrived is None:  # nobody waits for it
-        time.sleep(0.001)
-    transport.abort()
-    return before, pending.arrived
-
-
-def test_a_reply_is_noted_by_the_clock_that_is_given(ranks):
-    assert ranks.run(noted, 2) == [(None, 42.0)] * 2
-
-
 @pytest.mark.parametrize("by_streams", [True, False])
 def test_on_cuda_a_reply_is_noted_where_its_work_tells_a_stream_behind_it(by_streams):
     work = SimpleNamespace(get_future=lambda: SimpleNamespace(add_done_callback=lambda told: told(None)))
@@ -242,17 +207,6 @@ def test_a_private_group_of_nccl_has_its_parents_time_limit_and_a_name(monkeypat
     assert made.options._timeout == timedelta(minutes=7)
     assert made.named == "gradwire/a life/1"
     assert made.described == "gradwire: ranks 2, 3"
-
-
-def one_request_too_many(rank, world_size):
-    transport = ProcessGroup(dist.group.WORLD, CPU, LIMIT)
-    transport.open(1)
-    transport.start(AllReduce(torch.ones(1)), 1)
-
-
-def test_a_round_that_the_dry_run_did_not_have_is_refused(ranks):
-    for failure in ranks.run(one_request_too_many, 1, expect_errors=True):
-        assert "asks for round 2, but its dry run had only 1" in failure.message
 
 
 class Work:

@@ -1,6 +1,5 @@
 """Compressors that need more memory than there is are left out, with a reason."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,8 +10,7 @@ import gradwire
 from gradwire.compress import Ranks
 from gradwire.experiments.advice import rank_group
 from gradwire.experiments.advice.advise import _fitting
-from gradwire.experiments.advice.candidates import candidates, narrowed
-from gradwire.experiments.advice.decision_table import Candidate
+from gradwire.experiments.advice.candidates import candidates
 from gradwire.experiments.advice.rank_group import RankGroup
 
 NETWORK = nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(4)))
@@ -48,30 +46,6 @@ def test_what_takes_more_than_is_free_is_tried_with_its_residual_in_8_bits_and_l
     assert fitting(narrower - 1)[0][:2] == ["none", "bf16"]
 
 
-def test_candidates_have_what_suits_the_optimizer():
-    offered = candidates(["int4", "int8", "int4:error_feedback=false"], torch.optim.AdamW(NETWORK.parameters()))
-    assert [each.spec for each in offered] == ["none", "int4:error_feedback=false", "int8"]
-    assert all(each.losses for each in offered)
-
-
-def test_nothing_is_tried_twice():
-    kept, left_out = fitting(peak("int4") - 1, ["int4", "int4:residual_bits=8"])
-    assert kept == ["none", "int4:residual_bits=8"]
-    assert len(left_out) == 1
-
-
-def test_8_bits_of_residual_are_expected_to_lose_what_32_do_where_there_is_a_residual():
-    (int4,) = (each for each in candidates(None) if each.spec == "int4")
-    assert narrowed(int4) == replace(int4, spec="int4:residual_bits=8")
-    specs = ["powersgd:rank=4", "hosts+int4", "dgc", "int4:residual_bits=16", "bf16", "topk:error_feedback=false"]
-    found = [narrowed(Candidate(spec)) for spec in specs]
-    assert [each and each.spec for each in found] == [
-        "powersgd:rank=4,residual_bits=8",
-        "hosts+int4:residual_bits=8",
-        *[None] * 4,
-    ]
-
-
 @pytest.mark.parametrize(("free", "kept"), [(0, ["none", "bf16"]), (None, ["none", *SPECS])])
 def test_what_gives_nothing_up_stays_and_so_does_all_where_nobody_knows(free, kept):
     assert fitting(free)[0] == kept
@@ -85,11 +59,3 @@ def test_ranks_of_a_machine_share_its_memory_and_the_least_counts(told, free, mo
     monkeypatch.setattr(RankGroup, "gather", lambda self, value: told)
     monkeypatch.setattr(rank_group, "free_bytes", lambda device: 0)
     assert RankGroup(None, torch.device("cpu"), Ranks(3), 1.0, True).free_memory() == free
-
-
-def test_free_memory_of_a_host_is_what_the_system_reports(tmp_path, monkeypatch):
-    listing = tmp_path / "meminfo"
-    monkeypatch.setattr(rank_group, "MEMINFO", listing)
-    assert rank_group.free_bytes(torch.device("cpu")) is None
-    listing.write_text("MemTotal:       64 kB\nMemAvailable:       12 kB\n")
-    assert rank_group.free_bytes(torch.device("cpu")) == 12 * 1024

@@ -1,14 +1,11 @@
 """Predictions from parts made by hand: what grows with the number of hosts."""
 
-import sys
-
 import pytest
 import torch
 
 from gradwire.compress import AllGather, AllReduce, AllToAll, Layout, Ranks
 from gradwire.ddp_core.measure.step_model import LinkCost
 from gradwire.experiments.advice.arithmetic import Arithmetic
-from gradwire.experiments.advice.decision_table import CANDIDATES
 from gradwire.experiments.advice.network import KindCost
 from gradwire.experiments.advice.predict import Measured, predicted, requests_on
 from gradwire.experiments.advice.shared_cores import Work
@@ -56,27 +53,3 @@ def test_a_latency_that_was_measured_with_bad_luck_is_not_multiplied_by_the_numb
     here, far = (step_on(ranks, spec, 0.0, unlucky) for ranks in (FOUR, Ranks(10_000)))
     messages = {"topk:ratio=0.01": 1}.get(spec, 2)  # of a ring, by how many rounds there are around it
     assert far - here == pytest.approx(messages * (10_000 - 4), rel=1e-3)
-
-
-def calls_of_a_prediction(spec, ranks):
-    """The number of calls of Python and of torch that a prediction makes; torch loads parts of itself before."""
-    step_on(ranks, spec, 1.0, lambda _: 1.0)
-    requests_on.cache_clear()
-    found = 0
-
-    def count(frame, event, called):
-        nonlocal found
-        found += event.endswith("call")
-
-    sys.setprofile(count)
-    try:
-        step_on(ranks, spec, 1.0, lambda _: 1.0)
-    finally:
-        sys.setprofile(None)
-    return found
-
-
-@pytest.mark.parametrize("spec", [each.spec for each in CANDIDATES])
-def test_the_calls_of_a_prediction_hardly_grow_with_the_number_of_ranks(spec):
-    here, far = (calls_of_a_prediction(spec, ranks) for ranks in (FOUR, Ranks(10_000)))
-    assert far < 5 * here  # as a logarithm at most

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gradwire.compress import compressor
-from gradwire.experiments.advice import Choice, Forecast, Rule
+from gradwire.experiments.advice import Choice, Rule
 from gradwire.experiments.advice.candidates import TWO_LEVELS, candidates, family
 from gradwire.experiments.advice.decision_table import ADAMW, CANDIDATES, MUON, SGD, Candidate
 from gradwire.experiments.advice.predict import Prediction
@@ -96,16 +96,6 @@ def test_every_line_has_a_compressor_that_there_is(candidate):
             for written in re.findall(r'(?:attach\(ddp_model, |compressor=)"([^"]+)"', given.line):
                 assert compressor(written)
                 assert written.startswith(spec)
-
-
-def test_the_sentence_tells_what_is_gained_and_what_it_costs():
-    best = choice("int4", 0.25, loss=0.003)
-    told = Forecast(4, 1, (best, choice("bf16", 0.5), NONE), best).sentence
-    assert told == (
-        "Use int4: 250 ms per step, a speed-up of 4.00x over none (1 s) and 2.00x over the faster of none and bf16, at an "
-        "expected validation loss of +0.3%."
-    )
-    assert Forecast(4, 1, (NONE,), NONE).sentence.startswith("Do not compress further here: none takes 1 s per step.")
 
 
 def test_losses_are_those_of_the_optimizer():

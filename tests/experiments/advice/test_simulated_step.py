@@ -5,7 +5,7 @@ import random
 import pytest
 
 from gradwire.ddp_core.measure.link_schedule import arrivals, backward_order, priority_order, step_seconds, synchronous
-from gradwire.experiments.advice.shared_cores import Event, Machine, Work
+from gradwire.experiments.advice.shared_cores import Machine, Work
 from gradwire.experiments.advice.simulated_step import Parcel, Pipeline, Round
 from gradwire.experiments.workloads.emulation.step_model import layered
 
@@ -42,15 +42,6 @@ def test_of_wire_alone_a_step_is_that_of_the_link(seed):
     assert of(model, planned).seconds(until_needed=True) == pytest.approx(step_seconds(model, arrivals(model, planned)))
 
 
-def test_without_anything_to_send_a_step_is_its_computation():
-    assert step().seconds() == step().seconds(until_needed=True) == 3.0
-
-
-def test_the_parts_of_a_single_parcel_follow_each_other():
-    one = parcel(2.0, 0.0, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), copy=0.01, decode=0.02, update=0.03)
-    assert step(one).seconds(until_needed=True) == pytest.approx(2.0 + 0.01 + 2.1 + 0.02 + 0.03 + 1.0)
-
-
 def test_a_synchronous_step_copies_averages_back():
     one = parcel(2.0, 0.5, (0.0, 1.0, 0.0), copy=0.01)
     assert step(one).seconds() == pytest.approx(2.0 + 0.01 + 1.0 + 0.01 + 1.0)
@@ -76,28 +67,10 @@ def test_what_goes_through_a_host_s_memory_holds_no_link_and_shares_its_cores(bu
     assert step(*three, after, forward=0.0, backward=0.0).seconds() == pytest.approx(max(3.0, seconds))
 
 
-@pytest.mark.parametrize(("under_way", "seconds"), [(1, 3.0), (2, 2.0), (None, 1.0)])
-def test_so_many_requests_of_a_round_wait_for_their_replies_together(under_way, seconds):
-    three = (parcel(0.0, 0.0, (0.0, 0.0, 1.0)),) * 3
-    assert Pipeline(IDLE, IDLE, three, 1.0, under_way).seconds() == pytest.approx(seconds)
-
-
-def test_a_parcel_waits_for_all_before_it_in_the_order():
-    late, early = parcel(2.0, 0.0, (0.0, 1.0, 0.0)), parcel(0.0, 0.0, (0.0, 1.0, 0.0))
-    assert step(early, late).seconds() == pytest.approx(2.0 + 1.0 + 1.0)
-    assert step(late, early).seconds() == pytest.approx(2.0 + 2.0 + 1.0)
-
-
 def test_forward_waits_where_it_needs_a_parcel_and_updates_it_there():
     one = parcel(2.0, 0.5, (0.0, 1.0, 0.0), update=0.25)
     assert step(one).seconds(until_needed=True) == pytest.approx(2.0 + 1.0 + 0.25 + 0.5)
     assert step(one).seconds() == pytest.approx(2.0 + 1.0 + 0.25 + 1.0)
-
-
-def test_a_synchronous_step_updates_nothing_before_all_has_arrived():
-    two = [parcel(2.0, 0.0, (0.0, 1.0, 0.0), update=0.5)] * 2
-    assert step(*two).seconds() == pytest.approx(2.0 + 2.0 + 1.0 + 1.0)
-    assert step(*two).seconds(until_needed=True) == pytest.approx(2.0 + 2.0 + 0.5 + 1.0)
 
 
 def seconds_of(cores, *works):
@@ -115,30 +88,3 @@ def test_cores_are_shared_and_no_work_is_lost_or_made():
     assert seconds_of(2.0, whole, whole) == pytest.approx(1.0)
     assert seconds_of(1.0, whole, Work(3.0, cores=1.0)) == pytest.approx(4.0)
     assert seconds_of(0.5, Work(1.0, cores=0.5), Work(1.0, cores=0.5)) == pytest.approx(2.0)
-
-
-def test_sleep_takes_as_long_whatever_computes():
-    assert seconds_of(1.0, Work(1.0, cores=0.0), Work(0.5, cores=1.0), Work(0.5, cores=1.0)) == pytest.approx(1.0)
-
-
-def test_who_waits_for_an_event_goes_on_when_it_happens():
-    machine, seen = Machine(1.0), []
-    event = Event(machine)
-
-    def waits():
-        yield event
-        seen.append(machine.now)
-
-    def happens():
-        yield Work(2.0)
-        event.happen()
-
-    machine.start(waits())
-    machine.start(happens())
-    machine.run()
-    assert seen == [2.0]
-
-
-def test_a_machine_without_cores_is_refused():
-    with pytest.raises(ValueError, match="more than 0 cores, got 0"):
-        Machine(0)

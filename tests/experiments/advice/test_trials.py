@@ -1,12 +1,10 @@
 """What a recommendation rests on is tried, of trials made by hand."""
 
-import pytest
-
 from gradwire.experiments.advice import Choice, Forecast, Rule
 from gradwire.experiments.advice.candidates import BACKWARD, PRIORITY
 from gradwire.experiments.advice.decision_table import Candidate
 from gradwire.experiments.advice.predict import Prediction
-from gradwire.experiments.advice.trials import FEWEST, MOST, Tried, checked_seconds, confirmed, cost, measured_steps
+from gradwire.experiments.advice.trials import Tried, confirmed
 
 LONG, SLOW = 1e6, 100.0  # seconds; what a failure takes
 
@@ -62,15 +60,6 @@ def test_what_turns_out_not_worth_it_is_not_recommended():
     assert found.best.spec == "bf16"
 
 
-def test_there_is_no_trial_for_which_there_is_no_time():
-    _, _, ran = after(GIVEN, AS_TOLD, seconds=0)
-    assert ran == []
-    just = cost(GIVEN.best) + 1e-9
-    found, _, ran = after(GIVEN, AS_TOLD, seconds=just)
-    assert ran == [("int4", PRIORITY)]
-    assert found.best.tried == 0.25
-
-
 def test_a_training_that_fails_leaves_predictions():
     found, failures, ran = after(forecast(choice("none", 1.0)), {("none", BACKWARD): "rank 1: no such batch"})
     assert ran == [("none", BACKWARD)]
@@ -91,11 +80,6 @@ def test_where_overlap_had_worked_a_failure_by_priority_is_the_method_s():
     found, _, _ = after(given, real)
     assert (found.best.spec, found.best.tried) == ("int4", 0.3)
     assert ("int8", PRIORITY) not in found.rows
-
-
-def test_a_failure_takes_time_too():
-    _, _, ran = after(GIVEN, AS_TOLD | {("int4", PRIORITY): "rank 0: no memory"}, seconds=cost(GIVEN.best) + 0.01)
-    assert ran == [("int4", PRIORITY)]
 
 
 def test_where_overlap_fails_no_order_but_backward_is_recommended():
@@ -124,14 +108,3 @@ def test_what_no_time_was_left_to_try_is_not_recommended_over_what_was_tried():
     assert (names[-1], BACKWARD) not in ran
     assert found.best.spec == names[0]
     assert found.best.tried == 1.4
-
-
-def test_short_steps_are_measured_more_often():
-    assert measured_steps(choice("none", 10.0)) == FEWEST
-    assert measured_steps(choice("none", 0.001)) == MOST
-
-
-@pytest.mark.parametrize("seconds", [-1, float("inf"), float("nan")])
-def test_how_long_trials_may_take_is_checked(seconds):
-    with pytest.raises(ValueError, match="trial_seconds is how long"):
-        checked_seconds(seconds)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradwire.experiments.bench import command, run
+from gradwire.experiments.bench import command
 from gradwire.experiments.bench.command import rank_main
 from gradwire.experiments.bench.config import BenchConfig
 from gradwire.experiments.bench.models import task
-from gradwire.experiments.bench.rows import NO_DDP, Case, bounds
+from gradwire.experiments.bench.rows import Case, bounds
 from gradwire.experiments.bench.run import world_sizes
 from gradwire.experiments.bench.world import World
 from gradwire.experiments.cli import main
@@ -39,24 +39,6 @@ def measured(tmp_path_factory, quick_start):
         assert main(arguments) == 0
     assert path.with_suffix(".1").read_text() == ""
     return path.with_suffix(".0").read_text(), json.loads(path.read_text())
-
-
-def test_the_table_has_a_row_for_every_place_and_setting(measured):
-    shown, document = measured
-    rows = [[cell.strip() for cell in line.split("\u2502")[1:-1]] for line in shown.splitlines() if "\u2502" in line]
-    settings = [
-        [ddp, compressor, overlap]
-        for ddp in ("torch", "gradwire")
-        for compressor in ("none", "batched-powersgd:rank=1")
-        for overlap in ("overlap", "no overlap")
-    ]
-    places = {1: "1 rank 1M/1G", 2: "2 ranks 1M/2G"}
-    expected = [["1 rank no ddp", "", "", ""], *([place, *each] for place in places.values() for each in settings)]
-    assert [row[:4] for row in rows] == expected
-    for row, kept in zip(rows, document["rows"], strict=True):
-        seconds, rates = kept["measurements"]["sec_per_iter"], kept["measurements"]["ex_per_sec"]
-        assert row[4:7] == [f"{seconds['p50']:.3f} s", f"{seconds['p95']:.3f} s", f"{rates['p50']:.1f}"]
-        assert row[7] == f"{1000 * kept['phases']['forward']:.1f} ms"
 
 
 def test_the_file_has_all_that_was_measured(measured):
@@ -172,27 +154,6 @@ def test_bounds_of_a_setting_are_those_of_its_compressor_its_ranks_and_the_slowe
     assert list(unlimited.values()) == pytest.approx([0.097, 0.097])
 
 
-def test_bounds_are_not_told_of_real_computation_nor_where_some_iterations_send_nothing():
-    emulated = BenchConfig(compute="emulate:resnet50", link="4gbit")
-    for config, case in [
-        (BenchConfig(), Case("gradwire")),
-        (emulated, NO_DDP),
-        (emulated, Case("gradwire", sync_every=2)),
-    ]:
-        assert bounds(config, case, 4) == {"bound_seconds": None, "synchronous_bound_seconds": None}
-
-
-def test_every_order_is_a_setting_of_gradwires_ddp_alone_where_buckets_overlap_with_backward():
-    config = BenchConfig(ddp=["torch", "gradwire"], overlap=[True, False], order=["backward", "slices", "priority"])
-    cases = [(case.ddp, case.overlap, case.order) for case in config.cases()]
-    assert cases == [
-        ("torch", True, "backward"),
-        ("torch", False, "backward"),
-        *(("gradwire", True, order) for order in ("backward", "slices", "priority")),
-        ("gradwire", False, "backward"),
-    ]
-
-
 def world(local_ranks):
     from datetime import timedelta
 
@@ -216,19 +177,3 @@ def test_world_sizes_double_within_a_machine_and_then_over_machines(local_ranks,
     there = world(local_ranks)
     placed = [there.placement(count) for count in world_sizes(BenchConfig(), there)]
     assert [f"{each.machines}M/{each.world_size // each.machines}G" for each in placed] == expected
-
-
-def test_gpus_that_are_not_used_are_told_of_in_one_line(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    (told,) = command._warnings(BenchConfig(), "gloo")
-    assert "8 GPUs here and not used: with gloo the ranks train on the CPU" in told
-    assert "\n" not in told
-    assert list(command._warnings(BenchConfig(), "nccl")) == []
-
-
-def test_the_hosts_of_a_lab_share_this_machine_s_memory(monkeypatch):
-    world = World(None, 0, 4, "gloo", torch.device("cpu"), None, [0] * 4, ["a", "b", "c", "d"])
-    monkeypatch.delenv("GRADWIRE_NETLAB", raising=False)
-    apart = run._free_memory(world)
-    monkeypatch.setenv("GRADWIRE_NETLAB", "4 hosts at 1gbit")
-    assert run._free_memory(world) == pytest.approx(apart / 4, rel=0.2)

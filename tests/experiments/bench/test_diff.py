@@ -57,13 +57,6 @@ def table(shown):
     return [[cell.strip() for cell in line.split("\u2502")[1:-1]] for line in last.splitlines() if "\u2502" in line]
 
 
-def facts(shown):
-    """{name: (in the baseline, in the test)} of the first table."""
-    first = shown.split("\u250f")[1]
-    rows = [[cell.strip() for cell in line.split("\u2502")[1:-1]] for line in first.splitlines() if "\u2502" in line]
-    return {name: (before, after) for name, before, after in rows}
-
-
 def test_the_table_has_the_seconds_of_both_and_by_how_much_they_differ(file, capsys):
     base = file("a.json", row("none", 1, 0.1), row(world_size=2, seconds=0.2), row(model="vgg19", seconds=0.4))
     test = file("b.json", row("none", 1, 0.1), row(world_size=2, seconds=0.1), row(model="vgg19", seconds=0.5))
@@ -75,29 +68,6 @@ def test_the_table_has_the_seconds_of_both_and_by_how_much_they_differ(file, cap
         ["vgg19", "32", "2 ranks 1M/2G", "0.440 s", "0.550 s", "-25.0%", "0.520 s", "0.650 s", "-25.0%"],
     ]
     assert "+ is faster" in shown
-
-
-def test_versions_and_what_differs_stand_side_by_side(file, capsys):
-    base = file("a.json", row(), config={"bucket_mb": [25.0]})
-    test = file("b.json", row(bucket_mb=1.0), config={"bucket_mb": [1.0]}, torch="2.8.0")
-    assert main(["diff", base, test]) == 0
-    shown = capsys.readouterr().out
-    assert facts(shown) == {
-        "gradwire": ("0.1.0", "0.1.0"),
-        "torch": ("2.15.0", "2.8.0"),
-        "config.bucket_mb": ("[25.0]", "[1.0]"),
-    }
-    assert len(table(shown)) == 1  # a setting that each file has once may differ
-
-
-def test_settings_that_one_file_has_several_of_are_matched(file, capsys):
-    several = [row(compressor=spec, seconds=seconds) for spec, seconds in (("none", 0.2), ("onebit", 0.1))]
-    base, test = file("a.json", *several), file("b.json", several[1])
-    assert main(["diff", base, test]) == 0
-    shown = capsys.readouterr().out
-    [cells] = table(shown)
-    assert (cells[3], cells[6]) == ("onebit", "+0.0%")
-    assert "only in the baseline: resnet50, 2 ranks 1M/2G, batch size 32, none" in shown
 
 
 @pytest.mark.parametrize(("percent", "code"), [("5", 1), ("9.9", 1), ("11", 0), ("50", 0)])
@@ -119,16 +89,6 @@ def test_what_the_test_lacks_is_a_regression_where_one_is_looked_for(file, capsy
     assert main(["diff", base, test, "--fail-over", "5"]) == 1
     assert "REGRESSION: vgg19, 4 ranks 1M/4G, batch size 32 is missing in the test" in capsys.readouterr().out
     assert main(["diff", test, base, "--fail-over", "5"]) == 0
-
-
-def test_one_rank_without_ddp_may_be_missing(file):
-    base, test = file("a.json", row("none", 1), row()), file("b.json", row())
-    assert main(["diff", base, test, "--fail-over", "5"]) == 0
-
-
-def test_one_rank_without_ddp_is_no_regression(file):
-    base, test = (file(name, row("none", 1, s), row()) for name, s in (("a.json", 0.1), ("b.json", 0.3)))
-    assert main(["diff", base, test, "--fail-over", "5"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,3 @@
-import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -61,10 +60,6 @@ def refuse(options: Options):
 
 def fill_the_disk(options: Options):
     raise OSError(28, "No space left on device", "a.json")
-
-
-def lacks_its_own_module(options: Options):
-    raise ModuleNotFoundError("No module named 'gradwire.nowhere'", name="gradwire.nowhere")
 
 
 def command(function, defaults=None):
@@ -210,34 +205,8 @@ def test_a_wrong_file_is_refused_with_its_name(refusal, yaml_file, tmp_path):
     assert f"batch_size in {value}" in refusal(defaults=value)
 
 
-def test_a_name_that_is_not_shipped_is_refused_with_those_that_are(refusal):
-    message = refusal("--config", "powersgd-pos")
-    assert message.startswith(
-        "cannot read --config powersgd-pos: No such file (did you mean 'powersgd-post'?); shipped are: "
-    )
-    assert "ddp-fig2-ready" in message
-
-
 def test_an_error_of_the_system_is_shown_in_one_line(refusal):
     assert refusal(function=fill_the_disk) == "[Errno 28] No space left on device: 'a.json'"
-
-
-@pytest.mark.parametrize(
-    ("function", "error"), [(refuse, ValueError("no such folder: None")), (fill_the_disk, OSError(28, "No space left"))]
-)
-def test_its_traceback_can_be_had(function, error, monkeypatch):
-    monkeypatch.setenv("GRADWIRE_TRACEBACK", "1")
-    with pytest.raises(type(error), match=re.escape(str(error))):
-        main(["refuse"], {"refuse": command(function)})
-
-
-def test_a_missing_module_of_ours_is_not_hidden():
-    with pytest.raises(ModuleNotFoundError, match="nowhere"):
-        main(["broken"], {"broken": command(lacks_its_own_module)})
-
-
-def test_the_exit_code_is_the_command_s():
-    assert main(["record", "--lr", "7"], {"record": command(record)}) == 7
 
 
 def test_help_shows_the_defaults_that_hold(capsys, yaml_file):
@@ -250,14 +219,6 @@ def test_help_shows_the_defaults_that_hold(capsys, yaml_file):
     assert "the shipped options.yaml" in shown
 
 
-def test_the_whole_configuration_can_be_printed_and_read_again(capsys, yaml_file):
-    with pytest.raises(SystemExit) as ended:
-        main(["record", "--print-config", "--model", "mlp", "--sizes", "1,2"], {"record": command(record)})
-    assert not ended.value.code
-    printed = capsys.readouterr().out
-    assert options("--config", str(yaml_file(printed))) == Options(model=Model("mlp"), sizes=[1, 2])
-
-
 @pytest.mark.parametrize(("typed", "meant"), [("compair", "compare"), ("kernel", "kernels"), ("net-lab", "netlab")])
 def test_an_unknown_command_is_refused_with_the_one_that_is_meant_and_those_there_are(typed, meant, capsys):
     assert main([typed]) == 2
@@ -265,22 +226,6 @@ def test_an_unknown_command_is_refused_with_the_one_that_is_meant_and_those_ther
     assert f"unknown command {typed!r} (did you mean {meant!r}?)" in message
     assert message.count("\n") == 1
     assert all(name in message for name in COMMANDS)
-
-
-@pytest.mark.parametrize(
-    ("words", "meant"),
-    [
-        (["compare", "--world-size", "2"], "--nproc"),
-        (["compare", "--compresors", "none"], "--compressors"),
-        (["compare", "--model.witdh", "4"], "--model.width"),
-        (["compare", "--image-siz", "4"], None),
-        (["top", "--world-size", "2"], None),
-    ],
-)
-def test_an_unknown_option_is_answered_with_the_one_that_is_meant_and_no_other(words, meant, capsys):
-    assert main(words) == 2
-    message = capsys.readouterr().err
-    assert (f"(did you mean {meant}?)" in message) if meant else ("did you mean" not in message)
 
 
 @pytest.mark.parametrize(("rank", "local_rank"), [(0, 0), (1, 1), (2, 0)])

@@ -1,6 +1,4 @@
 import os
-import shlex
-import sys
 
 import pytest
 import torch
@@ -11,28 +9,6 @@ from gradwire.experiments.compare.config import CompareConfig
 
 from ..given import results_of, run_of
 from .given import LEFT_BEHIND, results_in
-
-
-def test_on_a_host_of_a_lab_results_tell_of_the_lab_and_the_command(started, undrawn, tmp_path, monkeypatch):
-    started(lab="1 hosts at 1gbit")
-    arguments = ["compare", "--model=mlp", "--data=digits", "--steps=2", "--eval-batches=1", "--compressors=none"]
-    monkeypatch.setattr(sys, "argv", ["/bin/gradwire", *arguments, f"--out={tmp_path}"])
-    assert main(sys.argv[1:]) == 0
-    document = results_in(tmp_path)
-    assert document["environment"]["launched_by"] == "netlab"
-    assert document["environment"]["network"] == "netlab: 1 hosts at 1gbit"
-    assert document["command"] == f"gradwire {shlex.join(sys.argv[1:])}"
-    assert document["command"] in (tmp_path / "report.html").read_text()
-
-
-def test_results_tell_which_warm_ups_ended(started, tmp_path, monkeypatch):
-    monkeypatch.setattr(driver, "write_output", lambda results, out: None)
-    started()
-    specs = ("none", "powersgd:rank=1,start_iter=1", "powersgd:rank=1,start_iter=2")
-    short = ["--steps=4", "--sync-every=2", "--eval-batches=1", f"--compressors={','.join(specs)}"]
-    assert main(["compare", "--model=mlp", "--data=digits", *short, f"--out={tmp_path}"]) == 0
-    warmed_up = {run["compressor"]: run["warmed_up"] for run in results_in(tmp_path)["runs"]}
-    assert warmed_up == dict(zip(specs, (True, True, False), strict=True))
 
 
 def test_links_are_compared_one_after_the_other_and_only_times_differ(started, undrawn, tmp_path, capsys):

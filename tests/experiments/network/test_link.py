@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 import gradwire
 from gradwire.ddp_core import Link
 from gradwire.experiments.cli import main
-from gradwire.experiments.network.link import links_of, over_link, parse_rate, shown_rate
+from gradwire.experiments.network.link import links_of, over_link, parse_rate
 
 ELEMENTS = 10_000
 WIDTHS = (40, 250)  # two layers of 10,000 parameters
@@ -61,25 +61,6 @@ def test_a_rate_that_may_mean_two_things_is_refused_with_what_to_write(text, wri
     told = capsys.readouterr().err
     assert repr(text) in told
     assert all(each in told for each in write)
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [("100mbit", "100 Mbit/s"), ("1000mbit", "1 Gbit/s"), ("1.5gbit", "1.5 Gbit/s"), ("64kbit", "0.064 Mbit/s")],
-)
-def test_output_shows_rates_in_mbit_or_gbit_a_second(text, shown):
-    assert shown_rate(text) == shown
-    assert parse_rate(shown) == parse_rate(text)
-
-
-def test_a_link_of_no_rate_is_refused():
-    with pytest.raises(ValueError, match="above 0"):
-        over_link("0mbit")
-
-
-def test_several_links_are_named_one_after_the_other():
-    assert links_of("100mbit, none,1gbit") == ("100mbit", None, "1gbit")
-    assert links_of(None) == links_of("none") == (None,)
 
 
 @pytest.mark.parametrize(

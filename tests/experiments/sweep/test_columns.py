@@ -4,21 +4,6 @@ import pytest
 
 from gradwire.experiments.sweep.columns import derived, means
 
-from .given import STUDY, sweep, with_key
-
-
-def test_columns_are_checked_at_the_first_rows_and_a_study_that_was_mended_goes_on(study, ran, tmp_path, capsys):
-    study.write_text(with_key("columns: [elements, second.p50]"))
-    ran.fails = (10,)
-    for _ in range(2):
-        assert sweep(study, tmp_path) == 2
-        assert "second.p50; there are: elements, backend, seconds.p50" in capsys.readouterr().err
-        assert ran == [10, 100]
-    study.write_text(STUDY)
-    ran.fails = ()
-    assert sweep(study, tmp_path) == 0
-    assert ran == [10, 100, 10, 1000]
-
 
 def test_rows_of_other_data_are_not_compared():
     rows = [{"compressor": "none", "loss": 2.0, "data.source": "monday"}, {"compressor": "int4", "loss": 3.0}]

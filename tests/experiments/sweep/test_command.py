@@ -2,9 +2,9 @@ import sys
 
 import pytest
 
-from gradwire.experiments.sweep.points import POINTS, read_points
+from gradwire.experiments.sweep.points import POINTS
 
-from .given import STUDY, shown, sweep, with_key
+from .given import shown, sweep, with_key
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -47,32 +47,6 @@ def test_a_failed_point_is_told_and_runs_again_next_time_while_the_others_are_ke
     assert sweep(study, out) == 0
     assert ran == [10, 100, 1000, 100]
     assert "failed" not in (out / "README.md").read_text()
-
-
-def test_redraw_runs_nothing(study, ran, tmp_path, capsys):
-    out = tmp_path / "out"
-    assert sweep(study, out, "--redraw") == 2
-    assert "there is nothing to draw" in capsys.readouterr().err
-    sweep(study, out)
-    (out / "pieces.png").unlink()
-    assert sweep(study, out, "--redraw") == 0
-    assert (out / "pieces.png").exists()
-    assert ran == [10, 100, 1000]
-
-
-def test_a_run_that_diverged_is_drawn_and_written_as_far_as_its_losses_go(study, ran, tmp_path):
-    curves = {10: [3.0, None, None], 100: [3.0, 2.0, 1.0], 1000: [None, None, None]}
-    ran.columns = {size: {"loss": loss, "step": [1, 2, 3]} for size, loss in curves.items()}
-    figures = [
-        f"  - {{name: loss-{smooth}, kind: line, x: step, y: loss, series: elements, smooth: {smooth}, log: [y]}}\n"
-        for smooth in ("true", "false")
-    ]
-    study.write_text(STUDY + "".join(figures))
-    out = tmp_path / "out"
-    assert sweep(study, out) == 0
-    assert {"loss-true.png", "loss-false.png"} <= {file.name for file in out.iterdir()}
-    assert [point.rows[0]["loss"] for point in read_points(out).values()] == list(curves.values())
-    assert "(loss-true.png)" in (out / "README.md").read_text()
 
 
 @pytest.mark.parametrize(

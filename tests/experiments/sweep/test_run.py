@@ -16,6 +16,7 @@ from ...forked import Script
 from .given import STUDY, descendants, ranks_below, state
 
 
+@pytest.mark.slow
 def test_a_point_is_a_process_and_its_failure_tells_what_it_wrote():
     config = SweepConfig(command="collective", base={"nproc": 1, "total": 10, "repeats": 1}, grid=[{"elements": [10]}])
     (point,) = points_of(config)
@@ -28,12 +29,7 @@ def test_a_point_is_a_process_and_its_failure_tells_what_it_wrote():
         run_point(point, limit=0.2)
 
 
-def test_what_a_command_writes_is_in_its_failure(tmp_path):
-    command = ["sh", "-c", "echo too few samples to train on >&2; exit 2"]
-    with pytest.raises(CommandFailure, match=r"ended with exit code 2: a command\ntoo few samples to train on$"):
-        run_to_end("a command", command, 100, tmp_path / "written")
-
-
+@pytest.mark.slow
 def test_a_real_interrupt_ends_the_point_and_its_ranks(tmp_path, study):
     study.write_text(STUDY.replace("total: 1000, repeats: 1", "total: 60M, repeats: 1000"))
     flags = ["sweep", f"--config={study}", f"--out={tmp_path / 'out'}"]

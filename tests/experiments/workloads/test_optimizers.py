@@ -3,7 +3,6 @@ import math
 import pytest
 import torch
 
-from gradwire.experiments.cli import main
 from gradwire.experiments.workloads.models import ModelConfig, build_model
 from gradwire.experiments.workloads.optimizers import optimizers_for, schedule_for
 
@@ -47,13 +46,3 @@ def test_muon_has_the_matrices_of_blocks_and_adamw_all_other_parameters(spec, ke
     assert set(map(id, both)) == set(map(id, model.parameters()))
     assert len(both) == len(list(model.parameters()))
     assert (muon.param_groups[0]["momentum"], adamw.param_groups[0]["betas"][0]) == kept
-
-
-def test_muon_is_refused_for_a_model_without_blocks(capsys):
-    assert main(["compare", "--model=mlp", "--optimizer=muon"]) == 2
-    assert "the model is mlp" in capsys.readouterr().err
-
-
-def test_a_warm_up_ends_within_the_run(capsys):
-    assert main(["compare", "--steps=8", "--sync-every=2", "--warmup=4"]) == 2
-    assert "warmup is at least 0 and less than the optimizer steps, 4, got 4" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from torch import nn
 from gradwire.experiments.cli import main
 from gradwire.experiments.compare import command
 from gradwire.experiments.compare.config import CompareConfig
-from gradwire.experiments.workloads.sharding import blocks, payloads
+from gradwire.experiments.workloads.sharding import blocks
 
 from ...torch_versions import fsdp_of_others
 
@@ -30,11 +30,6 @@ def test_large_modules_of_lists_are_sharded_by_themselves_inner_ones_first():
     assert blocks(model) == [model[2][0], model[2], inner[0], inner, model[0]]
 
 
-def test_one_word_stands_for_weights_and_gradients():
-    assert payloads("int8:block=64/int4") == ("int8:block=64", "int4")
-    assert payloads("none") == ("none", "none")
-
-
 @pytest.mark.parametrize(
     ("spec", "words"),
     [("powersgd", "no rank has whole"), ("int8/topk", "no rank has whole"), ("int9/int8", "unknown compressor")],
@@ -42,11 +37,6 @@ def test_one_word_stands_for_weights_and_gradients():
 def test_what_does_not_fit_shards_is_refused_before_anything_starts(spec, words):
     with pytest.raises(ValueError, match=words):
         CompareConfig(parallel="fsdp", compressors=[spec])
-
-
-def test_torchs_own_communication_takes_no_emulated_link():
-    with pytest.raises(ValueError, match="leave that out, or use a lab"):
-        CompareConfig(parallel="fsdp", compressors=["torch", "none"], link="100mbit")
 
 
 @pytest.fixture(scope="module")

@@ -35,23 +35,6 @@ def test_two_batches_a_step_are_one_of_twice_the_size(trained, ddp):
     assert halves["eval"]["loss"] == pytest.approx(whole["eval"]["loss"], rel=1e-5)
 
 
-@pytest.mark.parametrize("every", [0, 5])
-def test_it_is_from_one_to_the_number_of_batches(every, capsys):
-    assert main(["compare", *SHARED, "--steps=4", f"--sync-every={every}"]) == 2
-    assert f"sync_every is from 1 to steps, 4, got {every}" in capsys.readouterr().err
-
-
-def test_torchs_ddp_knows_no_other_order(capsys):
-    assert main(["compare", *SHARED, "--ddp=torch", "--order=priority"]) == 2
-    assert "order priority needs gradwire's DistributedDataParallel" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("other", ["--order=priority", "--ddp=torch"])
-def test_local_steps_train_the_bare_model(other, capsys):
-    assert main(["compare", *SHARED, "--local-every=8", other]) == 2
-    assert "local SGD trains the bare model" in capsys.readouterr().err
-
-
 def test_autocast_computes_in_bfloat16_and_keeps_losses_and_gradients_in_float32():
     seen = []
     model = nn.Linear(4, 3)

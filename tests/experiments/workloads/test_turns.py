@@ -26,20 +26,6 @@ def noting(name, turns, log):
     return name.upper()
 
 
-def test_each_round_has_a_turn_of_each_that_has_not_ended():
-    log = []
-    assert in_turns([noting(name, turns, log) for name, turns in (("a", 3), ("b", 3), ("c", 2))]) == ["A", "B", "C"]
-    assert [sorted(log[:3]), sorted(log[3:6]), sorted(log[6:])] == [["a", "b", "c"], ["a", "b", "c"], ["a", "b"]]
-
-
-def test_rounds_differ_in_their_order_and_all_ranks_have_the_same():
-    logs = [], []
-    for log in logs:
-        in_turns([noting(name, 20, log) for name in "abcd"])
-    assert logs[0] == logs[1]
-    assert len({tuple(logs[0][first : first + 4]) for first in range(0, 80, 4)}) > 5
-
-
 def test_one_that_raises_ends_all():
     def failing():
         yield

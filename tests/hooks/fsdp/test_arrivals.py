@@ -1,7 +1,4 @@
-"""Where a step begins and ends: with the outermost backward, also after one that broke off."""
-
-from datetime import timedelta
-from functools import partial
+"""Reentrant checkpoints begin backwards inside of a backward: a step begins and ends with the outermost one."""
 
 import pytest
 import torch
@@ -10,95 +7,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import gradwire
-from gradwire.hooks.fsdp.arrivals import Arrivals
 
 from .given import mesh_of
-
-
-class Done:
-    """Gradients that are there."""
-
-    def wait(self, timeout):
-        """Nothing to wait for."""
-
-
-class Noted(list):
-    """The beginnings and ends of steps, and when ranks agree before an end."""
-
-    def begin(self):
-        self.append("begin")
-
-    def end(self):
-        self.append("end")
-
-    inside = True  # as an averager that takes part in each step
-
-
-def arrivals_of(noted, model):
-    return Arrivals(noted, model, torch.device("cpu"), timedelta(seconds=10), lambda: noted.append("agree"))
-
-
-@pytest.fixture
-def steps():
-    """Noted steps, and a function whose backward brings gradients of a module."""
-    noted = Noted()
-    arrivals = arrivals_of(noted, nn.Identity())
-
-    def comes(_):
-        arrivals.begin(noted)
-        arrivals.take(Done(), at_once=False)
-
-    def module(numbers):
-        numbers = numbers * 2
-        if numbers.requires_grad:  # not in the forward of a checkpoint
-            numbers.register_hook(comes)
-        return numbers
-
-    return noted, module
-
-
-def test_backwards_inside_of_one_belong_to_its_step(steps):
-    noted, module = steps
-    for _ in range(2):
-        numbers = checkpoint(lambda each: module(module(each)), torch.ones(3, requires_grad=True), use_reentrant=True)
-        module(module(numbers)).sum().backward()
-    assert noted == ["begin", "agree", "end"] * 2
-
-
-def test_a_backward_after_one_that_broke_off_begins_a_step(steps):
-    noted, module = steps
-    numbers = torch.ones(3, requires_grad=True) * 3
-    numbers.register_hook(lambda _: pytest.fail("on purpose"))
-    with pytest.raises(pytest.fail.Exception):
-        module(module(numbers)).sum().backward()
-    assert noted == ["begin"]
-    module(torch.ones(3, requires_grad=True)).sum().backward()
-    assert noted == ["begin", "begin", "agree", "end"]
-
-
-def test_a_backward_of_a_model_that_begins_with_one_inside_of_it_is_one_step():
-    noted, model = Noted(), nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    arrivals = arrivals_of(noted, model)
-
-    def comes(*_):
-        arrivals.begin(noted)
-        arrivals.take(Done(), at_once=False)
-
-    for part in model:
-        part.register_full_backward_hook(comes)
-        part.forward = partial(checkpoint, part.forward, use_reentrant=True)
-    for _ in range(2):
-        model(torch.ones(3, requires_grad=True)).sum().backward()
-    assert noted == ["begin", "agree", "end"] * 2
-
-
-def test_a_backward_that_brings_no_gradients_of_modules_is_no_step():
-    noted, model = Noted(), nn.Linear(3, 3)
-    arrivals = arrivals_of(noted, model)
-    outputs = model(torch.ones(3))
-    outputs.register_hook(lambda _: noted.append(arrivals._backwards.now() is not None))
-    outputs.sum().backward()
-    assert noted == [True]
 
 
 class Checkpointed(nn.Module):

@@ -10,10 +10,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import gradwire
-from gradwire.compress.shards.reduction import shard_sum
 from gradwire.ddp_core import DEFAULT_TIMEOUT
 from gradwire.ddp_core.averaging import steps as stepping
-from gradwire.hooks.fsdp.state import checked, merged
+from gradwire.hooks.fsdp.state import merged
 
 from ...ddp_core.errors import message_of
 from ..given import Given
@@ -38,14 +37,6 @@ def residuals(state):
     return {name: fields["residual"] for name, fields in inside["parameters"].items()}
 
 
-@pytest.mark.parametrize("number", [4, 6])
-def test_a_state_of_another_format_is_refused(number):
-    saved = {"gradwire": number, "reduce": repr(shard_sum("int4")), "step": 3, "parameters": {}, "weights": {}}
-    assert checked({**saved, "gradwire": 5}, shard_sum("int4"), set())["step"] == 3
-    with pytest.raises(ValueError, match="load it with the version of gradwire that wrote it"):
-        checked(saved, shard_sum("int4"), set())
-
-
 def error_of(handle, state, **options):
     try:
         handle.load_state_dict(state, **options)
@@ -65,21 +56,6 @@ def swapped(rank, world_size, specs):
     left = handle.state_dict()
     handle.close()
     return total, residuals(left) if any(state["parameters"] for state in left.values()) else {}
-
-
-LAST = ["none", "int8:error_feedback=false"]
-
-
-@pytest.mark.parametrize("last", LAST)
-@pytest.mark.parametrize("first", ["int4", "int4:residual_bits=8"])
-def test_after_a_swap_nothing_that_was_held_back_is_lost(ranks, first, last):
-    for total, left in ranks.run(swapped, 2, [first, "int8:error_feedback=true", last, "none"]):
-        assert left == {}
-        for module, shapes in enumerate(SHAPES):
-            for place in range(len(shapes)):
-                expected = sum(gradients(rank, step)[module][place] for rank in range(2) for step in range(4)) / 2
-                tolerance = 1e-4 if (first, last) == ("int4", "none") else 4e-2  # half a code of 8 bits
-                torch.testing.assert_close(total[f"parts.{module}.p{place}"], expected, rtol=0, atol=tolerance)
 
 
 def saved_after_a_swap(rank, world_size, steps_after, folder):
@@ -140,24 +116,6 @@ def test_what_was_held_back_before_a_swap_waits_for_a_step_that_uses_all_paramet
         for place, steps_used in enumerate(((0, 1, 2, 3), (0, 1, 3))):
             expected = sum(gradients(rank, step)[0][place] for rank in range(2) for step in steps_used) / 2
             torch.testing.assert_close(total[f"p{place}"], expected, rtol=0, atol=1e-4)
-
-
-def residuals_after_swaps(rank, world_size, known):
-    """The numbers of residuals after a swap, with an optimizer if it is known, and after one more without naming it."""
-    model, handle = attached(world_size, "none")
-    options = {"optimizer": torch.optim.AdamW(model.parameters())} if known else {}
-    found = []
-    for each in (options, {}):
-        handle.swap(reduce="int4", **each)
-        steps(model, rank, 0, 1)
-        found.append(len(residuals(handle.state_dict())))
-    handle.close()
-    return found
-
-
-def test_a_swap_takes_what_suits_the_optimizer_also_that_of_before(ranks):
-    assert ranks.run(residuals_after_swaps, 2, True) == [[0, 0]] * 2
-    assert all(min(found) > 0 for found in ranks.run(residuals_after_swaps, 2, False))
 
 
 def closed(rank, world_size):

@@ -29,6 +29,7 @@ INSIDE = {  # what a rank's state may have become
     "a step of text": lambda state: {**state, "step": "3"},
     "half a step": lambda state: {**state, "step": 2.5},
     "a step below 0": lambda state: {**state, "step": -1},
+    "a step that is true": lambda state: {**state, "step": True},
     "parameters in a list": lambda state: {**state, "parameters": list(state["parameters"].items())},
     "numbers for names": lambda state: {**state, "parameters": dict(enumerate(state["parameters"].values()))},
     "no fields": lambda state: {**state, "parameters": dict.fromkeys(state["parameters"])},
@@ -44,6 +45,7 @@ INSIDE = {  # what a rank's state may have become
 OF_BUCKETS = {  # of whole gradients
     "another compressor": lambda state: {**state, "compressor": "OneBit(block=8)", "spec": "onebit:block=8"},
     "64 ranks": lambda state: {**state, "world_size": 64},
+    "hosts that share ranks": lambda state: {**state, "ranks_per_host": 3},
     "a tensor for the world size": lambda state: {**state, "world_size": torch.tensor([2, 2])},
     "no buckets": lambda state: {key: value for key, value in state.items() if key != "buckets"},
     "no list of buckets": lambda state: {**state, "buckets": 5},

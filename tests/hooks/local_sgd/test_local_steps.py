@@ -478,29 +478,3 @@ def test_resumed_training_is_bit_identical(places, stopped_at, request):
     for left, right in zip(expected, got, strict=True):
         for name, tensor in left[0].items():
             assert torch.equal(tensor, right[0][name]), name
-
-
-def test_a_meeting_place_serves_another_training_after_the_first_has_finished(places):
-    made = [places(2), places(2)]
-    for _ in range(2):
-        first, second = together(2, lambda site: trained(site, made[site], steps=4)[0])
-        assert all(torch.equal(*pair) for pair in zip(first.parameters(), second.parameters(), strict=True))
-
-
-def test_a_site_that_closed_and_comes_again_meets_the_others_anew(places):
-    made = [places(2), places(2)]
-    for each in made:
-        each.join("alike")
-    together(2, lambda site: made[site].meet())
-    made[0].close()
-    made[0].join("alike")
-    meetings = together(2, lambda site: made[site].meet())
-    for told in together(2, lambda site: meetings[site].tell([site])):
-        assert sorted(told) == [[0], [1]]  # in the order in which they came
-
-
-def test_totals_are_those_of_all_rounds(places):
-    made = [places(2), places(2)]
-    for _, _, local in together(2, lambda site: trained(site, made[site])):
-        assert len(local.history) > 4
-        assert local.metrics()["total_sent_bytes"] == sum(stats.sent_bytes for stats in local.history)

@@ -7,12 +7,7 @@ from datetime import timedelta
 import pytest
 import torch
 
-import gradwire
 from gradwire import LocalSteps
-from gradwire.ddp_core.memory.bucket_memory import BucketMemory
-from gradwire.hooks.local_sgd.fragment import fragments
-from gradwire.hooks.local_sgd.outer import outer
-from gradwire.hooks.local_sgd.rounds import Rounds
 
 from .sites import Net, Town, descend, together, until
 
@@ -73,22 +68,6 @@ def test_sites_may_unfreeze_at_different_steps_or_one_alone(ranks, unfrozen_at):
     results = ranks.run(trained, 2, unfrozen_at)
     assert_alike([found for _, found in results])
     assert not torch.equal(results[0][0], results[0][1]["first.weight"])
-
-
-def test_a_parameter_that_each_site_fills_anew_when_it_unfreezes_it_ends_alike(ranks):
-    assert_alike([found for _, found in ranks.run(trained, 3, [5, 5, 6], reset=True)])
-
-
-def test_with_one_fragment_the_last_average_is_of_unfrozen_parameters_too(ranks):
-    results = ranks.run(trained, 2, [12, 12], fragments=1)
-    assert_alike([found for _, found in results])
-    assert not torch.equal(results[0][0], results[0][1]["first.weight"])
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_an_unfrozen_parameter_of_another_type_ends_alike(ranks, dtype):
-    results = ranks.run(trained, 2, [5, 5], dtype=dtype)
-    assert_alike([found for _, found in results])
 
 
 def simulated(sites, unfrozen_at, steps, lr, momentum):
@@ -164,49 +143,6 @@ def resumed(rank, world_size, stop):
 def test_a_training_that_resumes_after_an_unfreezing_changes_no_bit(ranks, stop):
     for straight, stopped in ranks.run(resumed, 2, stop):
         assert_alike([straight, stopped])
-
-
-def saved_after(rank, world_size, steps):
-    model, optimizer, local = built(compressor="topk:ratio=0.3")
-    for step in range(steps):
-        if step == 5:
-            unfreeze(model)
-        descend(model, optimizer, rank, step)
-    state = local.state_dict()
-    local.close()
-    return state
-
-
-def loaded(rank, world_size, states):
-    model, _, local = built(compressor="topk:ratio=0.3")
-    local.load_state_dict(list(states))
-    found = weights(model)
-    local.close()
-    return found
-
-
-def test_another_number_of_sites_takes_the_joined_parameters_over(ranks):
-    states = ranks.run(saved_after, 2, 11)
-    for found in ranks.run(loaded, 3, states):
-        assert torch.equal(found["first.weight"], states[0]["parameters"]["first.weight"]["anchor"])
-
-
-def test_residuals_of_a_fragment_stay_where_a_parameter_joins():
-    frozen = {"late": torch.ones(3)}
-    parts = fragments({"weight": torch.zeros(4), "bias": torch.zeros(2)}, 1, frozen)
-    rounds = Rounds(None, parts, torch.empty(0), outer("sgd:lr=1"), gradwire.compressor("topk:ratio=0.5"))
-    rounds.memories[0] = BucketMemory(rounds.compressor, parts[0].layout, 0)
-    rounds.memories[0].carry_over({"weight": torch.arange(4.0), "bias": torch.tensor([5.0, 6.0])})
-    parts[0].momentum.copy_(torch.arange(6.0))
-    rounds.join({"late"}, {"late": torch.full((3,), 2.0)})
-    held = rounds.memories[0].held_back()
-    assert {name: value.tolist() for name, value in held.items()} == {
-        "weight": [0, 1, 2, 3],
-        "bias": [5, 6],
-        "late": [0, 0, 0],
-    }
-    assert parts[0].anchor.tolist() == [0] * 6 + [2] * 3
-    assert parts[0].momentum.tolist() == [0, 1, 2, 3, 4, 5, 0, 0, 0]
 
 
 def test_a_site_that_comes_after_an_unfreezing_averages_the_same_parameters():

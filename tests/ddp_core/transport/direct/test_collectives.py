@@ -13,7 +13,7 @@ import torch.distributed as dist
 from gradwire.ddp_core.transport.direct.collectives import Collectives
 from gradwire.ddp_core.transport.direct.hosts import hosts_of
 from gradwire.ddp_core.transport.direct.rails import rails
-from gradwire.ddp_core.transport.direct.wire import CHUNK_BYTES, Staggered, run
+from gradwire.ddp_core.transport.direct.wire import CHUNK_BYTES, Staggered
 from gradwire.ddp_core.transport.lost_ranks import Processes
 from gradwire.ddp_core.transport.torch_groups import store_of
 
@@ -274,17 +274,3 @@ def test_what_is_asked_for_while_they_close_comes_to_an_end():
     assert closed.is_set()
     with pytest.raises(RuntimeError, match="was shut down: its collectives have ended"):
         direct.kinds()
-
-
-@pytest.mark.parametrize(("under_way", "order"), [(1, "bebebe"), (2, "bbebee"), (9, "bbbeee")])
-def test_chunks_begin_and_end_in_order_a_few_at_a_time(under_way, order):
-    seen = []
-
-    def chunk(number):
-        seen.append(("b", number))
-        yield
-        seen.append(("e", number))
-
-    run(map(chunk, range(3)), under_way)
-    assert "".join(kind for kind, _ in seen) == order
-    assert [number for kind, number in seen if kind == "e"] == [0, 1, 2]

@@ -175,26 +175,6 @@ def test_where_a_rank_dies_the_others_raise_at_once_and_nothing_is_left(ranks, w
         assert survivor.seconds < LIMIT.total_seconds() * 0.9
 
 
-def one_rank_stays_away(rank, world_size):
-    begin_anew("gradwire")
-    block, every = torch.ones(LARGE), torch.empty(world_size * LARGE)
-    dist.all_gather_into_tensor(every, block)
-    dist.group.WORLD._get_backend(torch.device("cpu")).set_timeout(timedelta(seconds=1))
-    store = store_of(dist.group.WORLD)
-    if rank == 1:
-        return store.wait(["over"], LIMIT)  # or its connections close before
-    try:
-        dist.all_gather_into_tensor(every, block)
-    finally:
-        store.set("over", "")
-
-
-@needs_torch
-def test_a_rank_that_waits_for_one_which_stays_away_raises_at_the_time_limit(ranks):
-    waiting, _ = ranks.run(one_rank_stays_away, 2, expect_errors=True)
-    assert "timed out" in waiting.message.lower()
-
-
 def test_a_torch_that_is_too_old_is_told_the_way_out(monkeypatch):
     monkeypatch.setattr(torch_backend, "LEAST_TORCH", (99, 1))
     with pytest.raises(

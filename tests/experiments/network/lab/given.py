@@ -1,7 +1,5 @@
 import time
 
-from gradwire.experiments.network.lab.utilization import Utilization
-
 PATIENCE = 60
 
 
@@ -24,8 +22,3 @@ def alive(process):
 
 def shell(text):
     return ["sh", "-c", text]
-
-
-USE = Utilization(
-    "2 hosts at 8mbit", "8mbit", 0.0, [0.0, 0.01, 0.02, 0.04, 0.05], {"0": {"sent_bytes": [5, 5, 10005, 20005, 20005]}}
-)

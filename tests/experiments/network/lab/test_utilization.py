@@ -1,5 +1,3 @@
-import dataclasses
-import json
 import sys
 
 import pytest
@@ -9,8 +7,6 @@ from gradwire.experiments.network.lab import (
     run_on_hosts,
 )
 from gradwire.experiments.network.lab.utilization import Utilization
-
-from .given import USE
 
 MEGABYTE = 10**6
 SENT = 4 * MEGABYTE
@@ -62,16 +58,3 @@ def test_a_link_carries_its_rate_and_its_use_is_written_down(possible, capfd, tm
     assert 8 * fastest(use.seconds, use.links["1"]["sent_bytes"]) > 0.6 * 50e6
     begin, end = use.busy(1)
     assert begin < end <= use.seconds[-1]
-
-
-def test_utilization_is_in_mbit_a_second_of_what_was_counted_between_two_looks(tmp_path):
-    assert USE.rates(0, "sent_bytes") == pytest.approx([0, 8, 4, 0])
-    assert USE.busy(0) == (0.01, 0.04)
-
-
-def test_what_is_written_is_read_again(tmp_path):
-    USE.write(tmp_path / "use.json")
-    assert Utilization.read(tmp_path / "use.json") == USE
-    (tmp_path / "other.json").write_text(json.dumps(dataclasses.asdict(USE)))
-    with pytest.raises(ValueError, match="no file of --utilization"):
-        Utilization.read(tmp_path / "other.json")

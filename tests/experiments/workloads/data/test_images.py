@@ -80,20 +80,3 @@ def test_images_of_the_user_s_are_never_downloaded(name, tmp_path):
     with pytest.raises(ValueError, match=f"{tmp_path} does not hold torchvision's"):
         loaded(name, tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-def test_patterns_are_the_same_at_every_call_and_leave_the_random_state_alone():
-    before = torch.get_rng_state()
-    one, other = loaded("patterns"), loaded("patterns")
-    assert torch.equal(torch.get_rng_state(), before)
-    assert (len(one.train), len(one.held_out), one.input_shape) == (8192, 2048, (1, 8, 8))
-    assert torch.equal(one.train.tensors[0], other.train.tensors[0])
-    assert torch.bincount(one.train.tensors[1]).min() > 700
-
-
-def test_patterns_can_be_told_apart_by_the_nearest_of_them():
-    patterns = loaded("patterns")
-    (images, labels), (others, truth) = patterns.train.tensors, patterns.held_out.tensors
-    nearest = torch.cdist(others.flatten(1), images.flatten(1)).topk(25, largest=False).indices
-    guessed = torch.nn.functional.one_hot(labels[nearest], 10).sum(1).argmax(1)
-    assert 0.6 < (guessed == truth).float().mean() < 0.85

@@ -16,11 +16,6 @@ OURS = gradwire.DistributedDataParallel
 LITTLE_MORE = 2 * TRACE.seconds
 
 
-def test_names_that_no_module_can_have_are_refused():
-    with pytest.raises(ValueError, match=r"no module can have a parameter called 'forward.weight'.*forward"):
-        EmulatedModel(Trace("odd", "", 1, (Layer("forward", {"weight": (1,)}, 0, 0),)))
-
-
 def timed(model, clock, backward=True):
     """Seconds of forward and backward, and when each gradient was ready, since the start of backward."""
     ready = {}

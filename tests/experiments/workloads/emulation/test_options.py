@@ -2,21 +2,9 @@ import pytest
 
 from gradwire.experiments.network.lab import NetlabConfig
 from gradwire.experiments.network.link import shown_rate
-from gradwire.experiments.workloads.emulation import EmulatedModel, EmulationConfig
-
-from .given import TRACE
+from gradwire.experiments.workloads.emulation import EmulationConfig
 
 BAD = (0, -1, float("inf"), float("nan"))
-
-
-def test_compute_dilation_and_their_labels():
-    assert EmulationConfig().trace is None
-    assert EmulationConfig().labels() == []
-    assert EmulationConfig(compute="emulate:vgg19@0.5").labels() == ["emulated compute vgg19, 0.5 s per step"]
-    slowed = EmulationConfig(compute="emulate:vgg19@0.5", dilate=4, link="100mbit")
-    said = ["emulated compute vgg19, 0.5 s per step", "dilated 4", "emulated link 100 Mbit/s"]
-    assert slowed.labels() == said
-    assert slowed.trace.name == "vgg19"
 
 
 @pytest.mark.parametrize(
@@ -47,9 +35,3 @@ def test_networks_are_as_slow_as_the_dilation_makes_them(rate, slower):
 def test_what_cannot_be_emulated_is_refused(options, words):
     with pytest.raises(ValueError, match=words):
         EmulationConfig(**options)
-
-
-@pytest.mark.parametrize("dilate", BAD)
-def test_a_model_refuses_a_dilation_that_is_not_above_0(dilate):
-    with pytest.raises(ValueError, match="above 0"):
-        EmulatedModel(TRACE, dilate)

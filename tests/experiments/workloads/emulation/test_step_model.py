@@ -37,17 +37,6 @@ def test_on_the_wire_a_ring_sends_each_byte_less_than_twice(hosts):
         assert wire(build(trace, "bf16", hosts, cost)) == pytest.approx(dense / 2, rel=1e-4)
 
 
-def test_latency_counts_for_each_round_of_each_piece_and_dilation_for_computation_alone():
-    trace = load_trace("resnet50")
-    layers = sum(bool(layer.parameters) for layer in trace.layers)
-    cost = LinkCost(alpha=1.0, beta=0.0)
-    assert wire(step_by_layers(trace, "none", 4, cost)) == layers
-    assert wire(step_by_layers(trace, "powersgd:rank=4", 4, cost)) > layers
-    slow = step_by_layers(trace, "none", 4, cost, dilate=10)
-    assert slow.computation == pytest.approx(0.97)
-    assert wire(slow) == layers
-
-
 def test_slices_are_equal_parts_of_large_buckets_unless_the_compressor_remembers_more_than_single_numbers():
     """Of vgg19's first classifier of 411 MB, whose gradients bf16 halves."""
     largest = 4 * 4096 * 25088

@@ -9,18 +9,6 @@ from gradwire.experiments.workloads.emulation import (
 from .given import TRACE
 
 
-def test_scaling_keeps_proportions_and_is_said_in_the_source():
-    trace = load_trace("resnet50@0.2")
-    ratios = [new.backward_seconds / old.backward_seconds for new, old in paired(trace) if old.backward_seconds]
-    assert trace.seconds == pytest.approx(0.2)
-    assert ratios == pytest.approx([0.2 / 0.097] * len(ratios))
-    assert trace.source.endswith("scaled to 0.2 s per step by the user")
-
-
-def paired(trace):
-    return zip(trace.layers, load_trace(trace.name).layers, strict=True)
-
-
 def test_a_trace_survives_its_file(tmp_path):
     TRACE.write(tmp_path / "small.json")
     assert load_trace(str(tmp_path / "small.json")) == TRACE
@@ -63,20 +51,3 @@ def test_a_bad_trace_is_refused_with_what_is_wrong(change, words, tmp_path):
     path.write_text(json.dumps(document))
     with pytest.raises(ValueError, match=f"bad.json is no trace: .*{words}"):
         load_trace(str(path))
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (
-            "resnet5",
-            r"no trace 'resnet5' \(did you mean 'resnet50'\?\); there are: resnet50, .* or the name of a JSON file",
-        ),
-        ("resnet50@fast", "seconds of computation a step, as in resnet50@0.1; got 'resnet50@fast'"),
-        ("resnet50@0", "above 0, got 0"),
-        (__file__, "cannot read the trace .*test_trace.py"),
-    ],
-)
-def test_what_is_no_trace_is_refused(text, words):
-    with pytest.raises(ValueError, match=words):
-        load_trace(text)

@@ -47,12 +47,6 @@ def test_a_file_is_told_where_a_model_of_one_s_own_goes():
         ModelConfig("mine.py:build")
 
 
-def test_a_name_with_a_size_takes_no_other_size():
-    assert ModelConfig("gpt-0.9m") == ModelConfig("gpt-0.9m", width=128)
-    with pytest.raises(ValueError, match=r"gpt-162m has model.width 768, got 128: name gpt to choose"):
-        ModelConfig("gpt-162m", width=128)
-
-
 @pytest.mark.parametrize("name", ["mlp", "resnet18-cifar", "torchvision:resnet18"])
 @pytest.mark.parametrize("shape", [(3, 32, 32), None], ids=["cifar", "digits"])
 def test_a_classifier_gives_logits_of_every_image(name, shape, digits):
@@ -87,29 +81,6 @@ def test_an_unknown_torchvision_model_is_refused_with_those_near_it():
         build_model(ModelConfig("torchvision:resnet19"))
     with pytest.raises(ValueError, match="torchvision has no classifier ''"):
         build_model(ModelConfig("torchvision:"))
-
-
-@pytest.mark.parametrize("size", ["width", "layers", "heads", "vocabulary", "context", "image_size"])
-def test_a_size_below_one_is_refused(size):
-    with pytest.raises(ValueError, match=rf"model\.{size} is at least 1, got 0"):
-        ModelConfig("gpt", **{size: 0})
-
-
-def test_a_width_that_heads_do_not_divide_is_refused():
-    with pytest.raises(ValueError, match=r"model\.width is a multiple of model\.heads, got 32 and 3"):
-        build_model(ModelConfig("gpt", width=32, heads=3))
-
-
-@pytest.mark.parametrize("name", ["mlp", "resnet18-cifar", "torchvision:resnet18"])
-def test_a_model_of_images_is_refused_for_text(name, text):
-    with pytest.raises(ValueError, match=f"{name} reads images, and the data 'text' are tokens; .*: gpt, lstm"):
-        build_model(ModelConfig(name), text)
-
-
-@pytest.mark.parametrize("name", ["gpt", "lstm"])
-def test_a_language_model_is_refused_for_images(name, digits):
-    with pytest.raises(ValueError, match=f"{name} reads tokens, and the data 'digits' are images; .*: mlp, resnet18"):
-        build_model(ModelConfig(name), digits)
 
 
 def test_a_vocabulary_smaller_than_the_data_s_is_refused(text):
