@@ -22,6 +22,7 @@ from gradwire.experiments.cli import COMMANDS, main
 from gradwire.experiments.cli.parsing import configuration
 from gradwire.hooks.fsdp import state
 from gradwire.hooks.local_sgd import saved
+from gradwire.hooks.report_loss import COMPRESSOR
 
 from .torch_versions import backends_in_python
 
@@ -212,6 +213,14 @@ def test_links_to_a_heading_lead_to_one_that_is_there(page):
     pages = {file for file, _ in targets if file.suffix == ".md"}
     known = {file: anchors(file.read_text("utf-8")) for file in pages}
     assert [(file, anchor) for file, anchor in targets if file in known and anchor not in known[file]] == []
+
+
+def test_scripts_and_commands_of_pages_name_the_variable_that_gradwire_try_sets():
+    read = re.compile(r"environ(?:\.get\(|\[)[\"'](\w*COMPRESSOR)\b|\b(\w*COMPRESSOR)=\w|name: (\w*COMPRESSOR)\b")
+    named = {page: {name for each in read.findall(text) for name in each if name} for page, text in PAGES.items()}
+    readers = {page: names for page, names in named.items() if names}
+    assert {"docs/two-hosts.md", "docs/training-script.md", "docs/launchers.md", "docs/compare.md"} <= set(readers)
+    assert all(names == {COMPRESSOR} for names in readers.values()), readers
 
 
 def test_the_formats_of_saved_states_are_those_that_are_written():

@@ -140,7 +140,7 @@ def on_two_hosts(commands, folder, port, python):
 @pytest.mark.timeout(3 * LIMIT)
 def test_the_command_for_two_hosts_runs_on_two(tmp_path, unused_port, forked_python):
     saved("docs/two-hosts.md", tmp_path)
-    *others, command = printed_commands("docs/two-hosts.md", "COMPRESSOR=")
+    *others, command = printed_commands("docs/two-hosts.md", "GRADWIRE_COMPRESSOR=")
     assert {each.partition(" ")[2] for each in others} == {
         command.partition(" ")[2]
     }  # none and bf16 differ in that alone
@@ -183,4 +183,6 @@ def test_a_watch_with_a_folder_is_what_top_shows_as_printed(tmp_path, forked, mo
 
 def test_the_commands_for_two_hosts_are_the_readmes():
     (readme,) = printed_commands("README.md", "torchrun --nnodes")
-    assert readme in {command.split(" ", 1)[1] for command in printed_commands("docs/two-hosts.md", "COMPRESSOR=")}
+    assert readme in {
+        command.split(" ", 1)[1] for command in printed_commands("docs/two-hosts.md", "GRADWIRE_COMPRESSOR=")
+    }

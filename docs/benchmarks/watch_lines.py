@@ -22,7 +22,7 @@ LAB = "--hosts", "2", "--rate", "1gbit"
 def lines(compressor: str, script: Path) -> list[str]:
     """Return what `watch` prints in one training."""
     command = [sys.executable, "-m", "gradwire", "netlab", *LAB, "--", sys.executable, str(script)]
-    given = {**os.environ, "COMPRESSOR": compressor, "OMP_NUM_THREADS": "1"}
+    given = {**os.environ, "GRADWIRE_COMPRESSOR": compressor, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=given, capture_output=True, text=True, check=True, timeout=300)
     return re.findall(r"step \d+ \| .*", done.stdout + done.stderr)
 
