@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gradwire.compress import compressor
-from gradwire.experiments.advice import Choice, Rule
+from gradwire.experiments.advice import Choice, Forecast, Rule
 from gradwire.experiments.advice.candidates import TWO_LEVELS, candidates, family
 from gradwire.experiments.advice.decision_table import ADAMW, CANDIDATES, MUON, SGD, Candidate
 from gradwire.experiments.advice.predict import Prediction
