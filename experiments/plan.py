@@ -296,9 +296,16 @@ def _planned(model: nn.Module, order: Sequence[Tensor], spec: str, config: PlanC
     optimizers = stand_in(config.optimizer) if config.optimizer else None
     if config.parallel == "fsdp":
         modules, ranks = _modules(model, config), config.cluster.ranks
-        pair = payloads(spec if optimizers is None else tuned_payloads(spec, optimizers))
-        sizes = {"world_size": ranks.world_size, "ranks_per_host": ranks.per_host}
-        return replace(plan_sharded(modules, *pair, **sizes, dtype=DTYPES[config.dtype]), compressor=spec)
+        gather, reduce = payloads(spec if optimizers is None else tuned_payloads(spec, optimizers))
+        found = plan_sharded(
+            modules,
+            gather,
+            reduce,
+            world_size=ranks.world_size,
+            ranks_per_host=ranks.per_host,
+            dtype=DTYPES[config.dtype],
+        )
+        return replace(found, compressor=spec)
     per_host = config.gpus_per_host if ranks_given(compressor(spec)) is not None else 1
     own = tuned_specification(spec, optimizers)
     whole = plan(model, own, world_size=config.ranks, bucket_mb=config.bucket_mb, order=order, ranks_per_host=per_host)
