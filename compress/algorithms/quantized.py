@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ... import kernels
 from ...kernels import Places, Residual
-from ..protocol.compressor import Traits
+from ..protocol.compressor import Compressor, Traits
 from ..protocol.registry import register
 from .adapters import TwoShot
 from .payload import padded
@@ -57,16 +57,21 @@ class Quantized(BlockCodes):
     error feedback too (Alistarh et al. 2017, QSGD); by Philox with a key a bucket and rank and a counter a step. `rotate`:
     blocks are multiplied by a Hadamard matrix with random signs, always the same, before they are encoded and back after
     they are decoded, so that no element stands out (Suresh et al. 2017; Jia et al. 2024, SDP4Bit); `block` is then a power
-    of two, and elements whose gradient is zero move. So mask averages, not gradients.
+    of two, and elements whose gradient is zero move. So mask averages, not gradients. `core`: the rank of a low-rank part
+    of each matrix that PowerSGD averages in 8 bits, so that codes are those of the rest alone; 0 for none. Elements whose
+    gradient is zero then move.
     """
 
     rounding: Literal["nearest", "stochastic"] = "nearest"
     rotate: bool = False
+    core: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.rounding not in ("nearest", "stochastic"):
             raise ValueError(f"{self.method}:rounding is nearest or stochastic, got {self.rounding!r}")
+        if self.core < 0:
+            raise ValueError(f"{self.method}:core is a rank, or 0 for no low-rank part; got {self.core}")
         if self.rotate:
             check_rotation(self.method, self.block)
 
@@ -106,7 +111,17 @@ def traits_of_codes(codec: Quantized) -> Traits:
     return Traits(takes_16_bits=True, keeps_zeros=keeps_zeros, blocks=True, draws=codec.rounding == "stochastic")
 
 
-@register("int8", adapter=TwoShot, error_feedback=False, traits=traits_of_codes)
+def averaged(codec: Quantized) -> Compressor:
+    """Return the compressor that averages by a codec, with a core if it asks for one."""
+    if not codec.core:
+        return TwoShot(codec)
+    from .core import Core  # PowerSGD sends its factors by codecs of this module
+    from .powersgd import PowerSGD
+
+    return Core(PowerSGD(codec.core, payload="int8"), TwoShot(replace(codec, core=0)))
+
+
+@register("int8", adapter=averaged, error_feedback=False, traits=traits_of_codes)
 @dataclass(frozen=True)
 class Int8(Quantized):
     """Eight bits an element and a scale a block, averaged in float32 by an all-to-all and an all-gather.
@@ -119,7 +134,7 @@ class Int8(Quantized):
     bits: ClassVar[int] = 8
 
 
-@register("int4", adapter=TwoShot, traits=traits_of_codes)
+@register("int4", adapter=averaged, traits=traits_of_codes)
 @dataclass(frozen=True)
 class Int4(Quantized):
     """Four bits an element and a scale a block, averaged in float32 by an all-to-all and an all-gather.
@@ -132,7 +147,7 @@ class Int4(Quantized):
     bits: ClassVar[int] = 4
 
 
-@register("int2", adapter=TwoShot, traits=traits_of_codes)
+@register("int2", adapter=averaged, traits=traits_of_codes)
 @dataclass(frozen=True)
 class Int2(Quantized):
     """Two bits an element and a scale a block, of rotated blocks, averaged in float32 by an all-to-all and an all-gather.

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from ..algorithms.adapters import TwoShot
+from ..algorithms.core import Core
 from ..algorithms.dense import Dense
 from ..feedback.error_feedback import ErrorFeedback, Float32Arithmetic
 from ..feedback.switch import Switch
@@ -216,6 +217,8 @@ class Wrapping:
         """The compressor with residuals on servers as on workers, if it has servers."""
         if isinstance(built, Float32Arithmetic):
             return Float32Arithmetic(self._served(built.inner))
+        if isinstance(built, Core):
+            return dataclasses.replace(built, rest=self._served(built.rest))
         if not isinstance(built, TwoShot):
             return built
         return dataclasses.replace(built, error_feedback=self.error_feedback > 0, residual_bits=self.residual_bits)

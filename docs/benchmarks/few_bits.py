@@ -29,6 +29,7 @@ from torch.optim import AdamW, Optimizer
 
 from gradwire.compress import Compressor, Layout, Program, Ranks, all_reduce, compressor, tuned
 from gradwire.compress.algorithms.adapters import TwoShot
+from gradwire.compress.algorithms.core import Core
 from gradwire.compress.algorithms.dense import Dense
 from gradwire.compress.algorithms.powersgd import PowerSGD
 from gradwire.compress.algorithms.quantized import Int2, Int4, Int8, Quantized
@@ -92,35 +93,6 @@ class LessMomentum(Trial):
 TASKS = {name: Trial(**vars(task)) for name, task in (SHORT | LONGER).items() if name.startswith("gpt")} | {
     MUON_TASKS[1]: LessMomentum(**vars(SHORT["gpt-muon"]))
 }
-
-
-@dataclass
-class CoreState:
-    """The states of both parts."""
-
-    low: Any
-    rest: Any
-
-
-@dataclass(frozen=True)
-class Core:
-    """The low-rank average by PowerSGD in 8 bits, and the average of what each rank's own part of that lacks by another."""
-
-    low: PowerSGD
-    rest: Compressor
-
-    def init(self, layout: Layout) -> CoreState:
-        """Return the states of both."""
-        return CoreState(self.low.init(layout), self.rest.init(layout))
-
-    def reduce(self, grad: Tensor, state: CoreState, residual: Residual | None = None) -> Program[Tensor]:
-        """Return the sum of both averages, in place of `grad`."""
-        left = torch.zeros_like(grad)
-        before = left.clone() if residual is None else residual.before.clone()
-        low = (yield from self.low.reduce(grad.clone(), state.low, Residual(before, left))).clone()
-        held = None if residual is None else Residual(torch.zeros_like(grad), residual.after)
-        rest = yield from self.rest.reduce(left.clone(), state.rest, held)
-        return grad.copy_(low).add_(rest)
 
 
 @dataclass(frozen=True)

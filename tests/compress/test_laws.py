@@ -63,6 +63,8 @@ SPECS = [
     "qsgd:levels=7,block=16,error_feedback=true",
     "terngrad:error_feedback=true",
     "ternary:start_iter=2",
+    "int4:core=2",
+    "int2:core=1,block=16",
     "int4:residual_bits=8",
     "int4:residual_bits=16",
     "topk:ratio=0.1,residual_bits=16,start_iter=2,warmup=int8",
@@ -307,6 +309,8 @@ OF_PARAMETERS = [
     "int8:rounding=stochastic",
     "int4",
     "int4:rotate=true",
+    "int4:core=2",
+    "int2:core=1,block=16",
     "int4:residual_bits=8",
     "int4:residual_bits=16",
     "int2",
@@ -320,6 +324,7 @@ OF_PARAMETERS = [
     "powersgd:min_compression_rate=0,residual_bits=8",
     "acp-powersgd:min_compression_rate=0",
     "hosts:ranks=2+int4",
+    "int4:core=2",
 ]
 SMALLER = 2.0**-13
 

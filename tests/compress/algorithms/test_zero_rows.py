@@ -122,7 +122,7 @@ def test_parts_of_rows_are_told_by_the_rows_of_whole_parameters():
 
 SELECT = ("adacomp", "bf16+chunktopk", "chunktopk", "dgc", "dropping", "randomk", "topk")
 ROUND = ("bf16", "fp16", "int4", "int8", "natural", "qsgd", "ternary", "terngrad")
-MIX = ("rotate=true", "powersgd", "hosts")
+MIX = ("rotate=true", "core", "powersgd", "hosts")
 BY_ELEMENT = [spec for spec in EVERY if spec.startswith(SELECT + ROUND) and not any(each in spec for each in MIX)]
 
 

@@ -1,0 +1,69 @@
+"""A low-rank core in 8 bits, and what a gradient lacks of it in few bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...kernels import Residual
+from ..protocol.compressor import Compressor
+from ..protocol.layout import Layout
+from ..protocol.requests import Program
+from .powersgd import PowerSGD, PowerSGDState, joined, put_back
+
+
+@dataclass
+class CoreState:
+    """The places of the matrices that have a core, and the states of their cores and of the rest of the bucket."""
+
+    places: tuple[slice, ...]
+    low: PowerSGDState
+    rest: Any
+
+
+@dataclass(frozen=True)
+class Core:
+    """The low-rank average of each matrix by PowerSGD, and the average of the rest by a codec.
+
+    The rest is what a rank's own gradient, with its residual, lacks of its part of the core: for vectors, and matrices too
+    small for a core, all of it. Errors of the codec are those of the rest alone, which has small singular values. Muon
+    makes all singular values of an update equal, so they would turn the largest ones there.
+    """
+
+    low: PowerSGD
+    rest: Compressor
+
+    def init(self, layout: Layout) -> CoreState:
+        """The states of both."""
+        members = [index for index, shape in enumerate(layout.shapes) if self.low.as_matrix(shape, 0)]
+        places = joined((layout.offsets[index], layout.sizes[index]) for index in members)
+        return CoreState(places, self.low.init(layout.select(members)), self.rest.init(layout))
+
+    def reduce(self, grad: Tensor, state: CoreState, residual: Residual | None = None) -> Program[Tensor]:
+        """The sum of both averages."""
+        if not state.places:
+            return (yield from self.rest.reduce(grad, state.rest, residual))
+        matrices, left = self._parts(grad, state), self._left(grad, state, residual)
+        core: Any = yield from self.low.reduce(torch.cat(matrices), state.low, Residual(left, left))
+        if residual is not None:
+            grad.add_(residual.before)
+            residual = Residual(torch.zeros_like(residual.after), residual.after)
+        put_back(left, matrices)
+        average = yield from self.rest.reduce(grad, state.rest, residual)
+        parts = self._parts(average, state)
+        torch._foreach_add_(parts, list(core.split([part.numel() for part in parts])))
+        return average
+
+    def _parts(self, flat: Tensor, state: CoreState) -> list[Tensor]:
+        return [flat[place] for place in state.places]
+
+    def _left(self, grad: Tensor, state: CoreState, residual: Residual | None) -> Tensor:
+        """What is held back of the matrices; after the core's average, all that a rank's own part of it lacks."""
+        if residual is None:
+            return torch.zeros(
+                sum(part.numel() for part in self._parts(grad, state)), dtype=grad.dtype, device=grad.device
+            )
+        return torch.cat(self._parts(residual.before, state))
