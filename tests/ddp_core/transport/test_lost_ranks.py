@@ -63,6 +63,16 @@ def test_one_that_goes_between_two_looks_is(group, other, monkeypatch):
     assert lost_ranks.explained(LOST, group) == f"{LOST}; rank 1 has ended"
 
 
+def test_a_rank_that_stops_within_the_call_is_said_to_hang(monkeypatch):
+    store, group = dist.HashStore(), Group(size=lambda: 2)
+    monkeypatch.setattr(lost_ranks, "_presence", lambda group: store)
+    store.set("at/1", "1")
+    with pytest.raises(
+        RuntimeError, match=r"gave up: all ranks called, and have waited 0 s for one of them, which hangs"
+    ):
+        lost_ranks.await_all(group, "called", "call it there, too", timedelta(seconds=0.3))
+
+
 @pytest.mark.skipif(bool(obstacle()), reason=obstacle())
 def test_a_rank_that_announces_itself_late_and_ends_is_named_long_before_the_limit(other, monkeypatch):
     monkeypatch.setattr(lost_ranks, "PATIENCE", 0.1)
