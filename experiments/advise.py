@@ -92,8 +92,9 @@ def advise_command(config: AdviseConfig) -> int:
         raise ValueError(f"advice needs two ranks or more, and there is {ranks}: --nproc 2, or torchrun on hosts")
     if config.hosts and not (config.link or config.netlab.hosts or launched):
         raise ValueError(
-            "other hosts are not predicted from the links inside this one: add --link 1gbit or --netlab.hosts 2, or start "
-            "ranks on hosts with torchrun"
+            "other hosts are not predicted from the links inside this one: start ranks on hosts with torchrun, add "
+            "--link 1gbit or --netlab.hosts 2, or compute a step by gradwire plan --parameters 124M --hosts 2 "
+            "--gpus-per-host 8 --rate 10gbit"
         )
     with torch.device("meta"):
         _model(config)

@@ -13,20 +13,24 @@ from rich.filesize import decimal
 from rich.table import Table
 from torch import Tensor, nn
 
-from ..compress import compressor
+from ..compress import Ranks, compressor
+from ..compress.builder.optimizer_defaults import tuned_specification
+from ..compress.simulate import Traffic, traffic
 from ..compress.state.shares import ranks_given
 from ..hooks.local_sgd.arguments import site_compressor
 from .advice.predict import Prediction
+from .advice.recommendation import LAUNCH
 from .assumed_parts import GpuStep, layered, model_step, predicted_step
 from .bucket_plan import Plan, plan
 from .network.link import parse_rate, shown_rate
-from .plan_config import PlanConfig, counted
+from .optimizer_plan import matrices_of_blocks, muon_requests, optimizer_elements, stand_in
+from .plan_config import OF_DDP, OF_HOSTS, PlanConfig, counted
 from .sharded_plan import plan_sharded
-from .sharded_step import predicted_shards
+from .sharded_step import network_seconds, predicted_shards
 from .sites_plan import SitesPlan, Wan, recommended, sites_plan
 from .workloads.data import data_shape
 from .workloads.models import build_model
-from .workloads.sharding import TORCH, parts, payloads
+from .workloads.sharding import TORCH, parts, payloads, tuned_payloads
 from .workloads.training import loss_of
 
 SHOWN = ["compressor", "payload_bytes_per_step", "sent_bytes_per_step", "compression_ratio"]
@@ -45,20 +49,30 @@ def plan_command(config: PlanConfig) -> int:
     model, order = _traced(config)
     plans = [_planned(model, order, spec, config) for spec in config.specs]
     steps = _steps(model, order, config) if config.timed else []
+    if config.parallel == "fsdp" and config.optimizer == "muon":
+        plans, steps = _with_muon(model, order, plans, steps, config)
     elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
     if config.json:
         rows = [{name: getattr(each, name) for name in SHOWN} for each in plans]
         for row, times in zip(rows, _times(steps, config), strict=False):
             row.update(times)
         about = {"model": _name(config), "parameters": elements, "world_size": config.ranks}
+        if config.optimizer:
+            about["whole_bytes"] = sum(_whole_bytes(model, config).values())
         print(json.dumps({**about, "rows": rows}, indent=2))
         return 0
     console = Console()
     console.print(_table(config, elements, plans, steps))
     if steps:
         console.print(NOTE, HIDDEN[config.parallel], soft_wrap=True)
+    if config.optimizer:
+        console.print(_memory_note(model, plans, config), soft_wrap=True)
+    if config.parallel == "fsdp" and config.optimizer == "muon":
+        console.print(MUON, soft_wrap=True)
     if elements > SMALL and any("powersgd" in spec for spec in config.specs):
         console.print(LOW_RANK, soft_wrap=True)
+    if config.hosts > 1 and not config.local_every:
+        console.print(_to_paste(config), soft_wrap=True, markup=False, highlight=False)
     return 0
 
 
@@ -72,6 +86,10 @@ LOW_RANK = (
     "steps. Do not take PowerSGD above 20 million parameters."
 )
 SMALL = 20e6  # parameters
+MUON = (
+    "Rows of FSDP2 contain the bytes that the step of torch's Muon sends, uncompressed. Rows with DDP hold for replicate(), "
+    "too: each rank has the whole model there, and Muon's step sends nothing."
+)
 HEADINGS = {
     "network_seconds": "network",
     "network_ratio": "ratio",
@@ -92,10 +110,79 @@ def _steps(model: nn.Module, order: Sequence[Tensor], config: PlanConfig) -> lis
     """The steps without gradwire and with each compressor."""
     if config.parallel == "fsdp":
         modules, seconds = _modules(model, config), config.step_seconds or SOON
-        return [predicted_shards(modules, config.cluster, spec, seconds) for spec in (TORCH, *config.specs)]
+        dtype, specs = DTYPES[config.dtype], (TORCH, *config.specs)
+        return [predicted_shards(modules, config.cluster, spec, seconds, dtype) for spec in specs]
     computation = (config.step_seconds or SOON) / config.micro_batches
     step = GpuStep(*model_step(model, order), computation, micro_batches=config.micro_batches)
     return [predicted_step(step, config.cluster, spec, config.bucket_mb) for spec in ("none", *config.specs)]
+
+
+def _with_muon(
+    model: nn.Module, order: Sequence[Tensor], plans: Sequence[Plan], steps: Sequence[Prediction], config: PlanConfig
+) -> tuple[list[Plan], list[Prediction]]:
+    """Add what Muon's step sends to plans and steps of shards. Behind them come those of DDP, where it sends nothing."""
+    requests = list(muon_requests(matrices_of_blocks(_named(model, config)), config.ranks))
+    muon = sum((traffic(each, Ranks(config.ranks)) for each in requests), Traffic())
+    before = plans[0].compression_ratio * plans[0].sent_bytes_per_step + muon.sent_bytes
+    seconds = network_seconds(requests, config.cluster)
+    ddp = replace(config, parallel="ddp", compressors=list(_simplest(config)))
+    whole = [_planned(model, order, spec, ddp) for spec in ddp.specs]
+    every = [
+        replace(
+            each,
+            payload_bytes_per_step=each.payload_bytes_per_step + muon.payload_bytes,
+            sent_bytes_per_step=each.sent_bytes_per_step + muon.sent_bytes,
+        )
+        for each in plans
+    ] + [replace(each, compressor=f"DDP {each.compressor}") for each in whole]
+    sent = [each.sent_bytes_per_step for each in every]
+    plans = [replace(each, compression_ratio=before / of if of else 1.0) for each, of in zip(every, sent, strict=True)]
+    slower = [replace(each, step=each.step + seconds, network=each.network + seconds) for each in steps]
+    return plans, [*slower, *(_steps(model, order, ddp)[1:] if steps else [])]
+
+
+def _named(model: nn.Module, config: PlanConfig) -> dict[str, Tensor]:
+    return {name: each for part in _modules(model, config) for name, each in part.items()}
+
+
+def _whole_bytes(model: nn.Module, config: PlanConfig) -> dict[str, int]:
+    """The bytes of a rank that has the whole model, without compression and activations. FSDP2 keeps them in float32."""
+    named = _named(model, config)
+    size = (torch.float32 if config.parallel == "fsdp" else DTYPES[config.dtype]).itemsize
+    elements = sum(each.numel() for each in named.values())
+    found = {"weights": size * elements, "gradients": size * elements}
+    if config.optimizer:
+        found[config.optimizer] = size * optimizer_elements(named, config.optimizer)
+    return found
+
+
+def _memory_note(model: nn.Module, plans: Sequence[Plan], config: PlanConfig) -> str:
+    """Say what a rank keeps before activations, and what compression adds to that."""
+    whole, most = _whole_bytes(model, config), max(plans, key=lambda each: each.peak_bytes)
+    parts = ", ".join(f"{name} {size / plans[0].parameters:.1f}" for name, size in whole.items())
+    shards = f"; with FSDP2 {decimal(sum(whole.values()) // config.ranks)}, and whole modules in use"
+    return (
+        f"Memory of a rank before activations: {decimal(sum(whole.values()))} with DDP or replicate() (bytes per "
+        f"parameter: {parts}){shards if config.parallel == 'fsdp' else ''}. Compression adds at most "
+        f"{decimal(most.peak_bytes)}, with {most.compressor}."
+    )
+
+
+def _to_paste(config: PlanConfig) -> str:
+    """Return what to try on these hosts, as the page on choosing says."""
+    first, then = _simplest(config)
+    whole = config.parallel == "ddp" or config.optimizer == "muon"
+    given = f'ddp_model, "{first}"' if whole else f'model, gather="{first}", reduce="{first}"'
+    return (
+        f'Try "{first}" first. If steps still wait for the network, take "{then}". Each host runs this; HOST is the first:\n'
+        f"    handle = gradwire.attach({given}, optimizer=optimizer)\n"
+        f"    {LAUNCH.format(hosts=config.hosts, per_host=config.gpus_per_host)}"
+    )
+
+
+def _simplest(config: PlanConfig) -> Sequence[str]:
+    """The two compressors to try first, which keep nothing between steps."""
+    return OF_HOSTS[:2] if config.shared_card else OF_DDP[1:3]
 
 
 def _times(steps: Sequence[Prediction], config: PlanConfig) -> Iterator[dict[str, float]]:
@@ -206,13 +293,17 @@ def _trained(config: PlanConfig) -> dict[str, Tensor]:
 
 
 def _planned(model: nn.Module, order: Sequence[Tensor], spec: str, config: PlanConfig) -> Plan:
+    optimizers = stand_in(config.optimizer) if config.optimizer else None
     if config.parallel == "fsdp":
         modules, ranks = _modules(model, config), config.cluster.ranks
-        planned = plan_sharded(modules, *payloads(spec), world_size=ranks.world_size, ranks_per_host=ranks.per_host)
+        pair = payloads(spec if optimizers is None else tuned_payloads(spec, optimizers))
+        world_size, per_host, dtype = ranks.world_size, ranks.per_host, DTYPES[config.dtype]
+        planned = plan_sharded(modules, *pair, world_size=world_size, ranks_per_host=per_host, dtype=dtype)
         return replace(planned, compressor=spec)
     per_host = config.gpus_per_host if ranks_given(compressor(spec)) is not None else 1
-    whole = plan(model, spec, world_size=config.ranks, bucket_mb=config.bucket_mb, order=order, ranks_per_host=per_host)
-    return _spread(whole, config)
+    own = tuned_specification(spec, optimizers)
+    whole = plan(model, own, world_size=config.ranks, bucket_mb=config.bucket_mb, order=order, ranks_per_host=per_host)
+    return _spread(replace(whole, compressor=spec), config)
 
 
 def _modules(model: nn.Module, config: PlanConfig) -> list[dict[str, Tensor]]:
@@ -243,7 +334,7 @@ def _memory(state: int, work: int, parameters: int) -> tuple[str, str, str]:
 def _table(config: PlanConfig, elements: int, plans: list[Plan], steps: Sequence[Prediction]) -> Table:
     local = f" of {config.local_every} local ones" if config.local_every else ""
     table = Table(title=f"{_name(config)}: {elements:,} parameters on {config.ranks} ranks, a step{local}")
-    table.add_column("compressor", no_wrap=True, min_width=max(map(len, config.specs)))
+    table.add_column("compressor", no_wrap=True, min_width=max(len(each.compressor) for each in plans))
     memory = () if config.local_every or steps else MEMORY  # local SGD has state of its own
     times = [_shown_times(each) for each in _times(steps, config)] or [{}] * len(plans)
     counts = ("sent by a rank",) if steps else ("payload of a rank", "sent by a rank", "ratio")
@@ -266,6 +357,8 @@ def _shown_times(row: Mapping[str, float]) -> dict[str, str]:
 
 
 def _milliseconds(seconds: float) -> str:
+    if seconds >= 10:
+        return f"{seconds:,.1f} s"
     return f"{1e3 * seconds:,.0f} ms" if seconds >= 0.01 else f"{1e3 * seconds:.3g} ms"
 
 

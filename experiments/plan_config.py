@@ -12,6 +12,7 @@ from .assumed_parts import Cluster
 from .network.link import parse_rate
 from .workloads.data import DATA
 from .workloads.models import ModelConfig
+from .workloads.optimizers import OptimizerName
 from .workloads.sharding import TORCH, check_payloads
 
 BUSES = {"pcie3x16": "126gbit", "pcie4x16": "252gbit", "pcie5x16": "504gbit"}  # 16 lanes of 8, 16, 32 GT/s, 128b/130b
@@ -48,7 +49,11 @@ class PlanConfig:
     micro_batches: int = 1
     """with --step-seconds, of ddp: micro-batches that a step accumulates; the last one alone hides communication"""
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """dtype of the gradients: 16 bits halve the bytes of none"""
+    """dtype of the gradients: 16 bits halve the bytes of none; with fsdp also of the weights that are sent, as with
+    MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)"""
+    optimizer: OptimizerName | None = None
+    """sets the error feedback that compressors leave open, and adds the memory of a rank; muon is for gpt and
+    --parameters, and with fsdp adds the bytes of its step"""
     bucket_mb: float | None = None
     """DDP's bucket size in MiB; null gives 1 for the first bucket and 25 for the others"""
     local_every: int = 0
@@ -102,6 +107,10 @@ class PlanConfig:
             raise ValueError(
                 f"--parameters is in place of --model: leave one out, got {self.parameters} and {self.model.name}"
             )
+        if self.optimizer == "muon" and self.parameters is None and self.model.name != "gpt":
+            raise ValueError(f"optimizer muon is for gpt and --parameters, and the model is {self.model.name}")
+        if self.optimizer is not None and (self.sites or self.local_every):
+            raise ValueError("--optimizer is of gradients that are averaged in each step: leave it out of local SGD")
         if self.sites and (self.parallel == "fsdp" or self.local_every or self.timed):
             raise ValueError(
                 "--sites plans local SGD between sites: leave out --parallel, --local-every, --rate, --bus"
@@ -128,10 +137,9 @@ class PlanConfig:
             raise ValueError(f"--rate is a bandwidth above 0 such as 10gbit, got {self.rate!r}")
         if self.gpus_per_host > 1 and not self.hosts:
             raise ValueError(f"--gpus-per-host={self.gpus_per_host} goes with --hosts: name how many hosts there are")
-        if self.parallel == "fsdp" and (self.dtype != "fp32" or self.micro_batches > 1):
+        if self.parallel == "fsdp" and self.micro_batches > 1:
             raise ValueError(
-                "--dtype and --micro-batches are of ddp: leave them out with --parallel fsdp, whose weights travel in each "
-                "micro-batch"
+                "--micro-batches is of ddp: leave it out with --parallel fsdp, whose weights travel in each micro-batch"
             )
         if self.step_seconds is not None and not (self.timed or self.sites or self.local_every):
             raise ValueError("--step-seconds goes with a network: add --rate, --bus or --sites")
@@ -145,7 +153,12 @@ class PlanConfig:
         """The compressors to plan for."""
         if tuple(self.compressors) != OF_DDP:
             return self.compressors
-        return (OF_FSDP if self.parallel == "fsdp" else OF_DDP) + OF_HOSTS * (self.gpus_per_host > 1 and self.hosts > 1)
+        return (OF_FSDP if self.parallel == "fsdp" else OF_DDP) + OF_HOSTS * self.shared_card
+
+    @property
+    def shared_card(self) -> bool:
+        """True if several ranks of a host share its network card."""
+        return self.gpus_per_host > 1 and self.hosts > 1
 
     @property
     def ranks(self) -> int:

@@ -27,9 +27,17 @@ class Shards:
     layouts: Sequence[ShardLayout]
     weights: WeightGather
     reduction: ShardSum
+    dtype: torch.dtype = torch.float32
 
     @classmethod
-    def of(cls, parts: Sequence[Mapping[str, Tensor]], gather: Spec, reduce: Spec, ranks: Ranks) -> Shards:
+    def of(
+        cls,
+        parts: Sequence[Mapping[str, Tensor]],
+        gather: Spec,
+        reduce: Spec,
+        ranks: Ranks,
+        dtype: torch.dtype = torch.float32,
+    ) -> Shards:
         """Return them as `plan_sharded` takes them. Raises ValueError for a compressor that is refused."""
         weights, reduction = weight_gather(gather), shard_sum(reduce)
         sizes = [
@@ -38,20 +46,20 @@ class Shards:
         wholes = [layout_of(part, torch.float32, META, replace(ranks, per_host=1)) for part in parts if part]
         layouts = [ShardLayout(whole, (0,) * len(whole.names)) for whole in wholes]
         placed = weights.placed(sizes[0], ranks.world_size), reduction.placed(sizes[1], ranks.world_size)
-        return cls(layouts, *placed)
+        return cls(layouts, *placed, dtype)
 
     def gather(self, layout: ShardLayout) -> Iterator[Request]:
         """Yield the requests of a module's gather."""
-        program = _gather(layout, self.weights)
+        program = _gather(layout, self.weights, self.dtype)
         if program is None:
-            yield AllGather(torch.empty(layout.row, device=META))
+            yield AllGather(torch.empty(layout.row, dtype=self.dtype, device=META))
         else:
             yield from requests_in(program, replace(layout.whole.ranks, per_host=self.weights.per_host))
 
     def reduce(self, layout: ShardLayout) -> Iterator[Request]:
         """Yield the requests of a module's reduction."""
         ranks = replace(layout.whole.ranks, per_host=self.reduction.per_host)
-        yield from requests_in(_reduce(layout, self.reduction), ranks)
+        yield from requests_in(_reduce(layout, self.reduction, self.dtype), ranks)
 
     def traffic(self) -> Traffic:
         """Return the traffic of a step: two gathers of each module, one of the root and of differences; and reductions."""
@@ -68,9 +76,15 @@ class Shards:
 
 
 def plan_sharded(
-    parts: Sequence[Mapping[str, Tensor]], gather: Spec, reduce: Spec, *, world_size: int, ranks_per_host: int = 1
+    parts: Sequence[Mapping[str, Tensor]],
+    gather: Spec,
+    reduce: Spec,
+    *,
+    world_size: int,
+    ranks_per_host: int = 1,
+    dtype: torch.dtype = torch.float32,
 ) -> Plan:
-    """Compute the traffic of a step by a dry run: forward, backward with one synchronization, no mixed precision.
+    """Compute the traffic of a step by a dry run: forward, and backward with one synchronization.
 
     Args:
         parts: the parameters of each module that `fully_shard` is applied to; the root, which keeps its weights until
@@ -79,6 +93,7 @@ def plan_sharded(
         reduce: the compressor of gradients.
         world_size: the number of ranks.
         ranks_per_host: the number of ranks on each host, for `hosts+` compressors.
+        dtype: that of gathered weights and of gradients, which a `MixedPrecisionPolicy` sets.
 
     Returns:
         The traffic and memory of one rank. `compression_ratio` is against "none" for both, `work_bytes` is beyond the
@@ -88,22 +103,23 @@ def plan_sharded(
         ValueError: a compressor is refused.
     """
     ranks = Ranks(world_size, 0, ranks_per_host)
-    now, before = Shards.of(parts, gather, reduce, ranks), Shards.of(parts, "none", "none", ranks)
+    now, before = (Shards.of(parts, *pair, ranks, dtype) for pair in ((gather, reduce), ("none", "none")))
     layouts, weights, reduction = now.layouts, now.weights, now.reduction
     elements = sum(each.numel() for part in parts for each in part.values())
     state = sum(_state_bytes(layout, weights, reduction) for layout in layouts)
-    work = _shard_work_bytes(layouts, weights, reduction)
+    work = _shard_work_bytes(layouts, weights, reduction, dtype)
     return Plan.of(f"{gather}/{reduce}", elements, world_size, now.traffic(), before.traffic(), state, work)
 
 
-def _gather(layout: ShardLayout, weights: WeightGather) -> Program[Tensor] | None:
-    """Return the program of a module's gather; None where torch gathers it."""
-    if weights.codec is None and weights.per_host == 1:
+def _gather(layout: ShardLayout, weights: WeightGather, dtype: torch.dtype) -> Program[Tensor] | None:
+    """Return the program of a module's gather; None where torch gathers it, also if it has no more bits than the codec."""
+    kind = WeightKind(dtype, layout)
+    if kind.cut(weights.codec) is None and weights.per_host == 1:
         return None
-    row = torch.empty(layout.row, device=META)
+    row = torch.empty(layout.row, dtype=dtype, device=META)
     rows = row.expand(layout.whole.ranks.world_size, -1).clone() if weights.differences else None
     held = None if rows is None else HeldWeights(_own_rows(layout), rows)
-    return weights.gather(row, torch.empty(layout.numel, device=META), WeightKind(torch.float32, layout), held)
+    return weights.gather(row, torch.empty(layout.numel, dtype=dtype, device=META), kind, held)
 
 
 def _own_rows(layout: ShardLayout) -> OwnRows:
@@ -114,8 +130,8 @@ def _own_rows(layout: ShardLayout) -> OwnRows:
     return own
 
 
-def _reduce(layout: ShardLayout, reduction: ShardSum) -> Program[Tensor]:
-    grad, out = torch.empty(layout.numel, device=META), torch.empty(layout.row, device=META)
+def _reduce(layout: ShardLayout, reduction: ShardSum, dtype: torch.dtype) -> Program[Tensor]:
+    grad, out = (torch.empty(elements, dtype=dtype, device=META) for elements in (layout.numel, layout.row))
     return reduction.reduce(grad, reduction.init(layout), out)
 
 
@@ -126,7 +142,9 @@ def _state_bytes(layout: ShardLayout, weights: WeightGather, reduction: ShardSum
     return held + (0 if residual is None else residual.flat.nbytes)
 
 
-def _shard_work_bytes(layouts: Sequence[ShardLayout], weights: WeightGather, reduction: ShardSum) -> int:
+def _shard_work_bytes(
+    layouts: Sequence[ShardLayout], weights: WeightGather, reduction: ShardSum, dtype: torch.dtype
+) -> int:
     """Return the most bytes of a step, without state, beyond the most that torch's own communication takes.
 
     In backward a module has its weights, then gradients as large, while the next weights are gathered. The root has its
@@ -136,9 +154,11 @@ def _shard_work_bytes(layouts: Sequence[ShardLayout], weights: WeightGather, red
     """
     ranks, sent = layouts[0].whole.ranks, reduction.codec is None and reduction.per_host == 1
     backward = [*layouts[-2::-1], layouts[-1]]
-    sizes = [4 * each.numel for each in backward]
-    sums = [memory_of(_reduce(each, reduction), replace(ranks, per_host=reduction.per_host)) for each in backward]
-    gathers = [_gather_memory(each, weights) for each in backward]
+    sizes = [dtype.itemsize * each.numel for each in backward]
+    sums = [
+        memory_of(_reduce(each, reduction, dtype), replace(ranks, per_host=reduction.per_host)) for each in backward
+    ]
+    gathers = [_gather_memory(each, weights, dtype) for each in backward]
     torchs, ours = 0, max(size + each.most for size, each in zip(sizes, gathers, strict=True))  # in forward
     for place, size in enumerate(sizes):
         after, first = place + 1, max(0, place - MODULES_IN_FLIGHT)
@@ -148,13 +168,13 @@ def _shard_work_bytes(layouts: Sequence[ShardLayout], weights: WeightGather, red
         waiting = sum(each.waiting for each in sums[first:place]) + sent * sum(sizes[first:place])
         waiting += 0 if weights.differences else sum(each.waiting for each in gathers[after:-1][:1])
         computed = max(each.most - each.waiting for each in sums[first:after])
-        leaving = size + 4 * backward[place].row + sums[place].waiting + computed
+        leaving = size + dtype.itemsize * backward[place].row + sums[place].waiting + computed
         ours = max(ours, both + waiting + max(2 * size + kept * (not sent), leaving))
     return max(0, ours - torchs)
 
 
-def _gather_memory(layout: ShardLayout, weights: WeightGather) -> WorkMemory:
+def _gather_memory(layout: ShardLayout, weights: WeightGather, dtype: torch.dtype) -> WorkMemory:
     """Return the memory of a module's gather beside that of torch's, which has the output, too."""
-    program = _gather(layout, weights)
+    program = _gather(layout, weights, dtype)
     ranks = replace(layout.whole.ranks, per_host=weights.per_host)
     return WorkMemory() if program is None else memory_of(program, ranks)

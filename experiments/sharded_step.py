@@ -33,7 +33,11 @@ class Module:
 
 
 def predicted_shards(
-    parts: Sequence[Mapping[str, Tensor]], cluster: Cluster, spec: str, computation: float
+    parts: Sequence[Mapping[str, Tensor]],
+    cluster: Cluster,
+    spec: str,
+    computation: float,
+    dtype: torch.dtype = torch.float32,
 ) -> Prediction:
     """Predict a step. Latency is left out, and computation takes time by elements.
 
@@ -42,9 +46,10 @@ def predicted_shards(
         cluster: the hosts.
         spec: the compressors of weights and gradients, or "torch" for FSDP2 by itself, on NCCL.
         computation: seconds of a step's computation.
+        dtype: that of gathered weights and of gradients.
     """
     pair = ("none", "none") if spec == TORCH else payloads(spec)
-    shards = Shards.of(parts, *pair, cluster.ranks)
+    shards = Shards.of(parts, *pair, cluster.ranks, dtype)
     encode = [part * cost_of(each, cluster).encode for part, each in zip(ENCODED, pair, strict=True)]
     root, *others = [_module(shards, place, cluster, computation, encode, spec) for place in _in_forward(shards)]
     network = sum(each.gather + each.again + each.reduce for each in (root, *others))
@@ -73,8 +78,8 @@ def _module(
     elements, everything = layout.whole.numel, sum(each.whole.numel for each in shards.layouts)
     reduction: Iterable[Request] = shards.reduce(layout)
     if spec == TORCH:
-        reduction = [ReduceScatter(torch.empty(layout.numel, device="meta"))]
-    gather, reduce = (_network(each, cluster) for each in (shards.gather(layout), reduction))
+        reduction = [ReduceScatter(torch.empty(layout.numel, dtype=shards.dtype, device="meta"))]
+    gather, reduce = (network_seconds(each, cluster) for each in (shards.gather(layout), reduction))
     once = root or shards.weights.differences
     part = computation * elements / everything
     decode, both = (each * elements for each in encode)
@@ -88,7 +93,8 @@ def _module(
     )
 
 
-def _network(requests: Iterable[Request], cluster: Cluster) -> float:
+def network_seconds(requests: Iterable[Request], cluster: Cluster) -> float:
+    """Return the time of requests one after the other, without latency."""
     return sum(
         cluster.seconds_a_byte(kind_of(each)) * each.sent_bytes(len(cluster.ranks.members(each.scope)))
         for each in requests

@@ -64,7 +64,7 @@ FLOORS = {  # the rooms of a layer, folders and files, from the ground up; those
         "results",
         "assumed_parts network kernels",
         "workloads",
-        "plan_config sharded_step",
+        "optimizer_plan plan_config sharded_step",
         "advise bench collective compressor_help info plan ready rendezvous top try_script",
         "check compare",
         "cli",

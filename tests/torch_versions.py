@@ -21,3 +21,4 @@ replicate_of_fsdp = needs_torch("2.10", "its replicate() is FSDP2 on a mesh of t
 fsdp_of_integers = needs_torch("2.15", "its FSDP2 takes no integers")
 compiled_backward_of_fsdp = needs_torch("2.15", "it fails by itself where a backward of FSDP2 is compiled")
 operations_in_cpp = needs_torch("2.15", "operators do not show how they reduce, so calls from C++ stay uncompressed")
+muon_of_shards = needs_torch("2.15", "the bytes of its Muon on shards were not counted")

@@ -12,6 +12,7 @@ from .predict import Measured, Prediction
 
 TIE = 0.03  # of a step: what is nearer than that is as fast
 MILLI, MEGA = 1e3, 1e6
+LAUNCH = "torchrun --nnodes {hosts} --nproc-per-node {per_host} --rdzv-backend c10d --rdzv-endpoint HOST:29400 train.py"
 ASSUMED = (
     "hosts and links like these. No rank waits for slower ones, and nothing else uses the network.\n"
     "Bandwidth as measured, and latency for each message that follows another in a ring (Gloo) or tree (NCCL)."
@@ -178,6 +179,13 @@ class Forecast:
             f"of {_percent(best.loss)}."
         )
 
+    def to_paste(self) -> Iterator[str]:
+        """Yield the lines of a script and the command that trains with the recommended choice, to be run on each host."""
+        hosts = self.ranks // self.per_host
+        yield f"on {hosts:,} hosts of {self.per_host} ranks, where HOST is the first one:"
+        yield from (f"    {line}" for line in self.best.line.splitlines())
+        yield "    " + LAUNCH.format(hosts=hosts, per_host=self.per_host)
+
     def _seconds(self, choice: Choice) -> str:
         """Return the time of a choice's step in words, marked as predicted if only other choices were tried."""
         mixed = choice.tried is None and any(each.tried for each in self.choices)
@@ -247,6 +255,8 @@ class Advice:
         if self.elsewhere:
             yield ""
             yield from sizes(self.elsewhere)
+            for each in self.elsewhere:
+                yield from ("", *each.to_paste())
 
 
 def table(forecast: Forecast) -> Iterator[str]:

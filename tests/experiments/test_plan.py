@@ -197,7 +197,8 @@ def test_a_table_of_times_fits_into_80_columns(capsys, monkeypatch):
         (["--link=1gbit"], "did you mean --rate?"),
         (["--gpus-per-host=8"], "goes with --hosts"),
         (["--hosts=2", "--micro-batches=0"], "--micro-batches are at least 1"),
-        (["--parallel=fsdp", "--rate=10gbit", "--dtype=bf16"], "are of ddp"),
+        (["--optimizer=muon", "--model=mlp"], "optimizer muon is for gpt and --parameters, and the model is mlp"),
+        (["--optimizer=muon", "--parameters=1M", "--sites=2"], "leave it out of local SGD"),
         (
             ["--parallel=fsdp", "--rate=10gbit", "--micro-batches=2", "--step-seconds=1"],
             "weights travel in each micro-",
@@ -252,3 +253,72 @@ def test_a_step_of_fsdp2_is_the_longest_chain_of_weights_computation_and_gradien
     assert step_of([module] * 3) == 1 + 3 * 5 + 3 * 10 + 1
     slow = Module(gather=5.0, again=5.0, reduce=5.0, forward=1.0, backward=2.0, encode=0.0)
     assert step_of([slow] * 3) == 9 * 5
+
+
+def test_under_a_policy_of_16_bits_fsdp2_without_gradwire_sends_as_much_as_bf16(planned):
+    rows = planned(*FSDP, "--dtype=bf16", "--rate=10gbit", "--compressors=none,bf16,int8", "--step-seconds=0.1")["rows"]
+    assert [row["compression_ratio"] for row in rows] == pytest.approx([1, 1, 1.94], abs=0.01)
+    assert [row["network_ratio"] for row in rows] == pytest.approx([1, 1, 1.94], abs=0.01)
+    assert [row["speed_up"] for row in rows[:2]] == pytest.approx([1, 1], abs=0.01)
+    assert rows[2]["speed_up"] > 1.5
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_muon_on_shards_sends_its_step_too_and_ddp_which_does_not_is_planned_beside_it(planned, dtype):
+    flags = (*FSDP, f"--dtype={dtype}", "--rate=10gbit", "--compressors=none,int8", "--step-seconds=0.1")
+    alone, both = planned(*flags), planned(*flags, "--optimizer=muon")
+    assert [row["compressor"] for row in both["rows"]] == ["none", "int8", "DDP bf16", "DDP int8"]
+    unit = 4 * 115.6e6 * 3 / 4  # of the blocks' matrices
+    for without, row in zip(alone["rows"], both["rows"], strict=False):
+        assert row["sent_bytes_per_step"] - without["sent_bytes_per_step"] == pytest.approx(200 / 48 * unit, rel=0.02)
+        assert row["step_seconds"] - without["step_seconds"] == pytest.approx(200 / 48 * unit / 1.25e9 / 0.94, rel=0.02)
+    before = both["rows"][0]["sent_bytes_per_step"]
+    assert [row["compression_ratio"] * row["sent_bytes_per_step"] for row in both["rows"]] == pytest.approx(
+        [before] * 4
+    )
+    assert (
+        both["rows"][3]["sent_bytes_per_step"]
+        == planned("--parameters=124M", "--hosts=4", "--compressors=int8", f"--dtype={dtype}")["rows"][0][
+            "sent_bytes_per_step"
+        ]
+    )
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize(("optimizer", "bytes_"), [("adamw", 16), ("muon", 12), ("sgd", 12)])
+def test_an_optimizer_has_memory_and_decides_on_the_residual(planned, capsys, parallel, optimizer, bytes_):
+    flags = (
+        f"--parallel={parallel}",
+        "--parameters=124M",
+        "--workers=4",
+        "--compressors=" + {"ddp": "int4", "fsdp": "none/int4"}[parallel],
+    )
+    document = planned(*flags, f"--optimizer={optimizer}")
+    assert document["whole_bytes"] == pytest.approx(bytes_ * 124e6, rel=0.03)  # AdamW has those outside of blocks
+    assert (document["rows"][0]["state_bytes"] == 0) == (optimizer == "adamw")
+    assert "whole_bytes" not in planned(*flags)
+    assert main(["plan", *flags, f"--optimizer={optimizer}"]) == 0
+    printed = capsys.readouterr().out
+    assert (
+        f"Memory of a rank before activations: {document['whole_bytes'] / 1e9:.1f} GB with DDP or replicate()"
+        in printed
+    )
+    assert ("with FSDP2" in printed) == (parallel == "fsdp")
+
+
+@pytest.mark.parametrize(
+    ("flags", "lines"),
+    [
+        (("--gpus-per-host=8",), ("hosts+bf16", "hosts+int8", 'ddp_model, "hosts+bf16"', "--nproc-per-node 8")),
+        ((), ("bf16", "int8", 'ddp_model, "bf16"', "--nproc-per-node 1")),
+        (("--parallel=fsdp",), ("bf16", "int8", 'model, gather="bf16", reduce="bf16"', "--nproc-per-node 1")),
+        (("--parallel=fsdp", "--optimizer=muon"), ("bf16", "int8", 'ddp_model, "bf16"', "--nproc-per-node 1")),
+    ],
+)
+def test_a_plan_of_hosts_ends_with_lines_to_paste(flags, lines, capsys):
+    first, then, given, ranks = lines
+    assert main(["plan", "--parameters=1M", "--hosts=2", "--rate=10gbit", *flags]) == 0
+    *_, words, attach, launch = capsys.readouterr().out.splitlines()
+    assert words.startswith(f'Try "{first}" first. If steps still wait for the network, take "{then}".')
+    assert attach.strip() == f"handle = gradwire.attach({given}, optimizer=optimizer)"
+    assert launch.strip().startswith(f"torchrun --nnodes 2 {ranks} --rdzv-backend c10d --rdzv-endpoint HOST:29400")

@@ -3,13 +3,18 @@
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradwire
 from gradwire.experiments.assumed_parts import Cluster
+from gradwire.experiments.optimizer_plan import muon_requests
 from gradwire.experiments.sharded_plan import plan_sharded
 from gradwire.experiments.sharded_step import predicted_shards
 
-from ..hooks.fsdp.given import network, trained
+from ..hooks.fsdp.given import mesh_of, network, trained
+from ..torch_versions import muon_of_shards
 
 RANKS = 4
 PAIRS = [("none", "none"), ("bf16", "bf16"), ("int8", "int4"), ("int4", "int2"), ("int4:send=weights", "onebit")]
@@ -25,23 +30,25 @@ def parts():
     ]
 
 
-def counted(rank, world_size):
+def counted(rank, world_size, dtype):
     found = []
     for gather, reduce in PAIRS:
-        model = network(world_size)
+        model = network(world_size, mp_policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype))
         handle = gradwire.attach(model, gather=gather, reduce=reduce)
         trained(model, rank, steps=2)
         last = handle.stats().last.traffic
-        found.append((last.payload_bytes, last.sent_bytes))
+        found.append((last.payload_bytes, last.sent_bytes, handle.metrics()["ratio"]))
         handle.close()
     return found
 
 
-def test_bytes_planned_are_bytes_sent(ranks):
-    planned = [plan_sharded(parts(), *pair, world_size=RANKS) for pair in PAIRS]
-    for found in ranks.run(counted, RANKS):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bytes_planned_are_bytes_sent(ranks, dtype):
+    planned = [plan_sharded(parts(), *pair, world_size=RANKS, dtype=dtype) for pair in PAIRS]
+    for found in ranks.run(counted, RANKS, dtype):
         for pair, plan, bytes_sent in zip(PAIRS, planned, found, strict=True):
-            assert bytes_sent == (plan.payload_bytes_per_step, plan.sent_bytes_per_step), pair
+            assert bytes_sent[:2] == (plan.payload_bytes_per_step, plan.sent_bytes_per_step), pair
+            assert bytes_sent[2] == pytest.approx(plan.compression_ratio), pair  # which watch prints
 
 
 def test_state_is_that_of_residuals_and_weights_in_use():
@@ -67,3 +74,37 @@ def test_without_a_network_a_step_takes_its_computation_and_its_encoding():
         assert (found.encode > 0) == encodes
         assert found.step == pytest.approx(found.computation + found.encode, rel=1e-6)
         assert found.exposed == pytest.approx(found.encode, abs=1e-9)
+
+
+IN_RINGS = {"all_reduce": 2, "all_gather_into_tensor": RANKS, "reduce_scatter_tensor": 1}
+
+
+class Collectives(TorchDispatchMode):
+    """The bytes that this rank sends in functional collectives, in rings."""
+
+    sent = 0.0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = str(function).split(".")[1]
+        if name in IN_RINGS:
+            self.sent += IN_RINGS[name] * args[0].nbytes * (RANKS - 1) / RANKS
+        return NotImplemented if DTensor in types else function(*args, **(kwargs or {}))
+
+
+def muon_sent(rank, world_size, shape):
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    weight, gradient = (distribute_tensor(values, mesh_of(world_size), [Shard(0)]) for _ in range(2))
+    parameter = nn.Parameter(weight)
+    parameter.grad = gradient
+    optimizer = torch.optim.Muon([parameter])
+    with Collectives() as collectives:
+        optimizer.step()
+    return collectives.sent
+
+
+@muon_of_shards
+@pytest.mark.parametrize("shape", [(96, 32), (32, 32), (32, 128)])
+def test_the_bytes_planned_for_muon_are_those_that_torchs_muon_sends(ranks, shape):
+    planned = sum(each.sent_bytes(RANKS) for each in muon_requests([torch.empty(shape, device="meta")], RANKS))
+    for sent in ranks.run(muon_sent, RANKS, shape):
+        assert sent == pytest.approx(planned, abs=10)  # but for the norm, of one number
