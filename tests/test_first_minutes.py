@@ -183,4 +183,6 @@ def test_a_watch_with_a_folder_is_what_top_shows_as_printed(tmp_path, forked, mo
 
 def test_the_commands_for_two_hosts_are_the_readmes():
     (readme,) = printed_commands("README.md", "torchrun --nnodes")
-    assert readme in {command.split(" ", 1)[1] for command in printed_commands("docs/two-hosts.md", "GRADWIRE_COMPRESSOR=")}
+    assert readme in {
+        command.split(" ", 1)[1] for command in printed_commands("docs/two-hosts.md", "GRADWIRE_COMPRESSOR=")
+    }
