@@ -105,13 +105,6 @@ def test_other_hosts_have_lines_to_paste():
     assert launch.startswith("torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29400")
 
 
-def test_other_hosts_have_lines_to_paste():
-    best = choice("hosts+int8", 0.3)
-    *script, launch = [line.strip() for line in Forecast(16, 8, (best, NONE), best).to_paste()][1:]
-    assert script == best.line.splitlines()
-    assert launch.startswith("torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29400")
-
-
 def test_losses_are_those_of_the_optimizer():
     parameters = [torch.nn.Parameter(torch.zeros(1))]
     assert family(torch.optim.AdamW(parameters)) == ADAMW
