@@ -35,7 +35,7 @@ class Candidate:
 
 
 RANKS_MEASURED = 20e6  # parameters: PowerSGD lost 1 % with AdamW there, and 27 % with 128 M
-INT2_MEASURED = 150e3  # parameters: no larger model ran; 11 M lost 1.3 % with AdamW after a quarter of the steps in int8
+INT2_MEASURED = 150e3  # parameters, from the first step; 11 M lost 1.3 % with AdamW after a quarter in int8
 CANDIDATES = (
     Candidate("none", {ADAMW: 0.0, SGD: 0.0, MUON: 0.0}),
     Candidate("bf16", {ADAMW: -0.002, SGD: 0.0, MUON: 0.0}),
