@@ -295,6 +295,11 @@ WAYS = {
         for every, over in ((15, "senders"), (15, "sites"), (4, "senders"), (4, "sites"), (2, "senders"))
     },
     **{f"Muon, none, rate {rate}": replace(MUON, muon_lr=rate) for rate in (0.015, 0.03, 0.06)},
+    "Muon, int4 at every step": replace(MUON, first="int4"),
+    **{
+        f"Muon, PowerSGD of rank {rank} at every step, int4": replace(MUON, first=POWERSGD.format(rank))
+        for rank in (2, 4)
+    },
     **{
         f"Muon, {name}{after}": replace(MUON, start=0.0, compressor=spec, every=every, outer=step)
         for (name, spec, every), (after, step) in product(
