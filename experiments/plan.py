@@ -296,16 +296,10 @@ def _planned(model: nn.Module, order: Sequence[Tensor], spec: str, config: PlanC
     optimizers = stand_in(config.optimizer) if config.optimizer else None
     if config.parallel == "fsdp":
         modules, ranks = _modules(model, config), config.cluster.ranks
-        gather, reduce = payloads(spec if optimizers is None else tuned_payloads(spec, optimizers))
-        found = plan_sharded(
-            modules,
-            gather,
-            reduce,
-            world_size=ranks.world_size,
-            ranks_per_host=ranks.per_host,
-            dtype=DTYPES[config.dtype],
-        )
-        return replace(found, compressor=spec)
+        pair = payloads(spec if optimizers is None else tuned_payloads(spec, optimizers))
+        world_size, per_host, dtype = ranks.world_size, ranks.per_host, DTYPES[config.dtype]
+        planned = plan_sharded(modules, *pair, world_size=world_size, ranks_per_host=per_host, dtype=dtype)
+        return replace(planned, compressor=spec)
     per_host = config.gpus_per_host if ranks_given(compressor(spec)) is not None else 1
     own = tuned_specification(spec, optimizers)
     whole = plan(model, own, world_size=config.ranks, bucket_mb=config.bucket_mb, order=order, ranks_per_host=per_host)

@@ -52,8 +52,8 @@ class PlanConfig:
     """dtype of the gradients: 16 bits halve the bytes of none; with fsdp also of the weights that are sent, as with
     MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)"""
     optimizer: OptimizerName | None = None
-    """sets the error feedback that compressors leave open, and adds the memory of weights, gradients and optimizer; muon
-    is for gpt and --parameters, and with fsdp adds the bytes of its step"""
+    """sets the error feedback that compressors leave open, and adds the memory of a rank; muon is for gpt and
+    --parameters, and with fsdp adds the bytes of its step"""
     bucket_mb: float | None = None
     """DDP's bucket size in MiB; null gives 1 for the first bucket and 25 for the others"""
     local_every: int = 0

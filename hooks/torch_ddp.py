@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..compress import Optimizers, Spec, tuned
@@ -205,7 +205,8 @@ def _attach_whole(
         from .replicate import attach_replicated
 
         replicated_handle: Handle = attach_replicated(model, tuned(spec, optimizer), **options)
-        replicated_handle.suit(optimizer, replicated_handle.averager.names, spec)
+        trained: dict[Tensor, str] = {each: name for name, each in model.named_parameters() if each.requires_grad}
+        replicated_handle.suit(optimizer, trained, spec)
         remember(replicated_handle, model)
         return replicated_handle
     if ddp._comm_hooks:

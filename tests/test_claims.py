@@ -94,6 +94,13 @@ def test_expected_losses_of_advise_are_those_of_the_claims(claims):
             assert candidate.losses[optimizer] == pytest.approx(worst / 100, abs=5.1e-4)
 
 
+def test_int2_is_expected_to_keep_the_loss_of_the_measured_models_alone():
+    (candidate,) = (each for each in CANDIDATES if each.spec == "int2")
+    for optimizer in OPTIMIZERS:
+        assert candidate.expected_loss(optimizer, 140_000) is not None
+        assert candidate.expected_loss(optimizer, 1_000_000) is None
+
+
 def test_no_low_rank_is_expected_to_keep_the_loss_of_a_large_model(claims):
     for candidate in CANDIDATES:
         if candidate.spec.startswith("powersgd"):

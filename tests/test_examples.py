@@ -22,6 +22,7 @@ NEEDS = {
     "ray": "ray",
     "elastic": "torch",
     "dcp": "torch",
+    "muon": "torch",
 }
 TASKS = {  # of a real task: what a short run needs, and packages
     "gpt": ("--steps 2 --width 32 --layers 1 --heads 2 --optimizer muon", ()),
@@ -110,3 +111,12 @@ def test_a_finished_training_that_is_started_again_says_so_and_how_to_start_over
     words = command(FOLDER / f"train_{name}.py")
     assert re.search(SHOWN, printed(words, tmp_path))
     assert printed(words, tmp_path) == f"already finished: delete {kept} to start over\n"
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(torch.__version__ < "2.10", reason="this torch has no replicate() of FSDP2")
+@pytest.mark.parametrize("options", [[], ["--replicate"]])
+def test_muon_trains_in_16_bits_on_shards_and_on_replicas(options, tmp_path):
+    words = [*command(FOLDER / "train_muon.py"), "--steps", "4", *options]
+    assert re.fullmatch(r"4 steps, loss \d\.\d\d, 1\.9x fewer bytes than 16 bits\n", printed(words, tmp_path))

@@ -6,7 +6,8 @@
 
 A GPT of 0.14 M parameters trains on 20 tokens per parameter, at four simulated sites that share one process. Each site has
 an optimizer of its own, AdamW, or Muon for the blocks' matrices and AdamW for the rest. All ways read the same sequences
-in the same steps. Runs that the file has are skipped; `--table` prints a table and runs nothing.
+in the same steps. Runs that the file has are skipped. `--table` runs nothing: it prints a table, and draws losses by bytes
+into the file's folder.
 """
 
 import math
@@ -30,6 +31,8 @@ from torch.optim import AdamW, Optimizer
 
 from gradwire.compress import Layout, Ranks, Simulation, compressor, tuned
 from gradwire.experiments.results.statistics import interval
+from gradwire.experiments.sweep.config import Figure
+from gradwire.experiments.sweep.picture import draw
 from gradwire.experiments.workloads.data import Dataset, load_dataset
 from gradwire.experiments.workloads.evaluation import evaluation_of, held_out_sums
 from gradwire.experiments.workloads.muon import Muon
@@ -259,6 +262,7 @@ def trained(way: Way, seed: int, dataset: Dataset, steps: int = STEPS) -> dict[s
     return {"sent_bytes": round(sent), "loss": round(loss, 5)}
 
 
+OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon"}
 LR = 0.008  # the best of none's
 LOCAL = Way(start=0.0, lr=LR)
 INT4, INT2 = replace(LOCAL, compressor="int4"), replace(LOCAL, compressor="int2", every=8)
@@ -295,6 +299,11 @@ WAYS = {
         for every, over in ((15, "senders"), (15, "sites"), (4, "senders"), (4, "sites"), (2, "senders"))
     },
     **{f"Muon, none, rate {rate}": replace(MUON, muon_lr=rate) for rate in (0.015, 0.03, 0.06)},
+    "Muon, int4 at every step": replace(MUON, first="int4"),
+    **{
+        f"Muon, PowerSGD of rank {rank} at every step, int4": replace(MUON, first=POWERSGD.format(rank))
+        for rank in (2, 4)
+    },
     **{
         f"Muon, {name}{after}": replace(MUON, start=0.0, compressor=spec, every=every, outer=step)
         for (name, spec, every), (after, step) in product(
@@ -318,9 +327,14 @@ def best(optimizer: str, steps: int, finished: FinishedRuns) -> dict[int, Any]:
     return min((runs for runs in found if 0 in runs), key=lambda runs: float(runs[0]["loss"]), default={})
 
 
-def shown(runs: dict[int, Any], others: dict[int, Any]) -> str:
+def above(runs: dict[int, Any], others: dict[int, Any]) -> list[float]:
     """Return by how many per cent the losses of runs are above others of their seeds."""
-    values = [100 * (runs[seed]["loss"] / others[seed]["loss"] - 1) for seed in runs.keys() & others.keys()]
+    return [100 * (runs[seed]["loss"] / others[seed]["loss"] - 1) for seed in sorted(runs.keys() & others.keys())]
+
+
+def shown(runs: dict[int, Any], others: dict[int, Any]) -> str:
+    """Return the mean of `above` with its 95 % interval, and the number of seeds."""
+    values = above(runs, others)
     if not values:
         return "-"
     spread = f" ± {interval(values):.1f}" if len(values) > 1 else ""
@@ -341,6 +355,24 @@ def table(finished: FinishedRuns) -> Iterator[str]:
         yield f"| {name} | {fewer:.{int(fewer < 10)}f}x | {fewer / 2:.{int(fewer < 20)}f}x | {' | '.join(losses)} |"
 
 
+def draw_all(finished: FinishedRuns, folder: Path) -> None:
+    """Draw for each optimizer how far ways end above `none` at its best rate, by the bytes of a site in all steps."""
+    for optimizer, steps in product(OPTIMIZERS, LENGTHS):
+        rows = []
+        for name, way in WAYS.items():
+            runs, others = runs_of(way, steps, finished), best(optimizer, steps, finished)
+            if way.optimizer == optimizer and runs.keys() & others.keys():
+                values = above(runs, others)
+                spread = interval(values) if len(values) > 1 else 0.0
+                sent = next(iter(runs.values()))["sent_bytes"]
+                rows.append({"way": name, "sent": sent, "loss": statistics.fmean(values), "loss.spread": spread})
+        labels = {"x": "bytes that a site sends in all", "y": "validation loss above that of none, per cent"}
+        picture = Figure(f"{optimizer}-{steps}", "points", "sent", ["loss"], ["way"], log=["x"], labels=labels)
+        if len(rows) > 1:
+            title = f"GPT of 0.14 M parameters, {OPTIMIZERS[optimizer]}, {steps} steps, 4 simulated sites"
+            draw(picture, rows, title, folder)
+
+
 def main() -> None:
     """Run all that the file lacks."""
     parser = parser_of(__doc__)
@@ -354,6 +386,7 @@ def main() -> None:
     finished = FinishedRuns(asked.file)
     if asked.table:
         print(*table(finished), sep="\n")
+        draw_all(finished, asked.file.parent)
         return
     task = Task(GPT, "adamw", LR, 0, STEPS)
     dataset = load_dataset(task.data, task.model)

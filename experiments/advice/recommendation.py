@@ -250,7 +250,7 @@ class Advice:
         yield ""
         yield self.here.sentence + ("" if self.recommended.tried else " Predicted, not tried.")
         yield from (f"    {line}" for line in self.line.splitlines())
-        if self.recommended.candidate.warm_up:
+        if self.family in self.recommended.candidate.warm_up:
             yield "A warm-up lowers the loss: add start_iter=N,warmup=int8 with N a tenth to a quarter of your steps."
         if self.elsewhere:
             yield ""

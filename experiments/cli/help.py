@@ -110,6 +110,8 @@ def _metavar(dest: str, hint: Any, default: Any, action: argparse.Action) -> Any
         return ""
     if hint is bool or get_origin(hint) is Literal:
         return action.metavar
+    if choices := [get_args(kind) for kind in kinds if get_origin(kind) is Literal]:  # or nothing
+        return f"{{{','.join(choices[0])}}}"
     numbers = [OF_TYPE[kind] for kind in (int, float) if kind in kinds]
     return numbers[0] if numbers else METAVARS.get(name, name.replace("_", "-").upper())
 

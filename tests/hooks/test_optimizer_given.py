@@ -8,6 +8,9 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 import gradwire
 from gradwire.compress import specification
 
+from ..torch_versions import replicate_of_fsdp
+from .replicate.given import network as replicated
+
 
 def attached(model, spec, optimizer):
     return gradwire.attach(TorchDDP(model), spec, optimizer=optimizer)
@@ -104,3 +107,12 @@ def test_a_swap_takes_the_optimizer_given_before_and_warns_without_any(group, ca
         handle.swap("int4", optimizer=foreign(model))
         assert "updates none of the model's 4 trainable parameters" in caplog.text
         handle.close()
+
+
+@replicate_of_fsdp
+@pytest.mark.parametrize("of_another", [False, True])
+def test_a_replicated_model_knows_its_own_optimizer(group, caplog, of_another):
+    model = replicated()
+    optimizer = torch.optim.AdamW((replicated() if of_another else model).parameters())
+    gradwire.attach(model, "int8", optimizer=optimizer).close()
+    assert ("updates none of the model's 6 trainable parameters" in caplog.text) == of_another

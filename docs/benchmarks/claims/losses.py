@@ -136,7 +136,7 @@ def of_examples(optimizer: str) -> Trainings:
 @cache
 def all_trainings() -> list[Trainings]:
     """Return all trainings that compare compressors as `attach` sets them, the largest models first."""
-    of_loss = [(file, task) for file in (FEEDBACK, TABLE) for task in TASKS if task != "gpt-muon-400"]
+    of_loss = [(file, task) for file in (TABLE, FEEDBACK) for task in TASKS if task != "gpt-muon-400"]
     return [
         on_a_gpu(GPT2, "adamw", 700),
         on_a_gpu(GPT2, "adamw", 400),

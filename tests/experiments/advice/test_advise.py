@@ -4,6 +4,7 @@ import copy
 import os
 import re
 import time
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from gradwire.ddp_core.measure.clock import clock_of
 from gradwire.ddp_core.transport import host_places
 from gradwire.experiments.advice import Choice
 from gradwire.experiments.advice import trials as trials_module
-from gradwire.experiments.advice.decision_table import Candidate
+from gradwire.experiments.advice.decision_table import MUON, Candidate
 from gradwire.experiments.advice.predict import Prediction
 from gradwire.experiments.advice.rank_group import RankGroup, cores_each
 from gradwire.experiments.advice.timed_training import Training
@@ -83,6 +84,7 @@ def asked(rank, world_size, rate=SLOW, trial_seconds=0, **options):
     computation, (cost, *_) = advice.measured.computation, advice.measured.costs.values()
     return {
         "text": str(advice),
+        "text, Muon": str(replace(advice, family=MUON)),
         "line": advice.line,
         "specs": [(choice.spec, choice.order) for choice in advice.here.choices],
         "tried": {(choice.spec, choice.order): choice.tried for choice in advice.here.choices if choice.tried},
@@ -112,6 +114,12 @@ def test_nothing_of_the_training_changes(advised):
 
 def test_on_a_slow_link_the_recommended_line_compresses(advised):
     assert '"int4"' in advised[0]["line"]
+
+
+def test_a_warm_up_is_mentioned_with_the_optimizers_whose_loss_it_lowered(advised):
+    mentioned = "A warm-up lowers the loss: add start_iter=N,warmup=int8"
+    assert mentioned in advised[0]["text, Muon"]
+    assert mentioned not in advised[0]["text"]
 
 
 def test_each_method_is_predicted_in_both_orders_the_fastest_first(advised):
