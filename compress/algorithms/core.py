@@ -61,7 +61,7 @@ class Core:
         return [flat[place] for place in state.places]
 
     def _left(self, grad: Tensor, state: CoreState, residual: Residual | None) -> Tensor:
-        """What is held back of the matrices; after the core's average, all that a rank's own part of it lacks."""
+        """Return what is held back of the matrices. The core's program then writes what its own part of them lacks."""
         if residual is None:
             return torch.zeros(
                 sum(part.numel() for part in self._parts(grad, state)), dtype=grad.dtype, device=grad.device
