@@ -3,7 +3,8 @@
     python docs/benchmarks/loop_losses.py flat FSDP1 Muon
     python docs/benchmarks/loop_losses.py ZeRO-1 ZeRO-2     (after pip install deepspeed)
 
-Each loop of loops.py trains on two Gloo ranks of this host for 400 steps, from three seeds.
+Each loop of loops.py trains on two Gloo ranks of this host for 400 steps, from three seeds. What all calls of a rank send,
+with weights that are gathered uncompressed, is what the loopback device counts: nothing else should use it meanwhile.
 """
 
 import math
@@ -11,6 +12,7 @@ import os
 import random
 import statistics
 import sys
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -33,13 +35,33 @@ def computed_bytes(loop: str) -> float:
     return times * (RANKS - 1) / RANKS * numbers * (1 + 4 / 128)
 
 
-def trained(name: str, seed: int, *, compressed: bool) -> tuple[float, float]:
-    """Train. Return the validation loss, and the bytes that compressed calls of a step sent."""
+def computed_rest(loop: str) -> float:
+    """Return the bytes of a step that a rank sends uncompressed: weights, and gradients of vectors beside Muon."""
+    if loop == "flat":
+        return 0.0
+    width = WIDTHS.get(loop, WIDTH)
+    if loop == "Muon":
+        return 4 * (RANKS - 1) * (width**2 + 2 / RANKS * (numel_of(width) - 2 * width**2))
+    return 4 * (RANKS - 1) / RANKS * numel_of(width)
+
+
+def on_loopback() -> int:
+    """Return the bytes that the loopback device has sent."""
+    lines = Path("/proc/net/dev").read_text().splitlines()
+    return next(int(line.split()[9]) for line in lines if line.strip().startswith("lo:"))
+
+
+def trained(name: str, seed: int, *, compressed: bool) -> tuple[float, float, float]:
+    """Train. Return the validation loss, and the bytes that a rank sent in a step: compressed calls, and all."""
     torch.manual_seed(seed)
     loop = LOOPS[name](WIDTHS.get(name, WIDTH))
     handle = gradwire.compress_group(loop.group) if compressed else None
+    dist.barrier()
+    before = on_loopback()
     for _, (inputs, answers) in zip(range(STEPS), batches(seed, dist.get_rank()), strict=False):
         loop.step(inputs, answers)
+    dist.barrier()
+    everything = (on_loopback() - before) / RANKS / STEPS
     with torch.no_grad():
         held_out = [
             nn.functional.mse_loss(loop.model(x), y) for _, (x, y) in zip(range(64), batches(99, 0), strict=False)
@@ -48,7 +70,12 @@ def trained(name: str, seed: int, *, compressed: bool) -> tuple[float, float]:
     if handle is not None:
         sent = handle.stats().bytes_sent / STEPS
         handle.close()
-    return float(torch.stack(held_out).mean()), sent
+    return float(torch.stack(held_out).mean()), sent, everything
+
+
+def told(what: str, found: float, computed: float) -> None:
+    """Print bytes of a step beside those of a formula."""
+    print(f"{what}: {found:.0f} bytes a step, computed {computed:.0f} ({100 * (found / computed - 1):+.2f} %)")
 
 
 def run(rank: int, port: int, loops: list[str]) -> None:
@@ -62,10 +89,12 @@ def run(rank: int, port: int, loops: list[str]) -> None:
         changes = [100 * (ours[0] / plain[0] - 1) for plain, ours in both]
         half = STUDENT_T * statistics.stdev(changes) / math.sqrt(len(changes))
         losses = ", ".join(f"{plain[0]:.4f} > {ours[0]:.4f}" for plain, ours in both)
-        sent, computed = both[0][1][1], computed_bytes(loop)
+        _, sent, everything = both[0][1]
+        computed = computed_bytes(loop)
         if rank == 0:
             print(f"{loop}: int8 {statistics.mean(changes):+.2f} ± {half:.2f} % ({losses})")
-            print(f"{loop}: {sent:.0f} bytes a step, computed {computed:.0f} ({100 * (sent / computed - 1):+.2f} %)")
+            told(f"{loop}, compressed calls", sent, computed)
+            told(f"{loop}, all calls", everything, computed + computed_rest(loop))
     dist.destroy_process_group()
 
 
