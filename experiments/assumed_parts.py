@@ -153,7 +153,7 @@ def predicted_step(
 def cost_of(spec: str, cluster: Cluster) -> Cost:
     """Return what a compressor costs on a cluster's GPUs, whose arithmetic waits for memory. `hosts+` encodes shares."""
     inner = spec.rpartition("+")[2]
-    cost = COSTS.get(inner) or COSTS.get(inner.partition(":")[0], DEAREST)
+    cost = COSTS.get(inner) or (DEAREST if "core=" in inner else COSTS.get(inner.partition(":")[0], DEAREST))
     shares = cluster.gpus_per_host if spec.startswith(PER_HOST) else 1
     return Cost(cost.encode * COPY["H200"] / COPY[cluster.gpu] / shares, cost.launches)
 

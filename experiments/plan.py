@@ -171,18 +171,23 @@ def _memory_note(model: nn.Module, plans: Sequence[Plan], config: PlanConfig) ->
 def _to_paste(config: PlanConfig) -> str:
     """Return what to try on these hosts, as the page on choosing says."""
     first, then = _simplest(config)
-    whole = config.parallel == "ddp" or config.optimizer == "muon"
-    given = f'ddp_model, "{first}"' if whole else f'model, gather="{first}", reduce="{first}"'
-    return (
-        f'Try "{first}" first. If steps still wait for the network, take "{then}". Each host runs this; HOST is the first:\n'
-        f"    handle = gradwire.attach({given}, optimizer=optimizer)\n"
-        f"    {LAUNCH.format(hosts=config.hosts, per_host=config.gpus_per_host)}"
-    )
+    optimizer = "[muon, adamw]" if config.optimizer == "muon" else "optimizer"
+    lines = {
+        "ddp": f'handle = gradwire.attach(ddp_model, "{first}", optimizer={optimizer})',
+        "fsdp": f'handle = gradwire.attach(model, gather="{first}", reduce="{first}", optimizer={optimizer})',
+    }
+    told = [lines[config.parallel]]
+    if config.parallel == "fsdp" and config.optimizer == "muon":
+        told.append(f"{lines['ddp']}  # in its place, with DDP, if the model fits on a rank")
+    told.append(LAUNCH.format(hosts=config.hosts, per_host=config.gpus_per_host))
+    head = f'Try "{first}" first. If steps still wait for the network, take "{then}".'
+    return "\n    ".join([f"{head} Each host runs this; HOST is the first:", *told])
 
 
 def _simplest(config: PlanConfig) -> Sequence[str]:
-    """The two compressors to try first, which keep nothing between steps."""
-    return OF_HOSTS[:2] if config.shared_card else OF_DDP[1:3]
+    """The two compressors to try first. `bf16` saves nothing of gradients in 16 bits."""
+    first = 0 if config.dtype == "fp32" else 1
+    return (OF_HOSTS if config.shared_card else OF_DDP[1:])[first : first + 2]
 
 
 def _times(steps: Sequence[Prediction], config: PlanConfig) -> Iterator[dict[str, float]]:

@@ -106,7 +106,7 @@ def plan_sharded(
     now, before = (Shards.of(parts, *pair, ranks, dtype) for pair in ((gather, reduce), ("none", "none")))
     layouts, weights, reduction = now.layouts, now.weights, now.reduction
     elements = sum(each.numel() for part in parts for each in part.values())
-    state = sum(_state_bytes(layout, weights, reduction) for layout in layouts)
+    state = sum(_state_bytes(layout, weights, reduction, dtype) for layout in layouts)
     work = _shard_work_bytes(layouts, weights, reduction, dtype)
     return Plan.of(f"{gather}/{reduce}", elements, world_size, now.traffic(), before.traffic(), state, work)
 
@@ -135,10 +135,10 @@ def _reduce(layout: ShardLayout, reduction: ShardSum, dtype: torch.dtype) -> Pro
     return reduction.reduce(grad, reduction.init(layout), out)
 
 
-def _state_bytes(layout: ShardLayout, weights: WeightGather, reduction: ShardSum) -> int:
+def _state_bytes(layout: ShardLayout, weights: WeightGather, reduction: ShardSum, dtype: torch.dtype) -> int:
     residual = reduction.init(layout).residual
     own = 2 * _own_rows(layout).flat.nbytes  # for checkpoints, before and after a step
-    held = 4 * layout.numel + own if weights.differences else 0
+    held = dtype.itemsize * layout.numel + own if weights.differences else 0
     return held + (0 if residual is None else residual.flat.nbytes)
 
 

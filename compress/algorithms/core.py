@@ -50,8 +50,9 @@ class Core:
         core: Any = yield from self.low.reduce(torch.cat(matrices), state.low, Residual(left, left))
         if residual is not None:
             grad.add_(residual.before)
-            residual = Residual(torch.zeros_like(residual.after), residual.after)
+            residual = Residual(residual.after.zero_(), residual.after)
         put_back(left, matrices)
+        del left, matrices  # their memory is free while the rest travels
         average = yield from self.rest.reduce(grad, state.rest, residual)
         parts = self._parts(average, state)
         torch._foreach_add_(parts, list(core.split([part.numel() for part in parts])))

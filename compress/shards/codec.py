@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from ..algorithms.adapters import TwoShot
+from ..algorithms.core import Core
 from ..algorithms.dense import Dense
 from ..algorithms.half import Cast, SixteenBits
 from ..builder.build import Spec, UnknownCompressor, compressor, compressors
 from ..feedback.error_feedback import ErrorFeedback, Float32Arithmetic
-from ..protocol.compressor import Codec
+from ..protocol.compressor import Codec, inside
 from ..state.leaf import WIDTHS
 
 
@@ -43,6 +44,8 @@ def codec_of(built: Any, spec: Spec) -> tuple[Codec | None, float, int]:
     """
     if (parts := _parts(built)) is not None:
         return parts
+    if any(isinstance(each, Core) for each in inside(built)):
+        raise ValueError(f"core= needs whole matrices, which no rank has here: leave it out of {spec!r}")
     raise ValueError(
         f"shards take {', '.join(taken())}, with block, rounding and error_feedback; {spec!r} needs gradients that no rank "
         "has whole. With DDP it works, and between replicas of hybrid sharding"

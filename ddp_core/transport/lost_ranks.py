@@ -184,5 +184,5 @@ def _missing(store: dist.Store, number: int, ranks: int, did: str, remedy: str, 
     present = _present(store, number, ranks)
     missing = [rank for rank in range(ranks) if rank not in present]
     if not missing:  # one stopped behind its mark
-        return f"all ranks {did}, and have waited {seconds:.0f} s for one of them, which hangs"
+        return f"all ranks {did}, and have waited {seconds:.0f} s for one of them, which hangs or has died"
     return f"ranks {present} {did} and waited {seconds:.0f} s for ranks {missing}, which have not: {remedy}"

@@ -324,7 +324,6 @@ OF_PARAMETERS = [
     "powersgd:min_compression_rate=0,residual_bits=8",
     "acp-powersgd:min_compression_rate=0",
     "hosts:ranks=2+int4",
-    "int4:core=2",
 ]
 SMALLER = 2.0**-13
 

@@ -58,6 +58,10 @@ def test_state_is_that_of_residuals_and_weights_in_use():
     usual = 2 * 4 * len(parts())  # the change of a step, before and after it
     assert plan_sharded(parts(), "int8", "int4", world_size=4).state_bytes == layout_bytes
     assert plan_sharded(parts(), "int4", "none", world_size=4).state_bytes == 2 * layout_bytes + usual
+    assert (
+        plan_sharded(parts(), "int4", "none", world_size=4, dtype=torch.bfloat16).state_bytes
+        == 1.5 * layout_bytes + usual
+    )
     assert plan_sharded(parts(), "bf16", "bf16", world_size=4).state_bytes == 0
     assert plan_sharded(parts(), "none", "hosts:ranks=2+int4", world_size=4).state_bytes == layout_bytes / 2
 

@@ -6,6 +6,7 @@ import torch
 from gradwire.compress import Simulation, compressor, dry_run, specification
 from gradwire.compress.algorithms.core import Core
 from gradwire.compress.shards.codec import codec_of
+from gradwire.hooks.collectives.compress_group import codec_for
 
 from ..given import gradients, layout
 
@@ -83,5 +84,9 @@ def test_16_bit_gradients_lose_no_more_than_their_rounding():
 def test_what_needs_no_whole_gradients_refuses_it():
     with pytest.raises(ValueError, match="core is a rank, or 0 for no low-rank part; got -1"):
         compressor("int4:core=-1")
-    with pytest.raises(ValueError, match="'int4:core=4' needs gradients that no rank has whole"):
+    with pytest.raises(
+        ValueError, match="core= needs whole matrices, which no rank has here: leave it out of 'int4:core"
+    ):
         codec_of(compressor("int4:core=4"), "int4:core=4")
+    with pytest.raises(ValueError, match="error feedback or core= need a hook"):
+        codec_for("int4:core=4")

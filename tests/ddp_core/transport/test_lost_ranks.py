@@ -68,7 +68,7 @@ def test_a_rank_that_stops_within_the_call_is_said_to_hang(monkeypatch):
     monkeypatch.setattr(lost_ranks, "_presence", lambda group: store)
     store.set("at/1", "1")
     with pytest.raises(
-        RuntimeError, match=r"gave up: all ranks called, and have waited 0 s for one of them, which hangs"
+        RuntimeError, match=r"gave up: all ranks called, and have waited 0 s for one of them, which hangs or has died"
     ):
         lost_ranks.await_all(group, "called", "call it there, too", timedelta(seconds=0.3))
 
