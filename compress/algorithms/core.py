@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,8 +11,11 @@ from torch import Tensor
 from ...kernels import Residual
 from ..protocol.compressor import Compressor
 from ..protocol.layout import Layout
+from ..protocol.registry import register
 from ..protocol.requests import Program
+from .adapters import TwoShot
 from .powersgd import PowerSGD, PowerSGDState, joined, put_back
+from .quantized import Int2, Int4, Int8, Quantized, traits_of_codes
 
 
 @dataclass
@@ -68,3 +71,15 @@ class Core:
                 sum(part.numel() for part in self._parts(grad, state)), dtype=grad.dtype, device=grad.device
             )
         return torch.cat(self._parts(residual.before, state))
+
+
+def averaged(codec: Quantized) -> Compressor:
+    """Return the compressor that averages by a codec, with a core if it asks for one."""
+    if not codec.core:
+        return TwoShot(codec)
+    return Core(PowerSGD(codec.core, payload="int8"), TwoShot(replace(codec, core=0)))
+
+
+register("int8", adapter=averaged, error_feedback=False, traits=traits_of_codes)(Int8)
+register("int4", adapter=averaged, traits=traits_of_codes)(Int4)
+register("int2", adapter=averaged, traits=traits_of_codes)(Int2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -11,9 +11,7 @@ from torch import Tensor
 
 from ... import kernels
 from ...kernels import Places, Residual
-from ..protocol.compressor import Compressor, Traits
-from ..protocol.registry import register
-from .adapters import TwoShot
+from ..protocol.compressor import Traits
 from .payload import padded
 from .shared_random import check_rotation, signs_of
 
@@ -111,17 +109,6 @@ def traits_of_codes(codec: Quantized) -> Traits:
     return Traits(takes_16_bits=True, keeps_zeros=keeps_zeros, blocks=True, draws=codec.rounding == "stochastic")
 
 
-def averaged(codec: Quantized) -> Compressor:
-    """Return the compressor that averages by a codec, with a core if it asks for one."""
-    if not codec.core:
-        return TwoShot(codec)
-    from .core import Core  # PowerSGD sends its factors by codecs of this module
-    from .powersgd import PowerSGD
-
-    return Core(PowerSGD(codec.core, payload="int8"), TwoShot(replace(codec, core=0)))
-
-
-@register("int8", adapter=averaged, error_feedback=False, traits=traits_of_codes)
 @dataclass(frozen=True)
 class Int8(Quantized):
     """Eight bits an element and a scale a block, averaged in float32 by an all-to-all and an all-gather.
@@ -134,7 +121,6 @@ class Int8(Quantized):
     bits: ClassVar[int] = 8
 
 
-@register("int4", adapter=averaged, traits=traits_of_codes)
 @dataclass(frozen=True)
 class Int4(Quantized):
     """Four bits an element and a scale a block, averaged in float32 by an all-to-all and an all-gather.
@@ -147,7 +133,6 @@ class Int4(Quantized):
     bits: ClassVar[int] = 4
 
 
-@register("int2", adapter=averaged, traits=traits_of_codes)
 @dataclass(frozen=True)
 class Int2(Quantized):
     """Two bits an element and a scale a block, of rotated blocks, averaged in float32 by an all-to-all and an all-gather.

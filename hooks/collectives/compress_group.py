@@ -214,8 +214,8 @@ def codec_for(compressor: str) -> Codec:
     if method not in ALLOWED or "error_feedback" in options or "core" in options:
         raise ValueError(
             f"compress_group takes {', '.join(ALLOWED)}, with options such as int8:block=64; got {compressor!r}. "
-            "A collective of a loop has no name under which a residual or a core could wait for the next step, so "
-            "compressors with error feedback or core= need a hook: gradwire.attach for DDP"
+            "A collective has no name under which a residual or a core could wait for the next step. So error feedback and "
+            "core= need a hook: gradwire.attach for DDP"
         )
     codec = codec_of(compressor_of(compressor), compressor)[0]
     assert codec is not None

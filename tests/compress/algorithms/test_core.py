@@ -88,5 +88,5 @@ def test_what_needs_no_whole_gradients_refuses_it():
         ValueError, match="core= needs whole matrices, which no rank has here: leave it out of 'int4:core"
     ):
         codec_of(compressor("int4:core=4"), "int4:core=4")
-    with pytest.raises(ValueError, match="error feedback or core= need a hook"):
+    with pytest.raises(ValueError, match="error feedback and core= need a hook"):
         codec_for("int4:core=4")
