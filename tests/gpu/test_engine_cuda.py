@@ -18,7 +18,13 @@ from ..hooks.test_simulator_agrees import SHAPES, STEPS
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 SPECS = ["none", "fp16", "bf16", "topk:ratio=0.1", "onebit:block=64", "powersgd:rank=2", "powersgd:rank=1,start_iter=2"]
 SPECS += ["int4:block=64,rounding=stochastic", "fp16+powersgd:rank=1", "powersgd:rank=2,power_iterations=2"]
-SPECS += ["acp-powersgd:rank=2", "batched-powersgd:rank=2", "randomk:ratio=0.1,block=16", "adacomp:bin=50"]
+SPECS += [
+    "acp-powersgd:rank=2",
+    "int4:core=2",
+    "batched-powersgd:rank=2",
+    "randomk:ratio=0.1,block=16",
+    "adacomp:bin=50",
+]
 SPECS += ["chunktopk:ratio=0.1,chunk=16", "dropping:ratio=0.1,sample=0.5", "topk:ratio=0.1,value_dtype=fp16"]
 SPECS += ["hosts:ranks=1+topk:ratio=0.1"]
 ROUNDED = ["int8", "int4", "int2", "ternary", "onebit", "natural", "qsgd", "terngrad"]

@@ -19,6 +19,7 @@ FEW = [
     "int8",
     "powersgd:rank=2",
     "acp-powersgd",
+    "int4:core=2",
     "topk:ratio=0.2",
     "randomk:ratio=0.2",
     "batched-powersgd",

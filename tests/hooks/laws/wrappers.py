@@ -91,7 +91,7 @@ class Wrapper:
 
 NEWER = (fsdp_of_others,)
 WRAPPERS = {
-    "attach": Wrapper(attached, ("topk:ratio=0.05", "powersgd:rank=1", "int4:start_iter=2,warmup=int8")),
+    "attach": Wrapper(attached, ("topk:ratio=0.05", "powersgd:rank=1", "int4:start_iter=2,warmup=int8", "int4:core=1")),
     "comm_hook": Wrapper(hooked, ("int8:error_feedback=1", "onebit:error_feedback=1")),
     "own": Wrapper(own, ("onebit:error_feedback=1", "batched-powersgd")),
     "replicate": Wrapper(replicated, ("powersgd:rank=1,start_iter=1", "topk:ratio=0.1"), marks=(replicate_of_fsdp,)),
@@ -102,7 +102,12 @@ WRAPPERS = {
 }
 HOSTS = {  # of two ranks each, which sum exactly; each rank of one holds a part of what is held back
     "own, hosts": Wrapper(
-        own, [f"hosts:ranks=2+{each}" for each in ("topk:ratio=0.05", "onebit:error_feedback=1", "powersgd:rank=2")], 4
+        own,
+        [
+            f"hosts:ranks=2+{each}"
+            for each in ("topk:ratio=0.05", "onebit:error_feedback=1", "powersgd:rank=2", "int4:core=1")
+        ],
+        4,
     ),
 }
 VARIANTS = {  # where a step's buckets, or their numbers, tell differently when it is over
