@@ -115,6 +115,8 @@ class TwoShot:
 
     def init(self, layout: Layout) -> TwoShotState:
         """A zero residual for the part that this rank serves, with `error_feedback`."""
+        if getattr(self.codec, "core", 0):
+            raise ValueError(f"TwoShot sends codes without a core, got {self.codec!r}: build it by gradwire.compressor")
         cut = cut_bucket(self.codec, layout, layout.ranks.world_size, layout.ranks.rank)
         chunk = Chunk.zeros(layout, *cut.served, self.residual_bits) if self.error_feedback else None
         rows = None if own_traits(self.codec).keeps_zeros else ZeroRows.of_layout(layout)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradwire.compress import Simulation, compressor, dry_run, specification
+from gradwire.compress import Int4, Simulation, TwoShot, compressor, dry_run, specification
 from gradwire.compress.algorithms.core import Core
 from gradwire.compress.shards.codec import codec_of
 from gradwire.hooks.collectives.compress_group import codec_for
@@ -88,5 +88,7 @@ def test_what_needs_no_whole_gradients_refuses_it():
         ValueError, match="core= needs whole matrices, which no rank has here: leave it out of 'int4:core"
     ):
         codec_of(compressor("int4:core=4"), "int4:core=4")
+    with pytest.raises(ValueError, match="TwoShot sends codes without a core, got Int4"):
+        TwoShot(Int4(core=2)).init(layout((33,)))
     with pytest.raises(ValueError, match="error feedback and core= need a hook"):
         codec_for("int4:core=4")
