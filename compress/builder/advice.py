@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import torch
 
 from ..algorithms.adapters import TwoShot
-from ..algorithms.core import Core
 from ..algorithms.dense import Dense
 from ..algorithms.half import Cast
 from ..algorithms.quantized import Quantized
@@ -28,14 +27,13 @@ def advice(compressor: Compressor, dtype: torch.dtype, ranks: Ranks) -> Iterator
     core = compressor
     while isinstance(core, ErrorFeedback | Float32Arithmetic):
         core = core.inner
-    sent = core.rest if isinstance(core, Core) else core
     casts = isinstance(core, Cast) and isinstance(core.inner, Dense) and core.sum == "16bit"
     if casts and dtype.itemsize == torch.bfloat16.itemsize:
         yield (
             f"gradients are {str(dtype).removeprefix('torch.')} already, so {specification(compressor)} sends as many bytes "
             "as none: try int8, which sends half of them"
         )
-    if isinstance(sent, TwoShot) and isinstance(sent.codec, Quantized) and 1 < ranks.per_host < ranks.world_size:
+    if isinstance(core, TwoShot) and isinstance(core.codec, Quantized) and 1 < ranks.per_host < ranks.world_size:
         yield (
             f"each of a host's {ranks.per_host} ranks sends to all ranks of other hosts: hosts+{specification(compressor)} "
             f"sums inside a host first, and sends {fewer_bytes(ranks):.1f}x fewer bytes through its network card"

@@ -29,7 +29,7 @@ def through_card(spec, ranks):
     return sent
 
 
-@pytest.mark.parametrize("spec", ["int8", "int4", "int2", "int4:block=32,error_feedback=false", "int4:core=4"])
+@pytest.mark.parametrize("spec", ["int8", "int4", "int2", "int4:block=32,error_feedback=false"])
 @pytest.mark.parametrize("ranks", [HOSTS, Ranks(4, per_host=2), Ranks(12, per_host=4)])
 def test_ranks_that_share_a_host_are_told_what_a_sum_inside_it_spares(spec, ranks):
     (text,) = told(spec, ranks=ranks)
