@@ -49,8 +49,10 @@ class Core:
         """The sum of both averages."""
         if not state.places:
             return (yield from self.rest.reduce(grad, state.rest, residual))
-        matrices, left = self._parts(grad, state), self._left(grad, state, residual)
-        core: Any = yield from self.low.reduce(torch.cat(matrices), state.low, Residual(left, left))
+        matrices = self._parts(grad, state)
+        joint = torch.cat(matrices)
+        left = torch.zeros_like(joint) if residual is None else torch.cat(self._parts(residual.before, state))
+        core: Any = yield from self.low.reduce(joint, state.low, Residual(left, left))
         if residual is not None:
             grad.add_(residual.before)
             residual = Residual(residual.after.zero_(), residual.after)
@@ -63,14 +65,6 @@ class Core:
 
     def _parts(self, flat: Tensor, state: CoreState) -> list[Tensor]:
         return [flat[place] for place in state.places]
-
-    def _left(self, grad: Tensor, state: CoreState, residual: Residual | None) -> Tensor:
-        """Return what is held back of the matrices. The core's program then writes what its own part of them lacks."""
-        if residual is None:
-            return torch.zeros(
-                sum(part.numel() for part in self._parts(grad, state)), dtype=grad.dtype, device=grad.device
-            )
-        return torch.cat(self._parts(residual.before, state))
 
 
 def averaged(codec: Quantized) -> Compressor:

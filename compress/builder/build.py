@@ -204,8 +204,7 @@ class Wrapping:
 
     def around(self, core: Compressor) -> Compressor:
         """Return a compressor with what surrounds it."""
-        core = self._served(core)
-        before = self._before()
+        core, before = self._served(core), self._before()
         core = Switch({0: before, self.start_iter: core}) if self.start_iter else core
         if not self.method.lossy:
             return core
@@ -215,13 +214,11 @@ class Wrapping:
 
     def _served(self, built: Compressor) -> Compressor:
         """The compressor with residuals on servers as on workers, if it has servers."""
-        if isinstance(built, Float32Arithmetic):
-            return Float32Arithmetic(self._served(built.inner))
+        if isinstance(built, TwoShot):
+            return dataclasses.replace(built, error_feedback=self.error_feedback > 0, residual_bits=self.residual_bits)
         if isinstance(built, Core):
             return dataclasses.replace(built, rest=self._served(built.rest))
-        if not isinstance(built, TwoShot):
-            return built
-        return dataclasses.replace(built, error_feedback=self.error_feedback > 0, residual_bits=self.residual_bits)
+        return Float32Arithmetic(self._served(built.inner)) if isinstance(built, Float32Arithmetic) else built
 
     def _before(self) -> Compressor:
         """The compressor of the first steps, in the error feedback of those after it: one residual is enough for both."""
