@@ -17,6 +17,7 @@ def ran(monkeypatch, tmp_path, part, *only):
     return code, json.loads((tmp_path / "shared.json").read_text())["rows"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_ranks_pass_the_checks_over_gloo_and_end_behind_one_that_is_killed(monkeypatch, tmp_path):
     monkeypatch.setattr(command, "PARTS", {"some": (Run("raw", 2), Run("trainings", 2), Run("faults", 2))})

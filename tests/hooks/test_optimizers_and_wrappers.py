@@ -213,6 +213,7 @@ def mean_loss(parameters):
         return sum(float(loss_of(model, rank, step)) for rank in range(2) for step in range(STEPS)) / (2 * STEPS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrapper",
     [*WRAPPERS, pytest.param("replicate", marks=replicate_of_fsdp), pytest.param("FSDP2", marks=fsdp_of_others)],

@@ -42,6 +42,7 @@ def moved(case, dtype, monkeypatch):
     return counted.bytes / elements, job.floor_bytes / elements
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "dtype"), EVERY, ids=lambda each: getattr(each, "name", each))
 def test_kernels_load_and_store_what_their_floor_counts_or_the_page_says(case, dtype, monkeypatch):
     found, floor = moved(case, dtype, monkeypatch)

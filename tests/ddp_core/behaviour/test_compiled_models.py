@@ -145,6 +145,7 @@ CASES = {  # wrapper: (its making, graphs of the model)
 NEWER = {"replicate": replicate_of_fsdp, "FSDP2": fsdp_of_others}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [pytest.param(case, marks=NEWER.get(case, ())) for case in CASES])
 def test_a_compiled_model_is_not_compiled_again_and_trains_as_in_python(ranks, case):
     build, count = CASES[case]

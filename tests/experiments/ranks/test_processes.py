@@ -143,6 +143,7 @@ def check_kept(out):
     assert {"loss.png", "tradeoff.png", "report.html"} <= {file.name for file in out.iterdir()}
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_had_finished_and_leaves_no_process(arguments, tmp_path):
     with session(arguments) as process:
         wait_for(lambda: finished(tmp_path / "out"), "first result")
@@ -185,6 +186,7 @@ def hold_after_the_first(rank, rendezvous, config, backend, out):
     driver.rank_main(rank, rendezvous, config, backend, out)
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_ends_the_run_and_is_named(arguments, undrawn, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(driver, "rank_main", hold_after_the_first)
     with acting_on_ranks(tmp_path / "out", lambda ranks: os.kill(max(ranks), signal.SIGKILL)):
@@ -209,6 +211,7 @@ def wait_for_the_end(rank, rendezvous, folder):
     time.sleep(10 * PATIENCE)
 
 
+@pytest.mark.slow
 def test_ranks_die_with_the_process_that_started_them_however_it_ends(tmp_path, monkeypatch, quick_start):
     monkeypatch.setattr(ranks_module.multiprocessing, "start_processes", quick_start)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the killed one leaves its folder

@@ -67,6 +67,7 @@ def parsed_once(monkeypatch):
     monkeypatch.setattr(points, "configuration", once)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("parsed_once")
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_point_of_the_full_study_is_one_that_its_command_accepts(name):

@@ -74,6 +74,7 @@ def train(rank, world_size, folder, compiled):
     return alike, numbers(parts[1]), stats.steps, stats.last.traffic.payload_bytes
 
 
+@pytest.mark.slow
 @needing("accelerate")
 @as_it_is_and_compiled
 def test_accelerate_trains_compressed_and_resumes_in_the_same_bits(ranks, tmp_path, compiled):

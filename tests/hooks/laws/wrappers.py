@@ -97,7 +97,7 @@ WRAPPERS = {
     "replicate": Wrapper(replicated, ("powersgd:rank=1,start_iter=1", "topk:ratio=0.1"), marks=(replicate_of_fsdp,)),
     "FSDP2": Wrapper(sharded, ("int4", "onebit:error_feedback=1"), marks=NEWER),
     "replicas": Wrapper(replicas_alone, ("topk:ratio=0.1",), marks=NEWER),
-    "HSDP": Wrapper(compressed_hybrid, ("powersgd:rank=1",), 4, marks=NEWER),
+    "HSDP": Wrapper(compressed_hybrid, ("powersgd:rank=1",), 4, marks=(*NEWER, pytest.mark.slow)),
     "HSDP by torch": Wrapper(hybrid, ("topk:ratio=0.1",), 4, marks=NEWER),  # whose shards torch sums
 }
 HOSTS = {  # of two ranks each, which sum exactly; each rank of one holds a part of what is held back
@@ -108,6 +108,7 @@ HOSTS = {  # of two ranks each, which sum exactly; each rank of one holds a part
             for each in ("topk:ratio=0.05", "onebit:error_feedback=1", "powersgd:rank=2", "int4:core=1")
         ],
         4,
+        marks=(pytest.mark.slow,),
     ),
 }
 VARIANTS = {  # where a step's buckets, or their numbers, tell differently when it is over

@@ -145,6 +145,7 @@ def compressed(rank, world_size, tensor_parallel, steps):
     return answers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tensor_parallel", "steps"), [(1, 12), (2, 3)])
 def test_one_line_compresses_a_llama_and_without_compression_it_trains_as_by_torch(ranks, tensor_parallel, steps):
     every = ranks.run(compressed, 2 * tensor_parallel, tensor_parallel, steps)
