@@ -22,7 +22,7 @@ from ..operands import Residual
 
 NAME = "cuda"
 SOURCES = Path(__file__).parent
-THREADS = {"signs": 256, "selection": 512, "bases": 256}  # of a thread block, by source
+THREADS = {"selection": 512, "bases": 256}  # of a thread block, by source
 OPTIONS = ("-std=c++17", f"-I{SOURCES}")
 FORMATS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 

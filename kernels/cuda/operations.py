@@ -9,9 +9,8 @@ from torch import Tensor
 
 from ..argument_checks import FLOATS, WIDE
 from ..low_rank import orthogonalize
-from ..operands import Factors, Places, Residual
+from ..operands import Factors, Residual
 from ..selection import select_largest
-from ..signs import sign_pack
 from . import module
 from .module import FORMATS, addresses, packed
 
@@ -28,9 +27,6 @@ BINS = 4096 + 1024 + 512  # of a row's histograms
 SEGMENT_WORDS = 3
 LONGEST = 1 << 32
 FORMAT_NUMBERS = {dtype: number for number, dtype in enumerate(FORMATS)}
-SIGN_WARPS = 8  # of a thread block
-SIGN_PART = 1024  # elements that a warp holds in registers
-SIGN_CHUNK = SIGN_WARPS * SIGN_PART  # a thread block
 
 
 def _rank(factors: Factors) -> int:
@@ -125,55 +121,3 @@ def segment_of(length: int) -> int:
     """Elements of a segment, a power of two: a warp has one at a time."""
     wanted = 1 << ((length - 1) // SEGMENTS).bit_length()
     return min(max(wanted, SMALLEST_SEGMENT), LARGEST_SEGMENT)
-
-
-def _rotated(
-    grad: Tensor, residual: Residual | None, scales: Tensor, bits: Tensor, length: int, signs: Tensor | None = None
-) -> str:
-    return "" if signs is None else "rotated blocks"
-
-
-@sign_pack.implement(module.NAME, {"grad": FLOATS, "residual": WIDE}, unless=_rotated)
-def encode_signs(
-    grad: Tensor,
-    residual: Residual | None,
-    scales: Tensor,
-    bits: Tensor,
-    length: int,
-    signs: Tensor | None = None,
-    places: Places | None = None,
-) -> None:
-    """`sign_pack`: one pass for blocks of up to 8192 elements, two for longer ones."""
-    rows, row_blocks = scales.shape
-    block = length // row_blocks
-    chunks = -(-block // SIGN_CHUNK)
-    sums = torch.empty(rows * row_blocks * chunks if chunks > 1 else 0, device=grad.device)
-    arguments = packed(
-        grad=grad.data_ptr(),
-        **addresses(residual),
-        scales=scales.data_ptr(),
-        scales_stride=scales.stride(0),
-        bits=bits.data_ptr(),
-        bits_stride=bits.stride(0),
-        numel=grad.numel(),
-        blocks=rows * row_blocks,
-        row_blocks=row_blocks,
-        block=block,
-        sums=sums.data_ptr(),
-        chunks=chunks,
-        table=0 if places is None else places.table.data_ptr(),
-        period=1 if places is None else places.table.shape[0],
-        stride=0 if places is None else places.stride,
-    )
-    stages = _stages(FORMATS[grad.dtype], rows * row_blocks, block, residual is not None)
-    module.launch("signs", grad.device, arguments, stages)
-
-
-def _stages(number: str, blocks: int, block: int, held: bool) -> list[tuple[str, int]]:
-    if block <= SIGN_PART:
-        return [(f"sign_pack_warp_{number}", -(-blocks // SIGN_WARPS))]
-    if block <= SIGN_CHUNK:
-        return [(f"sign_pack_block_{number}", blocks)]
-    pieces = blocks * -(-block // SIGN_CHUNK)
-    rest = [("sign_pack_rest", pieces)] if held else []
-    return [(f"sign_pack_chunk_{number}", pieces), ("sign_pack_scale", blocks), *rest]

@@ -38,37 +38,6 @@ def same(first, second):
     return numpy.array_equal(first.double().numpy(), second.double().numpy(), equal_nan=True)
 
 
-# 1-bit payloads: blocks of less than a warp's registers, of a warp's, of a thread block's, and longer ones.
-BLOCKS = [8, 24, 64, 1000, 1024, 1032, 4096, 8192, 8200, 20_000]
-
-
-def payload(rows, row_blocks, length, offset, device):
-    """Rows of bytes full of sevens, and the scales and the bits as views of a part of them; the bits begin anywhere."""
-    first = 4 * row_blocks + offset
-    width = -(-(first + length // 8 + 3) // 4) * 4
-    buffer = torch.full((rows, width), 7, dtype=torch.uint8, device=device)
-    return buffer, buffer[:, : 4 * row_blocks].view(torch.float32), buffer[:, first : first + length // 8]
-
-
-def check_signs(device, grad, held, block, row_blocks, offset=0):
-    """`sign_pack` against the reference: the same bits, scales and residual to rounding, nothing else written."""
-    length = block * row_blocks
-    rows = -(-len(grad) // length) + 1
-    found = []
-    for place, pack in ((device, kernels.sign_pack), ("cpu", kernels.sign_pack.reference)):
-        buffer, scales, bits = payload(rows, row_blocks, length, offset, place)
-        residual = residual_on(place, held, beside=pack is kernels.sign_pack)
-        pack(unaligned(grad, place), residual, scales, bits, length)
-        found.append((scales.cpu().clone(), bits.cpu().clone(), kept_in(residual, held)))
-        scales.view(torch.uint8).fill_(7)
-        bits.fill_(7)
-        assert (buffer == 7).all()
-    (scales, bits, kept), expected = found
-    assert torch.equal(bits, expected[1])
-    assert torch.allclose(scales, expected[0], rtol=2e-6, atol=0, equal_nan=True)
-    assert torch.allclose(kept, expected[2], rtol=2e-6, atol=2e-6 * largest_finite(scales), equal_nan=True)
-
-
 def residual_on(device, held, beside):
     """A residual on a device, where there is one: what is left is to be written beside what was held back, or over it."""
     if held is None:
@@ -85,11 +54,6 @@ def kept_in(residual, held):
     check_around(residual.after)
     assert residual.before is residual.after or same(residual.before.cpu(), held)
     return residual.after.cpu()
-
-
-def largest_finite(tensor):
-    """The largest magnitude among the finite elements."""
-    return tensor[tensor.isfinite()].abs().max().item()
 
 
 # Vectors that make a selection hard, as functions of their size.

@@ -11,7 +11,7 @@ from . import cases
 from .cases import GRADS, HARD, numbers
 
 pytestmark = pytest.mark.gpu
-OPERATIONS = ["signs", "long block", "selection", "bases"]
+OPERATIONS = ["selection", "bases"]
 BYTES_PER_ELEMENT = 8  # gradient, survivors and room for what else is there
 
 
@@ -22,15 +22,6 @@ def cuda_backend():
         pytest.skip(f"kernel backend cuda: {backend.reason}")
     with kernels.use_backend(cuda.NAME):
         yield
-
-
-@pytest.mark.parametrize("block", [*cases.BLOCKS, 300_000])
-@pytest.mark.parametrize("held", [False, True])
-def test_signs_are_those_of_the_reference_in_rows_of_a_payload(block, held):
-    for grad_dtype in GRADS:
-        for size, offset in ((2 * block + 3, 0), (3 * block - 1, 3), (block, 0), (7, 1), (700_003, 0)):
-            residual = numbers(size, seed=1) if held else None
-            cases.check_signs("cuda", numbers(size, grad_dtype), residual, block, 2, offset)
 
 
 @pytest.mark.parametrize("kind", HARD)
@@ -88,23 +79,10 @@ def test_bases_of_higher_ranks_are_triton_s():
 def calls(size=100_000):
     """{operation: (tensors that it reads and writes, call)} on the GPU."""
     grad, residual = numbers(size).cuda(), numbers(size, seed=1).cuda()
-    scales, bits = (
-        torch.zeros(1, size // 1000, device="cuda"),
-        torch.zeros(1, size // 8, dtype=torch.uint8, device="cuda"),
-    )
     indices, values = torch.zeros(1, 999, dtype=torch.int32, device="cuda"), torch.zeros(1, 999, device="cuda")
     factors = cases.factors_of([(size // 20, 4), (100, 2)])
     p = numbers(size // 5 + 200, seed=2).cuda()
-    long_scale = torch.zeros(1, 1, device="cuda")
     return {
-        "signs": (
-            (grad, residual, scales, bits),
-            lambda: kernels.sign_pack(grad, in_place(residual), scales, bits, size),
-        ),
-        "long block": (
-            (grad, residual, long_scale, bits),
-            lambda: kernels.sign_pack(grad, in_place(residual), long_scale, bits, size),
-        ),
         "selection": (
             (grad, residual, indices, values),
             lambda: kernels.select_largest(grad, in_place(residual), indices, values, size),
@@ -187,11 +165,3 @@ def test_elements_beyond_2_to_the_31_are_reached():
     kernels.select_largest(grad, None, indices, values, size)
     assert indices.tolist() == [places.tolist()]
     assert values.tolist() == [[1.0, -2.0, 3.0, -4.0]]
-    length = -(-size // 1024) * 1024
-    scales, bits = (
-        torch.ones(1, length // 1024, device="cuda"),
-        torch.zeros(1, length // 8, dtype=torch.uint8, device="cuda"),
-    )
-    kernels.sign_pack(grad, None, scales, bits, length)
-    assert bits[0, (size - 1) // 8].item() == 255 - (1 << (size - 1) % 8)
-    assert scales[0, -1].item() == pytest.approx(4.0 / (size % 1024))

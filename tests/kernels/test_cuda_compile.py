@@ -11,7 +11,6 @@ from gradwire.kernels import cuda
 from gradwire.kernels.cuda import module, operations
 
 from ..gpu.cases import GRADS, factors_of
-from ..residuals import in_place
 from . import cuda_compiler
 from .cuda_emulator import argument_of
 
@@ -48,9 +47,6 @@ def asked_for(source, monkeypatch):
     monkeypatch.setattr(module, "launch", note)
     monkeypatch.setattr(module, "processors", lambda device: 2)
     for number in GRADS:
-        for block in (8, 2048, 16384):
-            bits, scales = torch.zeros(1, block // 8, dtype=torch.uint8), torch.zeros(1, 1)
-            operations.encode_signs(torch.zeros(block, dtype=number), in_place(torch.zeros(block)), scales, bits, block)
         operations.select(
             torch.zeros(8, dtype=number), None, torch.zeros(1, 1, dtype=torch.int32), torch.zeros(1, 1), 8
         )

@@ -12,12 +12,12 @@ from gradwire.kernels.cuda import module, operations
 
 from ..gpu import cases
 from ..gpu.cases import GRADS, HARD, numbers
-from . import test_bases, test_residual, test_selection, test_signs
+from . import test_bases, test_residual, test_selection
 from .cuda_emulator import Emulator, build, kernels_of
 from .forgetting import forget
 
 pytestmark = pytest.mark.usefixtures("emulator")
-OPERATIONS = (kernels.sign_pack, kernels.select_largest, kernels.orthogonalize)
+OPERATIONS = (kernels.select_largest, kernels.orthogonalize)
 CPU = torch.device("cpu")
 
 
@@ -63,28 +63,10 @@ ELSEWHERE = (  # of other operations, or slow here
     "between_matrices",
     "normalize",
 )
-for laws in (test_signs, test_selection, test_bases, test_residual):  # which every backend keeps
+for laws in (test_selection, test_bases, test_residual):  # which every backend keeps
     for name, law in vars(laws).items():
         if name.startswith("test_") and not any(part in name for part in ELSEWHERE):
             globals()[f"{name}_{laws.__name__.rpartition('_')[2]}"] = law
-
-
-@pytest.mark.parametrize("block", cases.BLOCKS)
-@pytest.mark.parametrize("held", [False, True])
-def test_signs_are_those_of_the_reference_in_rows_of_a_payload(block, held):
-    for size, offset, dtype in zip(
-        (2 * block + 3, 3 * block - 1, block, 7), (0, 3, 0, 1), [*GRADS, GRADS[0]], strict=True
-    ):
-        residual = numbers(size, seed=1) if held else None
-        cases.check_signs("cpu", numbers(size, dtype), residual, block, 2, offset)
-
-
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("block", [64, 1024, 8192, 20_000])
-def test_what_is_not_finite_spoils_its_block_alone(block, bad):
-    grad = numbers(3 * block)
-    grad[block + block // 2] = bad
-    cases.check_signs("cpu", grad, numbers(3 * block, seed=1), block, 3)
 
 
 @pytest.mark.parametrize("kind", HARD)
@@ -143,8 +125,6 @@ def test_a_tall_factor_is_cut_into_a_limited_number_of_chunks():
 
 def test_every_kernel_runs(emulator):
     for number in GRADS:
-        for block in (8, 4096, 20_000):
-            cases.check_signs("cpu", numbers(block, number), numbers(block), block, 1)
         cases.check_selection("cpu", numbers(100, number), None, 3, 100)
     for rank in (1, 8, 16, 32):
         cases.check_bases("cpu", [cases.conditioned(40, rank, 2.0)])

@@ -103,27 +103,27 @@ def test_kernels_are_queued_in_order_on_the_current_stream_of_the_device(cupy):
 
 def test_a_source_is_compiled_once_and_found_by_the_next_process(cupy, tmp_path):
     for _ in range(2):
-        module.launch("signs", SECOND, module.packed(grad=5), [("kernel", 1)])
-    assert cupy.log.count("compile signs.cu") == 1
+        module.launch("bases", SECOND, module.packed(grad=5), [("kernel", 1)])
+    assert cupy.log.count("compile bases.cu") == 1
     module._module.cache_clear()  # as a new process begins
     module._kernel.cache_clear()
-    module.launch("signs", SECOND, module.packed(grad=5), [("kernel", 1)])
-    assert cupy.log.count("compile signs.cu") == 1
-    assert cupy.log.count("load machine code of signs.cu") == 2
+    module.launch("bases", SECOND, module.packed(grad=5), [("kernel", 1)])
+    assert cupy.log.count("compile bases.cu") == 1
+    assert cupy.log.count("load machine code of bases.cu") == 2
     assert [file.suffix for file in (tmp_path / "gradwire").iterdir()] == [".cubin"]
 
 
 @pytest.mark.parametrize("what", ["compute_capability", "__version__"])
 def test_another_gpu_or_compiler_gets_machine_code_of_its_own(cupy, monkeypatch, what):
-    first = module._compiled("signs")
+    first = module._compiled("bases")
     monkeypatch.setattr(StandIn, what, "80")
-    assert module._compiled("signs") != first
+    assert module._compiled("bases") != first
 
 
 def test_a_cache_that_cannot_be_written_is_replaced_by_a_folder_of_the_process(cupy, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert module._compiled("signs").exists()
+    assert module._compiled("bases").exists()
     assert module._cache() == Path(module._temporary().name)
 
 
@@ -136,7 +136,7 @@ def test_the_backend_is_there_when_all_sources_compile_and_load(cupy):
 @pytest.mark.parametrize("error", [RuntimeError("no NVRTC"), CompileError("no NVRTC")], ids=["runtime", "compiler"])
 def test_what_keeps_it_from_compiling_is_the_reason_why_it_is_not_there(cupy, error):
     cupy.error = error
-    assert module.probe().startswith(f"CuPy does not compile or load signs.cu: {type(error).__name__}: no NVRTC; ")
+    assert module.probe().startswith(f"CuPy does not compile or load selection.cu: {type(error).__name__}: no NVRTC; ")
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_without_cupy_the_reason_says_what_to_install_for_the_cuda_of_torch(cupy
 def test_cupy_takes_what_it_is_given():
     cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
     compiler = inspect.signature(cupy.cuda.compiler.compile_using_nvrtc)
-    compiler.bind("code", options=module.OPTIONS, filename="signs.cu")
+    compiler.bind("code", options=module.OPTIONS, filename="bases.cu")
     assert issubclass(cupy.cuda.compiler.CompileException, Exception)
     if hasattr(cupy.cuda.Stream, "from_external"):
         assert cupy.cuda.Stream.from_external(module._Stream(1234)).ptr == 1234
