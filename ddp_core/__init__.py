@@ -2,7 +2,7 @@
 
 from .buckets.assignment import assigned, caps_in_bytes
 from .buckets.grad_bucket import layout_of, plain
-from .engine.engine import DEFAULT_TIMEOUT, Engine
+from .engine.engine import Engine
 from .engine.lanes import FuturePending
 from .handle import Handle
 from .measure.stats import Stats
@@ -19,7 +19,7 @@ from .transport.host_memory import obstacle
 from .transport.launchers import adopt_launcher, init_process_group
 from .transport.paced import Link, Paced
 from .transport.process_group import ProcessGroup, over
-from .transport.protocol import Decorator, Pending, Transport
+from .transport.protocol import DEFAULT_TIMEOUT, Decorator, Pending, Transport
 from .transport.rank_messages import ask, exchange
 from .transport.torch_groups import start_all_gather, start_all_to_all, start_scatter, start_sum
 

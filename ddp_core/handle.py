@@ -14,14 +14,13 @@ from torch.nn.parallel import DistributedDataParallel
 from ..compress import Compressor, Optimizers, Spec, compressor, specification, tuned
 from .averaging.averager import CompressedAverager
 from .buckets.grad_bucket import plain_names
-from .engine.engine import DEFAULT_TIMEOUT
 from .memory import checkpoint
 from .memory.checkpoint import merged
 from .memory.loss_scale import Scaler
 from .memory.model_memory import Snapshot
 from .observed import Observed
 from .transport.lost_ranks import await_all
-from .transport.protocol import Decorator
+from .transport.protocol import DEFAULT_TIMEOUT, Decorator
 from .transport.rank_messages import gathered, scattered, unlike
 from .transport.torch_groups import as_groups
 

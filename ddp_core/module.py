@@ -19,7 +19,6 @@ from ..compress import compressor as compressor_of
 from .averaging.averager import Averager, CompressedAverager
 from .averaging.user_hook import HookAverager
 from .buckets.assignment import BucketAssignment, allocate_own
-from .engine.engine import DEFAULT_TIMEOUT
 from .handle import Handle
 from .measure.timeline import StepTimes
 from .memory.loss_scale import Scaler
@@ -33,7 +32,7 @@ from .torch_compat.arguments import Arguments, localize, refuse_around, refuse_i
 from .torch_compat.attributes import TorchAttributes
 from .torch_compat.torch_reducer import ShadowSteps, TorchReducer
 from .transport.parts_of_world import part_of
-from .transport.protocol import Decorator
+from .transport.protocol import DEFAULT_TIMEOUT, Decorator
 from .transport.rank_messages import largest
 
 if TYPE_CHECKING:

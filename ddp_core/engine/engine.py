@@ -18,13 +18,12 @@ import torch
 from ...compress.protocol.layout import Scope
 from ...kernels import pool
 from ..transport.lost_ranks import explained
-from ..transport.protocol import Pending, Transport
+from ..transport.protocol import DEFAULT_TIMEOUT, Pending, Transport
 from ..transport.rank_messages import agree
 from .lanes import Driver, HookError, Lanes, ProgramError, Task, WaitedTask
 from .side_stream import NO_LIMIT, SideStream
 
 logger = logging.getLogger(__name__)
-DEFAULT_TIMEOUT = timedelta(minutes=30)
 DEVICES = ("cpu", "cuda")
 FORKED = (
     "this process was forked after the model was set up for training on several ranks: its buckets and connections are the "

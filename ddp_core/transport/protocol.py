@@ -13,6 +13,7 @@ from ...compress.protocol.layout import Ranks, Scope
 from ...compress.protocol.requests import Request
 
 MESSAGES = -1  # the channel of messages
+DEFAULT_TIMEOUT = timedelta(minutes=30)  # of a wait for other ranks
 MESSAGE_LIMIT = timedelta(minutes=30)
 
 

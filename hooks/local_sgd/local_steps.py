@@ -19,8 +19,7 @@ from torch import nn
 from ...compress import Optimizers, Spec, compressor, specification
 from ...compress.builder.options import whole_number
 from ...ddp_core.averaging.same_kernels import varies_with_threads
-from ...ddp_core.engine.engine import DEFAULT_TIMEOUT
-from ...ddp_core.transport.protocol import Decorator
+from ...ddp_core.transport.protocol import DEFAULT_TIMEOUT, Decorator
 from ...ddp_core.transport.rank_messages import checksum
 from ..internet.rendezvous import Rendezvous, TrainingEnded
 from ..model_kinds import sharded_modules
