@@ -181,7 +181,7 @@ class CompressedAverager(SteppedAverager):
         """Start to average a bucket that a hook was given. torch makes a new object for each call, so its index counts."""
         plan, parameters = self._hooked.get(bucket.index()), bucket.parameters()
         known = plan is not None and list(map(id, plan.bound.named.values())) == list(map(id, parameters))
-        if plan is None or not known or (self.engines.agreement.step == 2 and self._lies_anew(plan, bucket)):
+        if plan is None or not known or (self._torch_has_rebuilt and self._lies_anew(plan, bucket)):
             plan = self._hooked[bucket.index()] = self.bind(bucket, parameters)
         pending = plan.start(self.step, bucket)
         assert isinstance(pending, FuturePending)
@@ -247,8 +247,13 @@ class CompressedAverager(SteppedAverager):
             return bucket.views
         return lying_in(bucket, self.strides) if isinstance(bucket, dist.GradBucket) else parameters
 
+    @property
+    def _torch_has_rebuilt(self) -> bool:
+        """True in the first step of the buckets that torch's DDP has made anew after the step before."""
+        return self.engines.agreement.step == 2
+
     def _lies_anew(self, plan: Plan, bucket: Bucket) -> bool:
-        """Return True if gradients lie in another memory format. torch makes its buckets anew after the first step."""
+        """Return True if gradients lie in another memory format."""
         now = self._lying(bucket, bucket.parameters())
         return bool(plan.bound.forms) and list(map(axis_order, now)) != list(map(axis_order, plan.bound.forms))
 
