@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..compress import Compressor, Layout, Ranks, Spec, Traffic
 from ..compress import compressor as compressor_of
-from ..compress.builder.options import nearest_named, whole_number
+from ..compress.builder.spelling import nearest_named, whole_number
 from ..compress.simulate import steady_traffic, work_memory
 from ..ddp_core import assigned, caps_in_bytes, layout_of
 from ..ddp_core.engine.lanes import in_flight

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..compress import Optimizers, Spec, specification
 from ..compress import compressor as compressor_of
-from ..compress.builder.options import nearest_named
+from ..compress.builder.spelling import nearest_named
 from ..ddp_core import DEFAULT_TIMEOUT, Decorator, Handle, Scaler, refuse_inside
 from .backwards import ModelHook
 from .handle_of import handle_with, remember

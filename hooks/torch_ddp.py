@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..compress import Optimizers, Spec, tuned
-from ..compress.builder.options import nearest_named
+from ..compress.builder.spelling import nearest_named
 from ..ddp_core import (
     DEFAULT_TIMEOUT,
     Decorator,

@@ -25,7 +25,7 @@ from ..feedback.worker_momentum import WorkerMomentum
 from ..protocol.compressor import Compressor, inside
 from ..protocol.registry import BASELINES, Registration, find, register, registered
 from ..state.leaf import WIDTHS
-from .options import compressor_meant, option_value
+from .spelling import compressor_meant, option_value
 
 WRITTEN = "_gradwire_text"  # the attribute of a compressor that was built from a text: that text
 logger = logging.getLogger(__name__)

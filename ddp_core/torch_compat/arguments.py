@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from ...compress.builder.options import did_you_mean
+from ...compress.builder.spelling import did_you_mean
 from ..buckets.assignment import caps_in_bytes
 from ..buckets.grad_bucket import plain_names
 from ..reducer.same_model import copy_from, described_parameters, verify

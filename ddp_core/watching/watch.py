@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ...compress.builder.options import whole_number
+from ...compress.builder.spelling import whole_number
 from ..averaging.averager import CompressedAverager
 from ..averaging.shard_averager import ShardAverager
 from ..measure.clock import Clock

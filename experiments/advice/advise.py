@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from ...compress import Optimizers, Ranks, compressor
-from ...compress.builder.options import whole_number
+from ...compress.builder.spelling import whole_number
 from ...compress.state.shares import ranks_given, ranks_seen
 from ...ddp_core import DEFAULT_TIMEOUT, Decorator, over
 from ...ddp_core.averaging.engines import Engines

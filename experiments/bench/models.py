@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ...compress.builder.options import did_you_mean
+from ...compress.builder.spelling import did_you_mean
 from ..workloads.emulation import EmulatedModel, Trace
 from ..workloads.models import SIZED, TORCHVISION, VISION, ModelConfig, build_model
 from ..workloads.models.networks import MLP, ResNet18

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
 
-from ...compress.builder.options import did_you_mean
+from ...compress.builder.spelling import did_you_mean
 from .commands import CONFIGS
 
 Fields: TypeAlias = dict[str, Any]  # dotted key of each field, nested dataclasses included: its type

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from ... import __version__
-from ...compress.builder.options import did_you_mean
+from ...compress.builder.spelling import did_you_mean
 from ..results.optional import way_to_install
 from .commands import COMMANDS, Command
 

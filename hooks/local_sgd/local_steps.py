@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ...compress import Optimizers, Spec, compressor, specification
-from ...compress.builder.options import whole_number
+from ...compress.builder.spelling import whole_number
 from ...ddp_core.averaging.same_kernels import varies_with_threads
 from ...ddp_core.transport.protocol import DEFAULT_TIMEOUT, Decorator
 from ...ddp_core.transport.rank_messages import checksum

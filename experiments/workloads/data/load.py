@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ....compress.builder.options import did_you_mean
+from ....compress.builder.spelling import did_you_mean
 from ..models import ModelConfig
 from ..sample import SampleShape
 from .dataset import Dataset

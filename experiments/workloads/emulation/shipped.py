@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ....compress.builder.options import did_you_mean
+from ....compress.builder.spelling import did_you_mean
 from ..models.networks import ResNet18
 from .definitions import BACKWARD_OF_FORWARD, LayerDefinition, bert, resnet, sockeye, timed, vgg19
 from .recording import layers_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from ....compress.builder.options import did_you_mean
+from ....compress.builder.spelling import did_you_mean
 from ..sample import SampleShape
 from .networks import GPT, LSTM, MLP, ResNet18
 

@@ -6,7 +6,7 @@ import torchvision
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from ....compress.builder.options import did_you_mean
+from ....compress.builder.spelling import did_you_mean
 
 
 class Classifier(nn.Module):

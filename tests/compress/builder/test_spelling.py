@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gradwire.compress.builder.options import whole_number
+from gradwire.compress.builder.spelling import whole_number
 
 
 @pytest.mark.parametrize("given", [8, np.int64(8), np.uint8(8)])
