@@ -124,7 +124,7 @@ def agree_on(device: str, choices: Mapping[str, str]) -> None:
 
 def _choose_anew() -> None:
     for each in _operations.values():
-        each.plans = {}
+        each.choices = {}
 
 
 def _check(names: tuple[str, ...]) -> None:
@@ -161,7 +161,7 @@ def _log_fallback(backend: str, reason: str, level: int = logging.INFO) -> None:
     logger.log(level, "kernel backend %s is not available, the next one is used: %s", backend, reason)
 
 
-Plan = tuple[Callable[..., Any], tuple[Pair, ...]]
+Choice = tuple[Callable[..., Any], tuple[Pair, ...]]
 
 
 class Operation(Generic[P, R]):
@@ -185,7 +185,7 @@ class Operation(Generic[P, R]):
         self.implementations: dict[str, Callable[P, R]] = {REFERENCE: reference}
         self.limits: dict[str, Limits] = {}  # by backend
         self.shape_only: Callable[P, R] | None = None
-        self.plans: dict[tuple[Any, ...], Plan] = {}  # by the structure of arguments
+        self.choices: dict[tuple[Any, ...], Choice] = {}  # by the structure of arguments
         self.agreed: dict[str, str] = {}  # by type of device: the backend that all ranks have
 
     def implement(
@@ -203,7 +203,7 @@ class Operation(Generic[P, R]):
             self.limits[backend] = Limits(supports or {}, unless)
             places = [self.contract.parameters.index(name) + 1 for name in supports or ()]
             self.count = max([self.count, *places])
-            self.plans = {}
+            self.choices = {}
             return function
 
         return add
@@ -284,14 +284,14 @@ class Operation(Generic[P, R]):
                 tensors.append(each)
             else:
                 structure.append(each)
-        key, plans = tuple(structure), self.plans  # another dict takes its place when another choice is to be made
-        plan = plans.get(key)
-        if plan is None:
-            plan = self._planned(given)
-            if len(plans) >= MOST_STRUCTURES:
-                plans.clear()
-            plans[key] = plan
-        function, pairs = plan
+        key, choices = tuple(structure), self.choices  # another dict takes its place when all are to be made anew
+        choice = choices.get(key)
+        if choice is None:
+            choice = self._choose(given)
+            if len(choices) >= MOST_STRUCTURES:
+                choices.clear()
+            choices[key] = choice
+        function, pairs = choice
         if pairs:
             places = list(map(Tensor.data_ptr, tensors))
             for first, first_bytes, second, second_bytes, may_be_same in pairs:
@@ -305,7 +305,7 @@ class Operation(Generic[P, R]):
                     raise ValueError(f"{names[first]} and {names[second]} overlap in memory")
         return function(*args, **kwargs)  # type: ignore[no-any-return]
 
-    def _planned(self, given: tuple[Any, ...]) -> Plan:
+    def _choose(self, given: tuple[Any, ...]) -> Choice:
         """Return what runs arguments of a structure, and which of them must not overlap. Raise if they do not fit."""
         device = given[0].device.type
         name = self.chosen(device)

@@ -8,4 +8,4 @@ def forget():
     """As in a new process."""
     log_unknown.cache_clear()
     for operation in kernels.operations().values():
-        operation.plans.clear()
+        operation.choices.clear()
