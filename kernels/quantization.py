@@ -2,7 +2,8 @@
 
 Rows and blocks are those of 1-bit payloads (`signs`): rows of `length` elements, blocks that divide it, a multiple of 8
 each; what lies past the end of the vector is encoded as zeros and ignored when decoded. Whole numbers are two's
-complements; of those that share a byte the first lies in its lowest bits.
+complements; of those that share a byte the first lies in its lowest bits. native/codes_loops.hpp and
+triton_kernels/quantization.py have the same layout.
 """
 
 from __future__ import annotations

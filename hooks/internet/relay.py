@@ -1,7 +1,7 @@
 """A relay: each site connects to the rendezvous alone, which passes payloads on to the others.
 
 A payload for several sites leaves its sender once. The relay passes the frames of one exchange on before any of the next, so
-it keeps nothing, and a site receives what is due.
+it keeps nothing, and a site receives what is due. `Star` is a site's end; `Room` is the rendezvous', which server.py opens.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Star:
         places: dict[int, list[int]] = {}
         for step in range(1, len(outgoing)):
             place = (self._rank + step) % len(outgoing)
-            places.setdefault(id(outgoing[place]), []).append(place)
+            places.setdefault(id(outgoing[place]), []).append(place)  # one object is one payload for several sites
         for to in places.values():
             payload = outgoing[to[0]]
             await self._link.send(_addressed(to, HEAD.pack(number, len(payload))))

@@ -1,4 +1,4 @@
-// What a payload says of an element: whole numbers of 8, 4 and 2 bits.
+// What a payload says of an element: whole numbers of 8, 4 and 2 bits, which lie as kernels/quantization.py says.
 namespace gradwire::GRADWIRE_LEVEL {
 
 // What code 0 stands for: with 2 bits no code stands for zero.

@@ -1,4 +1,7 @@
-"""Payloads of 8, 4 and 2 bits: scale, codes and residual of a block while it lies in registers, and the mean in one pass."""
+"""Payloads of 8, 4 and 2 bits: scale, codes and residual of a block while it lies in registers, and the mean in one pass.
+
+Codes lie in their bytes as kernels/quantization.py says.
+"""
 
 from __future__ import annotations
 
