@@ -203,7 +203,7 @@ class Wrapping:
             raise ValueError(f"{name}:start_iter is at least 0, got {self.start_iter}")
 
     def around(self, core: Compressor) -> Compressor:
-        """Return a compressor with what surrounds it."""
+        """Return a compressor with what surrounds it, innermost first: warm-up, float32, error feedback, momentum."""
         core, before = self._served(core), self._before()
         core = Switch({0: before, self.start_iter: core}) if self.start_iter else core
         if not self.method.lossy:
