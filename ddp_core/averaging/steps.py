@@ -30,7 +30,8 @@ class Phase(Enum):
     """The phases of a step: IDLE > OPEN > IDLE where its end is told, and IDLE > OPEN > SENT > IDLE under torch's hook.
 
     torch's DDP tells a hook neither that a step ends nor that a backward broke off. There a step is over once its last
-    bucket was sent and no program runs any more; one that broke off stays OPEN until the next one begins.
+    bucket was sent and no program runs any more. One that broke off stays OPEN until the next one begins; for a save that
+    waits it is OPEN > BROKEN, and OPEN again if it goes on after all.
     """
 
     IDLE = auto()  # no step is under way
@@ -87,7 +88,7 @@ class Steps:
                 self._make_changes()
 
     def leave(self, averager: SteppedAverager) -> None:
-        """Have the step that is under way be none of this averager's: its memory was changed meanwhile."""
+        """Have the step that is under way be none of this averager's: its memory was changed. ShardMemory notes that itself."""
         with self.lock:
             averager.inside = False
             if not any(each.inside for each in self.averagers):
