@@ -66,7 +66,7 @@ class Given:
 
 
 class Round:
-    """One attempt at a round, in one meeting: tell, judge, catch up, average, apply.
+    """One attempt at a round, in one meeting: tell, find the claim, catch up, average, apply.
 
     A failure before `apply` leaves what the sites have in common as it was, but for a model that `catch_up` has taken over
     whole: `Rounds.replaced` says so, and the next attempt gives no difference from the model before.
@@ -79,7 +79,7 @@ class Round:
         """Take part from the first message to the last. `began`: the time of the first attempt, by time.perf_counter."""
         rounds, before = self._rounds, self._meeting.sent_bytes
         reports = self.tell()
-        claim = self.judge(reports)
+        claim = self.find_claim(reports)
         current = self.catch_up(reports, claim.round)
         rounds.training, rounds.round = claim.training, max(claim.round, 0)
         self.turn = rounds.turn
@@ -117,7 +117,7 @@ class Round:
         )
         return [Report.of(row) for row in self._meeting.tell(mine.row)]
 
-    def judge(self, reports: Sequence[Report]) -> Claim:
+    def find_claim(self, reports: Sequence[Report]) -> Claim:
         """Return the training and the round of the meeting: as the rendezvous found them, or by the sites' own words.
 
         Raises ValueError where ranks of a process group have loaded states of different trainings or rounds.
