@@ -78,18 +78,15 @@ class ShardGather:
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
-        """Fill the output. On the CPU torch waits for it where it needs the weights, so that what it prefetches overlaps.
-
-        As they are: numbers of less than 16 bits, and what was gathered before and is now shared out among fewer ranks
-        (`reshard_after_forward` a number), which must stay what it was. In backward the weights in use are copied, where all
-        ranks hold them.
-        """
+        """Fill the output. On the CPU torch waits for it where it needs the weights, so that what it prefetches overlaps."""
         averager, module = self._averager, self._module
         training: bool = module.module.training  # in which steps are counted
         weights, on_cpu = averager.weights, output_tensor.device.type == "cpu"
         regathers = group.size() != module.shard_group.size()
         kinds = () if regathers else self._kinds(input_tensor)
         cuts = [kind.cut(weights.codec) for kind in kinds]
+        # As they are, by torch: numbers of less than 16 bits; what was gathered before and is now shared out among fewer
+        # ranks (`reshard_after_forward` a number), which must stay what it was; and all, without a codec, a link or hosts.
         if not kinds or (not any(cuts) and not averager.decorated and weights.per_host == 1):
             averager.note_gather(module.names, input_tensor, output_tensor, training=training)
             return start_all_gather(output_tensor, input_tensor, group, async_op=async_op or on_cpu)
@@ -97,12 +94,12 @@ class ShardGather:
         steps = in_backward or (training and module.in_forward and self._grad_mode.enabled)
         keys = [(module.index, kind.dtype) if weights.differences and kind.numbers else None for kind in kinds]
         held = [key and averager.in_use.get(key, kind.layout) for key, kind in zip(keys, kinds, strict=True)]
-        if len(kinds) > 1:
+        if len(kinds) > 1:  # parts of a row in several types, each with a codec or as they are
             program = weights.gather_kinds(input_tensor, output_tensor, kinds, held, steps=steps)
-        elif held[0] and held[0].rows is not None and in_backward:
+        elif held[0] and held[0].rows is not None and in_backward:  # gathered in forward, and held by all ranks
             averager.gather_again(module.names, held[0].rows, output_tensor)
             return None
-        else:
+        else:  # rows of one type, or their differences to those in use
             program = weights.gather(input_tensor, output_tensor, kinds[0], held[0], steps=steps)
         pending = averager.gather(module.index, module.names, program, output_tensor, training=training)
         timeout = averager.engines.timeout
