@@ -38,8 +38,8 @@ class ShardAverager(SteppedAverager):
     """The communication of a model's shards on this rank, its cost and its memory.
 
     `group`: the ranks that share the parameters. `steps`: those of what averages over replicas, if anything of gradwire's
-    does. `across`: the ranks that have the same shards; None without replicas. `undo`: see `StepMemory`. All ranks make the
-    same calls in the same order.
+    does. `replica_group`: the ranks that have the same shards; None without replicas. `undo`: see `StepMemory`. All ranks
+    make the same calls in the same order.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class ShardAverager(SteppedAverager):
         decorate: Decorator | None = None,
         steps: Steps | None = None,
         undo: bool = False,
-        across: dist.ProcessGroup | None = None,
+        replica_group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__([group], timeout, decorate, steps or Steps())
         self.device = device
         reduction, self.weights = self._placed(reduction, weights)
         self.memory: ShardMemory = ShardMemory(reduction, undo)
-        self.across = None if across is None else over(across, device)
+        self.replicas = None if replica_group is None else over(replica_group, device)
         self.in_use = WeightMemory()
         self.decorated = decorate is not None
         self._ended = True  # the step has, and what comes next belongs to another one
@@ -205,8 +205,8 @@ class ShardAverager(SteppedAverager):
         Returns True on the device if it counts; None where that changes nothing.
         """
         finite = self.memory.finite
-        if self.across is not None and finite.everywhere is not None:
-            finite.everywhere = true_everywhere(finite.everywhere, self.across, what=FINITE)
+        if self.replicas is not None and finite.everywhere is not None:
+            finite.everywhere = true_everywhere(finite.everywhere, self.replicas, what=FINITE)
         return finite.everywhere
 
     def measured(self) -> Measured:

@@ -1,4 +1,16 @@
-"""gradwire on FSDP2 models."""
+"""gradwire on FSDP2 models: two averagers at most, among the ranks that share parameters and among their replicas.
+
+Who communicates:
+
+| mesh | `attach` is given | among shards | among replicas |
+| --- | --- | --- | --- |
+| one axis | `gather`, `reduce` or neither | gradwire | |
+| two axes | `gather`, `reduce` or neither | gradwire | torch |
+| two axes | `replicas` | torch | gradwire |
+| two axes | `replicas` and `gather` or `reduce` | gradwire | gradwire |
+| two axes, one shard (`alone`) | `replicas` | | gradwire |
+| two axes, one shard (`alone`) | `gather`, `reduce` or neither | | torch |
+"""
 
 from __future__ import annotations
 
@@ -62,33 +74,34 @@ def attach_sharded(model: nn.Module, asked: Sharding, timeout: timedelta, transp
     replicas = _handle_of_replicas(modules, asked, timeout, transport)
     alone = modules[0].alone
     of_shards = asked.of_shards and not (alone and replicas is not None)
-    averager = ShardAverager(
+    among_replicas = None if replicas is None else replicas.averager
+    among_shards = ShardAverager(
         reduction,
         weights,
         modules[0].shard_group,
         modules[0].device,
         timeout,
         transport,
-        None if replicas is None else replicas.averager.steps,
-        asked.undo,
-        None if alone else modules[0].replica_group,
+        steps=None if among_replicas is None else among_replicas.steps,
+        undo=asked.undo,
+        replica_group=None if alone else modules[0].replica_group,
     )
     agreement = FiniteEverywhere(
-        None if replicas is None else replicas.averager,
-        None if alone else averager.engines,
-        averager if of_shards else None,
+        among_replicas,
+        among_shards if of_shards else None,
+        sharing=None if alone else among_shards.engines,
     )
-    arrivals = Arrivals(averager.steps, model, averager.device, averager.engines.timeout, agreement)
+    arrivals = Arrivals(among_shards.steps, model, among_shards.device, among_shards.engines.timeout, agreement)
     if replicas is not None:
         take_replicas(modules, replicas, arrivals)
     if of_shards and not alone:
-        _take_shards(modules, averager, arrivals, replicated=replicas is not None)
+        _take_shards(modules, among_shards, arrivals, replicated=replicas is not None)
     trained = ((each, name) for name, each in model.named_parameters() if each.requires_grad)
     names: dict[Tensor, str] = {
         each: name for each, name in trained if isinstance(each, DTensor)
     }  # not what is gathered now
     here = [each for each in names if isinstance(each, DTensor) and each.to_local().numel()]
-    handle = ShardHandle(averager, replicas, modules, here, of_shards=of_shards)
+    handle = ShardHandle(among_shards, replicas, modules, here, of_shards=of_shards)
     handle.suit(asked.optimizer, names, asked.reduce or "none", asked.replicas or "none")
     if replicas is not None:
         replicas.optimizer = asked.optimizer

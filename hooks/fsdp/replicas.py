@@ -43,20 +43,20 @@ class ShardBucket(FlatBucket):
 class FiniteEverywhere:
     """A message of ranks before a step ends: it counts on no rank if gradients or averages of any are not finite.
 
-    `replicas`: averages over replicas. `beside`: engines of the ranks that share its parameters, if there are several.
-    `shards`: reduces among these, where gradwire does.
+    Of both averagers those of gradwire's; `sharing`: engines of the ranks that share parameters, if there are several.
     """
 
-    replicas: CompressedAverager | None = None
-    beside: Engines | None = None
-    shards: ShardAverager | None = None
+    among_replicas: CompressedAverager | None = None
+    among_shards: ShardAverager | None = None
+    sharing: Engines | None = None
 
     def __call__(self) -> None:
         """Agree. A collective call."""
-        memory = self.replicas.memory if self.replicas is not None and self.replicas.inside else None
-        if memory is not None and self.beside is not None and (finite := memory.finite_here) is not None:
-            memory.note_finite(true_everywhere(finite, self.beside.transport(finite.device), what=FINITE))
-        finite = None if self.shards is None else self.shards.hear_replicas()
+        averager = self.among_replicas
+        memory = averager.memory if averager is not None and averager.inside else None
+        if memory is not None and self.sharing is not None and (finite := memory.finite_here) is not None:
+            memory.note_finite(true_everywhere(finite, self.sharing.transport(finite.device), what=FINITE))
+        finite = None if self.among_shards is None else self.among_shards.hear_replicas()
         if memory is not None and finite is not None:
             memory.note_finite(finite)
 
