@@ -117,6 +117,8 @@ class Bound:
         """Return a program whose average is shown, if anybody wants to see it, and lies in the buffer as torch reads it."""
         if self.shown.function is not None:
             program = self.shown.average_of(program, self.parts, sent.names)
+        if not self.turnable:
+            return program
         found = (self.turnable[name].turned(buffer) for name in sent.names if name in self.turnable)
         turned = [both for both in found if both is not None]
         return as_torch_reads(program, turned) if turned else program
@@ -140,9 +142,7 @@ class SumPlan:
             request = AllReduce(as_real(buffer), self._op)
             if request.tensor.numel() != sent.elements:
                 bound, sent = self._without_some(bucket, request.tensor)
-        program = in_place(buffer, request)
-        if bound.turnable or bound.shown.function is not None:
-            program = bound.handed_out(program, sent, buffer)
+        program = bound.handed_out(in_place(buffer, request), sent, buffer)
         return bound.route.send(program, sent, step.programs, step.now)
 
     def _without_some(self, bucket: Bucket, flat: Tensor) -> tuple[Bound, Sent]:
@@ -164,9 +164,7 @@ class ProgramPlan:
         bound, buffer, memory, pendings = self.bound, bucket.buffer(), self._memory, list[Pending]()
         number, watched = memory.step - 1, memory.watched
         for reduce, sent in self._segments:
-            program = reduce(buffer, number, watched)
-            if bound.turnable or bound.shown.function is not None:
-                program = bound.handed_out(program, sent, buffer)
+            program = bound.handed_out(reduce(buffer, number, watched), sent, buffer)
             pendings.append(bound.route.send(program, sent, step.programs, step.now))
         if len(pendings) == 1:
             return pendings[0]
@@ -183,8 +181,7 @@ class SparsePlan:
         """Start to average the rows that any rank has."""
         memory, gradient, bound = self._memory, bucket.buffer(), self.bound
         program = memory.reduce_sparse(self._ranks, gradient, watched=memory.watched)
-        if bound.shown.function is not None:
-            program = bound.handed_out(program, self._sent, gradient)
+        program = bound.handed_out(program, self._sent, gradient)
         return bound.route.send(program, self._sent, step.programs, step.now)
 
 
