@@ -57,14 +57,14 @@ AMONG_RANKS = [
         "ddp_core/averaging/shard_averager.py",
         "self.discarded.look()  # torch has put the gradients into their places",
         "pass",
-        "tests/hooks/fsdp/test_thrown_away.py",
+        "tests/hooks/laws/test_thrown_away.py",
     ),
     Mutant(
         "averages of replicas that are thrown away are not told",
         "ddp_core/averaging/averager.py",
         "if self._trained and self.discarded.parameters:",
         "if False:",
-        "tests/hooks/fsdp/test_thrown_away.py -k replicate",
+        "tests/hooks/laws/test_thrown_away.py -k replicate",
     ),
     Mutant(
         "L-BFGS is not told",

@@ -66,7 +66,7 @@ MUTANTS = [
         "ddp_core/averaging/step_checks.py",
         "if stepped or not (before and all(now.cleared(then) for now, then in pairs) and counts()):",
         "if not (before and all(now.cleared(then) for now, then in pairs) and counts()):",
-        "tests/hooks/test_thrown_away.py -k changes_no_number",
+        "tests/hooks/laws/test_thrown_away.py -k changes_no_number",
     ),
     Mutant(
         "ranks that have swapped alone go on",
