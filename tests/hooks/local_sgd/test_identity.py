@@ -65,23 +65,6 @@ def test_an_old_checkpoint_of_another_training_replaces_nobodys_model(places):
     assert f"refuses site 4: it is of training {old['training']}" in str(third)
 
 
-def test_a_site_that_resumes_from_its_checkpoint_takes_part_again(places):
-    states = state_after(places, 8, "before")
-    made = [places(2, prefix="after") for _ in range(2)]
-
-    def run(site):
-        model, optimizer, local = built(site, made[site])
-        local.load_state_dict(states[site])
-        for step in range(4):
-            descend(model, optimizer, site, step)
-        local.finish()
-        return model, local.state_dict()["training"]
-
-    first, second = together(2, run)
-    assert_same([first[0], second[0]])
-    assert first[1] == second[1] == states[0]["training"]
-
-
 @pytest.mark.parametrize("identity", ["", "0" * 16])
 def test_a_saved_identity_is_taken_as_it_is_or_refused(places, identity):
     (state, _) = state_after(places, 4, f"identity {identity}")

@@ -478,3 +478,4 @@ def test_resumed_training_is_bit_identical(places, stopped_at, request):
     for left, right in zip(expected, got, strict=True):
         for name, tensor in left[0].items():
             assert torch.equal(tensor, right[0][name]), name
+    assert len({local["training"] for _, _, local in (*half, *got)}) == 1
