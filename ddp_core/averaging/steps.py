@@ -88,7 +88,7 @@ class Steps:
                 self._make_changes()
 
     def leave(self, averager: SteppedAverager) -> None:
-        """Have the step that is under way be none of this averager's: its memory was changed. ShardMemory notes that itself."""
+        """Have the step that is under way be none of this averager's, whose memory was changed. ShardMemory notes it itself."""
         with self.lock:
             averager.inside = False
             if not any(each.inside for each in self.averagers):
