@@ -1,0 +1,78 @@
+"""A rank that dies, hangs or raises in its backward, under every wrapper: the others raise within the time limit."""
+
+import os
+import time
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from gradwire.ddp_core.transport.torch_groups import store_of
+
+from ...ddp_core.errors import message_of, shorten
+from ...ranks import LostRank
+from ..fsdp.given import GivenParts
+from .wrappers import EVERY, WRAPPERS, Training, over
+
+SHORT, LONG = timedelta(seconds=1), timedelta(seconds=60)
+STEPS = 2  # before it
+NAMED = "(parameters parts."
+
+
+def dies():
+    os._exit(3)
+
+
+def hangs():
+    store_of(dist.group.WORLD).wait(["rank 0 raised"], LONG)
+
+
+def raises():
+    raise ZeroDivisionError("on purpose")
+
+
+def trained(wrapper, act):
+    """A training after some steps, in whose next backward rank 1 acts."""
+    training = Training(wrapper, timeout=LONG)
+    training.steps(0, STEPS)
+    if training.rank == 1:
+        part = next(each for each in training.model.modules() if isinstance(each, GivenParts)).parts[0]
+        part.register_forward_hook(lambda _, given, loss: loss.register_hook(lambda _: act()) and None)
+    return training
+
+
+def beside_a_death(rank, world_size, wrapper):
+    trained(wrapper, dies).step(STEPS)
+
+
+@over(*WRAPPERS, "own, unused", leave_out=["HSDP by torch"])  # whose ranks wait by torch
+def test_when_a_rank_dies_the_others_raise_soon_and_name_it_and_parameters(ranks, wrapper):
+    answers = ranks.run(beside_a_death, max(3, EVERY[wrapper].world_size), wrapper, expect_errors=True)
+    assert answers.pop(1) == LostRank(1, "died with exit code 3")
+    for failure in answers:
+        assert NAMED in failure.message
+        assert "rank 1 has ended" in failure.message or wrapper == "HSDP"  # where others may hear of those that heard
+        assert failure.seconds < LONG.total_seconds() / 2
+
+
+def disturbed(rank, world_size, wrapper, act):
+    """What the next two steps raise, and the seconds until the first did."""
+    training = trained(wrapper, act)
+    shorten(training.handle, SHORT, training.model.reducer if "own" in wrapper else None)
+    dist.barrier()
+    began = time.monotonic()
+    first = message_of(training.step, STEPS)
+    seconds = time.monotonic() - began
+    store_of(dist.group.WORLD).set(f"rank {rank} raised", "")
+    return first, message_of(training.step, STEPS + 1), seconds
+
+
+@pytest.mark.parametrize("act", [hangs, raises])
+@over("attach", "comm_hook", "own", "own, unused")
+def test_when_a_rank_hangs_or_raises_the_others_raise_within_the_time_limit_and_it_says_why(ranks, wrapper, act):
+    (message, then, seconds), late = ranks.run(disturbed, 2, wrapper, act)
+    assert NAMED in message
+    assert then
+    assert seconds < LONG.total_seconds() / 2
+    assert (late[0] == "ZeroDivisionError: on purpose") == (act is raises)
+    assert late[1]  # in the step before it may have had all it needs
