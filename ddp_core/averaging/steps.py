@@ -88,7 +88,7 @@ class Steps:
                 self._make_changes()
 
     def leave(self, averager: SteppedAverager) -> None:
-        """Have the step that is under way be none of this averager's, whose memory was changed. ShardMemory notes it itself."""
+        """Have the step that is under way be none of this averager's, whose memory has changed. ShardMemory notes it."""
         with self.lock:
             averager.inside = False
             if not any(each.inside for each in self.averagers):

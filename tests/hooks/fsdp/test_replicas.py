@@ -25,40 +25,6 @@ def mesh_of(replicas, shards):
     return init_device_mesh("cpu", (replicas, shards), mesh_dim_names=("replicate", "shard"))
 
 
-def hybrid(**options):
-    return network(4, mesh_of(2, 2), **options)
-
-
-def both(rank, world_size, arguments):
-    """Parameters after the same training with torch's communication and with ours."""
-    theirs = trained(hybrid(), rank)
-    model = hybrid()
-    handle = gradwire.attach(model, **arguments)
-    ours = trained(model, rank)
-    rounds = handle.replicas and handle.replicas.stats().last.traffic.rounds
-    handle.close()
-    again = trained(model, rank, steps=1)
-    return theirs, ours, rounds, again
-
-
-@pytest.mark.parametrize(
-    ("arguments", "tolerance"),
-    [
-        ({}, 1e-6),
-        ({"replicas": "none", "gather": "none", "reduce": "none"}, 1e-6),
-        ({"replicas": "powersgd:rank=4", "reduce": "int8"}, 3e-2),
-    ],
-    ids=str,
-)
-def test_it_trains_as_torchs_hybrid_sharding_does(ranks, arguments, tolerance):
-    answers = ranks.run(both, 4, arguments)
-    for theirs, ours, rounds, again in answers:
-        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
-        torch.testing.assert_close(ours, answers[0][1], rtol=0, atol=0)
-        assert all(map(torch.isfinite, map(torch.sum, again.values())))
-        assert (rounds or 0) >= (3 if "replicas" in arguments else 0)
-
-
 def alone(rank, world_size):
     """{case: parameters by torch, and by ours}, on a mesh in which each rank has the model as a whole, as torchtitan's."""
     answers = {}
@@ -138,46 +104,6 @@ def test_replicas_wait_for_the_last_backward_of_an_accumulation(ranks):
 def of_all(world_size, step):
     """By part of the model, the gradients of each rank."""
     return zip(*(gradients(rank, step) for rank in range(world_size)), strict=True)
-
-
-def lacking(rank, world_size, arguments):
-    """What means lack in the end, where in one step one number of one rank is not finite."""
-    model = given_model(mesh=mesh_of(2, 2))
-    handle = gradwire.attach(model, undo=True, **arguments)
-    due = {name: torch.zeros(parameter.shape, dtype=torch.float64) for name, parameter in model.named_parameters()}
-    for step in range(5):
-        everyone_s = [gradients(each, step) for each in range(world_size)]
-        if step == 2:
-            everyone_s[0][0][0][0, 0] = torch.inf
-        if step == 4:
-            if "reduce" in arguments:
-                handle.swap(reduce="none")
-            if handle.replicas is not None:
-                handle.replicas.swap("none")
-        came = mean_gradients(model, everyone_s[rank])
-        given = (
-            sum(each.double() for each in numbers)
-            for parts in zip(*everyone_s, strict=True)
-            for numbers in zip(*parts, strict=True)
-        )
-        for name, total in zip(due, given, strict=True) if step != 2 else ():
-            due[name] += total / world_size - came[name]
-    handle.close()
-    return max(float(each.abs().max()) for each in due.values())
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"reduce": "int4"},
-        {"reduce": "int4", "replicas": "topk:ratio=0.3"},
-        {"reduce": "none", "replicas": "topk:ratio=0.3"},
-        {"replicas": "topk:ratio=0.3"},
-    ],
-    ids=["torch's", "compressed", "not before", "alone"],
-)
-def test_a_step_that_overflows_in_one_replica_leaves_what_all_of_them_hold_back(ranks, arguments):
-    assert max(ranks.run(lacking, 4, arguments)) < 1e-4
 
 
 def held_around_a_refused_rescaling(rank, world_size):

@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+import gradwire
 from gradwire.compress import compressors
 from gradwire.compress.shards.reduction import shard_sum
 from gradwire.compress.shards.weights import weight_gather
 
+from ...ddp_core.errors import message_of
 from ...late import Late
 from ..fsdp.given import GivenParts
 from ..given import same
@@ -51,6 +53,28 @@ def test_averages_are_those_of_float64_to_their_rounding_and_alike_on_all_ranks(
                 assert off <= 2 * largest * 2.0**-bits, (spec, name)  # rounded when it is sent and as a mean
                 assert bits == 24 or off > 0, (spec, name)
         assert all(same(each[spec], answers[0][spec]) for each in answers)
+
+
+def closed(rank, world_size, wrapper):
+    """The averages of a step behind a closed handle, and the error while a second one is there."""
+    training = Training(wrapper)
+    training.step(0)
+    training.close()
+    arguments = {"replicate": {"compressor": "none"}, "replicas": {"replicas": "none"}}.get(wrapper, {})
+    second = gradwire.attach(training.model, **arguments)
+    training.close()
+    told = message_of(gradwire.attach, training.model, **arguments)
+    second.close()
+    return training.step(1), told
+
+
+@over(leave_out=["attach", "comm_hook", "own"])
+def test_after_close_torch_averages_by_itself_and_a_second_close_ends_no_other_handle(ranks, wrapper):
+    world_size = WRAPPERS[wrapper].world_size
+    for averages, told in ranks.run(closed, world_size, wrapper):
+        assert "attach once" in told
+        for name, mean in means([1], world_size).items():
+            torch.testing.assert_close(averages[name].double(), mean, rtol=0, atol=1e-6)
 
 
 def taken_by(check):

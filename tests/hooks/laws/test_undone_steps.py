@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ..given import same
-from .wrappers import WHOLE, WRAPPERS, Training, few, gradients, held, over
+from .wrappers import EVERY, WHOLE, WRAPPERS, Training, few, gradients, held, over
 
 STEPS, BEFORE = 4, (1, 3)  # steps, and those before which one does not count
 
@@ -76,9 +76,9 @@ def both(rank, world_size, wrapper):
     return found
 
 
-@over(leave_out=["HSDP by torch"])
+@over(*WRAPPERS, "FSDP2 of replicas")
 def test_a_step_that_does_not_count_changes_no_bit_whoever_saves(ranks, wrapper):
-    for found in ranks.run(both, WRAPPERS[wrapper].world_size, wrapper, timeout=120):
+    for found in ranks.run(both, EVERY[wrapper].world_size, wrapper, timeout=120):
         assert found == {(spec, act): act != "kept" for spec, act in found}
 
 

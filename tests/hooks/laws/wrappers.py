@@ -61,12 +61,12 @@ def sharded(model, spec, options):
     return model, gradwire.attach(model, **{"gather": "int8", "reduce": spec, **options})
 
 
-def hybrid(model, spec, options):
+def hybrid(model, spec, options, averaged="replicas"):
     """Two shards of the model, or three where ranks are odd."""
     world_size = dist.get_world_size()
     shards = 3 if world_size % 2 else 2
     model = by_parts(fully_shard, model, world_size // shards, shards)
-    return model, gradwire.attach(model, replicas=spec, **options)
+    return model, gradwire.attach(model, **{averaged: spec, **options})
 
 
 def compressed_hybrid(model, spec, options):
@@ -116,7 +116,10 @@ VARIANTS = {  # where a step's buckets, or their numbers, tell differently when 
     "attach, static graph": Wrapper(partial(attached, static_graph=True), ("topk:ratio=0.05",)),
     "attach, unused": Wrapper(partial(attached, find_unused_parameters=True), ("onebit:error_feedback=1",)),
 }
-EVERY = WRAPPERS | VARIANTS | HOSTS
+BY_TORCH = {
+    "FSDP2 of replicas": Wrapper(partial(hybrid, averaged="reduce"), ("int4",), 4, NEWER)
+}  # averages over these
+EVERY = WRAPPERS | VARIANTS | HOSTS | BY_TORCH
 WHOLE = ("attach", "comm_hook", "own", "replicate")  # whose handles are of whole gradients, and take any compressor
 
 
@@ -156,9 +159,10 @@ class Training:
 
     def swap(self, spec):
         """To a compressor, which is `none` among shards if it is `none`."""
-        if self.wrapper in ("FSDP2", "HSDP"):
-            self.handle.swap(reduce=spec if self.wrapper == "FSDP2" else "none" if spec == "none" else "int4")
-        if self.wrapper != "FSDP2":
+        shards = self.wrapper.startswith("FSDP2")
+        if shards or self.wrapper == "HSDP":
+            self.handle.swap(reduce=spec if shards else "none" if spec == "none" else "int4")
+        if not shards:
             getattr(self.handle, "replicas", self.handle).swap(spec)
 
     def owed(self):
