@@ -17,43 +17,21 @@ from ..given import Given
 from .given import SHAPES, given_model, gradients, mean_gradients, network, trained
 
 
-def attached(world_size, reduce="int4", **arguments):
+def attached(world_size, reduce="int4"):
     model = given_model(world_size)
-    return model, gradwire.attach(model, reduce=reduce, **arguments)
+    return model, gradwire.attach(model, reduce=reduce)
 
 
 def steps(model, rank, first, last):
     return [mean_gradients(model, gradients(rank, step)) for step in range(first, last)]
 
 
-def same(some, others):
-    return all(torch.equal(one[name], other[name]) for one, other in zip(some, others, strict=True) for name in one)
-
-
-def residuals(state):
-    (inside,) = state.values()
-    return {name: fields["residual"] for name, fields in inside["parameters"].items()}
-
-
-def error_of(handle, state, **options):
+def error_of(handle, state):
     try:
-        handle.load_state_dict(state, **options)
+        handle.load_state_dict(state)
     except ValueError as error:
         return str(error)
     return "accepted"
-
-
-def swapped(rank, world_size, specs):
-    """The sum of all means over swaps to other payloads, and what is held back in the end."""
-    model, handle = attached(world_size)
-    total = {}
-    for step, spec in enumerate(specs):
-        handle.swap(reduce=spec, gather="int8")
-        for name, mean in mean_gradients(model, gradients(rank, step)).items():
-            total[name] = total.get(name, 0) + mean
-    left = handle.state_dict()
-    handle.close()
-    return total, residuals(left) if any(state["parameters"] for state in left.values()) else {}
 
 
 def saved_after_a_swap(rank, world_size, steps_after, folder):
@@ -114,26 +92,6 @@ def test_what_was_held_back_before_a_swap_waits_for_a_step_that_uses_all_paramet
         for place, steps_used in enumerate(((0, 1, 2, 3), (0, 1, 3))):
             expected = sum(gradients(rank, step)[0][place] for rank in range(2) for step in steps_used) / 2
             torch.testing.assert_close(total[f"p{place}"], expected, rtol=0, atol=1e-4)
-
-
-def differing(rank, world_size):
-    model, _ = attached(world_size, "int8" if rank else "int4")
-    steps(model, rank, 0, 1)
-
-
-def late(rank, world_size):
-    """One rank alone swaps."""
-    model, handle = attached(world_size)
-    steps(model, rank, 0, 2)
-    if rank:
-        handle.swap(reduce="int8")
-    steps(model, rank, 2, 4)
-
-
-@pytest.mark.parametrize(("function", "words"), [(differing, "set up differently"), (late, "set up differently")])
-def test_ranks_that_differ_all_say_so(ranks, function, words):
-    for answer in ranks.run(function, 2, expect_errors=True):
-        assert words in answer.message
 
 
 def deserted(rank, world_size):

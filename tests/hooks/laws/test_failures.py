@@ -1,4 +1,4 @@
-"""A rank that dies, hangs or raises in its backward, under every wrapper: the others raise within the time limit."""
+"""A rank that dies, hangs or raises in its backward, or has another compressor: the others raise, under every wrapper."""
 
 import os
 import time
@@ -76,3 +76,21 @@ def test_when_a_rank_hangs_or_raises_the_others_raise_within_the_time_limit_and_
     assert seconds < LONG.total_seconds() / 2
     assert (late[0] == "ZeroDivisionError: on purpose") == (act is raises)
     assert late[1]  # in the step before it may have had all it needs
+
+
+def differing(rank, world_size, wrapper, swaps):
+    """Rank 1 has another compressor, from the start or by a swap."""
+    training = Training(wrapper, "int8" if rank == 1 and not swaps else "int4", timeout=LONG)
+    if swaps:
+        training.steps(0, STEPS)
+        if rank == 1:
+            training.swap("int8")
+    training.steps(STEPS, STEPS + 2)
+
+
+@pytest.mark.parametrize("swaps", [False, True])
+@over(leave_out=["HSDP", "HSDP by torch"])
+def test_ranks_that_differ_all_say_so(ranks, wrapper, swaps):
+    for failure in ranks.run(differing, 2, wrapper, swaps, expect_errors=True):
+        assert "set up differently" in failure.message or "expects same model" in failure.message
+        assert swaps or all(text in failure.message for text in ("rank 0 has", "rank 1 has"))
