@@ -12,7 +12,7 @@ import torch
 
 from gradwire.kernels.cuda import module
 
-FIRST, SECOND = SimpleNamespace(index=0), SimpleNamespace(index=1)
+SECOND = SimpleNamespace(index=1)
 
 
 class CompileError(Exception):

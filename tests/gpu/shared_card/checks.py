@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-FILES = ("raw", "trainings", "changes", "sharded", "faults", "times")
-
 
 @dataclass(frozen=True)
 class Check:
