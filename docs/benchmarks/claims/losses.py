@@ -25,10 +25,13 @@ AS_ATTACH = {  # names under which today's compressor ran, by optimizer
     ("int8", ADAMW): ["int8:error_feedback=false"],
     ("int8", MUON): ["int8:error_feedback=false"],
 }
+COLD = "from the first step"
 ENOUGH = 3  # seeds: the table also shows the largest model that has them
-TASKS = {"gpt-adamw": ADAMW, "resnet-sgd": SGD, "lstm-sgd": SGD, "gpt-muon": MUON, "gpt-muon-400": MUON}
+MUON_TASKS = ("gpt-muon", "gpt-muon-400", "gpt-muon-0.9m")
+TASKS = {"gpt-adamw": ADAMW, "resnet-sgd": SGD, "lstm-sgd": SGD, **dict.fromkeys(MUON_TASKS, MUON)}
 NETWORKS = {"resnet-sgd": "ResNet", "lstm-sgd": "LSTM"}  # SGD's tasks, each of which has its own loss
-STEPS = {"gpt-adamw": 120, "resnet-sgd": 80, "lstm-sgd": 150, "gpt-muon": 120, "gpt-muon-400": 400}
+STEPS = {"gpt-adamw": 120, "resnet-sgd": 80, "lstm-sgd": 150, "gpt-muon": 120, "gpt-muon-400": 400, "gpt-muon-0.9m": 400}
+LARGER_TASKS = ("gpt-muon-0.9m",)  # tasks with more than 0.1 M parameters
 WARMED = "powersgd:rank=8,payload=int8,start_iter=30,warmup=int8"
 WARM = ",start_iter=100"  # uncompressed steps of the trainings on a GPU
 
@@ -118,9 +121,10 @@ def of_table(file: str, task: str) -> Trainings:
     """Return the trainings of a task of one of the files of docs/results/loss."""
     script = f"python docs/benchmarks/compressor_loss.py {file}"
     command = f"{script} --tasks {task} --seeds {{seeds}} --compressors {{compressors}}"
-    source = Source(file, command, RANKS, "0.1 M", str(STEPS[task]))
+    size = 0.9 if task in LARGER_TASKS else 0.1
+    source = Source(file, command, RANKS, f"{size} M", str(STEPS[task]))
     losses = gathered([row for row in raw(file)["runs"] if row["task"] == task])
-    return Trainings(TASKS[task], 0.1, source, losses, network=NETWORKS.get(task, "GPT"))
+    return Trainings(TASKS[task], size, source, losses, network=NETWORKS.get(task, "GPT"))
 
 
 def of_examples(optimizer: str) -> Trainings:
@@ -136,7 +140,7 @@ def of_examples(optimizer: str) -> Trainings:
 @cache
 def all_trainings() -> list[Trainings]:
     """Return all trainings that compare compressors as `attach` sets them, the largest models first."""
-    of_loss = [(file, task) for file in (TABLE, FEEDBACK) for task in TASKS if task != "gpt-muon-400"]
+    of_loss = [(file, task) for file in (TABLE, FEEDBACK) for task in TASKS if task not in MUON_TASKS[1:]]
     return [
         on_a_gpu(GPT2, "adamw", 700),
         on_a_gpu(GPT2, "adamw", 400),
@@ -147,20 +151,23 @@ def all_trainings() -> list[Trainings]:
         of_examples("adamw"),
         of_examples("muon"),
         *(of_table(file, task) for file, task in of_loss),
-        of_table(WARM_UP, "gpt-muon-400"),
+        *(of_table(WARM_UP, task) for task in MUON_TASKS[1:]),
     ]
 
 
-def largest(spec: str, optimizer: str, network: str = "", seeds: int = 1) -> tuple[Trainings, str] | None:
+def largest(
+    spec: str, optimizer: str, network: str = "", seeds: int = 1, *, cold: bool = False
+) -> tuple[Trainings, str] | None:
     """Return the largest trainings of a compressor with an optimizer, and its name there; None if it did not run.
 
-    Of equal ones those with most seeds; of these the worst. `network`: this one alone; `seeds`: with at least as many.
+    Of equal ones those with most seeds; of these the worst. `network`: this one alone; `seeds`: with at least as many;
+    `cold`: compressed from the first step, and of equal ones the worst.
     """
     found = [
         (trainings, name)
         for trainings in all_trainings()
         if trainings.optimizer == optimizer and trainings.baseline != spec and network in ("", trainings.network)
-        if (name := trainings.name_of(spec)) and len(trainings.excess(name)) >= seeds
+        if (name := trainings.name_of(spec)) and len(trainings.excess(name)) >= seeds and not (cold and warm(name))
     ]
     if not found:
         return None
@@ -169,7 +176,12 @@ def largest(spec: str, optimizer: str, network: str = "", seeds: int = 1) -> tup
     first = found[0][0]
     equal = [each for each in found if (each[0].size, each[0].source.steps) == (first.size, first.source.steps)]
     equal = equal if first.size > 1 else [each for each in found if each[0].size == first.size]
-    return max(equal, key=lambda each: (len(each[0].excess(each[1])), mean(each[0].excess(each[1]))))
+    return max(equal, key=lambda each: (not cold and len(each[0].excess(each[1])), mean(each[0].excess(each[1]))))
+
+
+def warm(name: str) -> bool:
+    """Return True if a training began with uncompressed steps."""
+    return "start_iter=" in name
 
 
 def of_low_rank_bytes() -> Iterator[Claim]:
@@ -195,16 +207,17 @@ def of_candidates() -> Iterator[Claim]:
 def shown_losses(spec: str, optimizer: str) -> dict[str, tuple[Trainings, str]]:
     """Return {name: trainings} of what the tables show of a compressor.
 
-    With SGD each network by its name. Else the largest model, and where that has fewer than three seeds, also the largest
-    that has them.
+    With SGD each network by its name. Else the largest model; where that has fewer than three seeds, also the largest
+    that has them; and where it began with uncompressed steps, also the largest that did not.
     """
     if optimizer == SGD:
         found = {f"{SGD}, {network}": largest(spec, SGD, network) for network in NETWORKS.values()}
     else:
-        enough = largest(spec, optimizer, seeds=ENOUGH)
-        found = {optimizer: largest(spec, optimizer), f"{optimizer}, {ENOUGH} seeds": enough}
-        if enough == found[optimizer]:
-            del found[f"{optimizer}, {ENOUGH} seeds"]
+        first, enough = largest(spec, optimizer), largest(spec, optimizer, seeds=ENOUGH)
+        cold = largest(spec, optimizer, cold=True) if first and warm(first[1]) else None
+        found = {optimizer: first}
+        found |= {f"{optimizer}, {COLD}": cold} if cold != enough else {}
+        found |= {f"{optimizer}, {ENOUGH} seeds": enough} if enough != first else {}
     return {name: each for name, each in found.items() if each}
 
 

@@ -7,7 +7,7 @@ from functools import cache
 from predicted_steps import Situation
 
 from claims.claim import MEASURED, PREDICTED, Claim
-from claims.losses import ENOUGH, NETWORKS
+from claims.losses import COLD, ENOUGH, NETWORKS
 from claims.predicted import name_of, predicted
 from claims.settings import MEMORY, sharded, state
 from claims.speeds import to_target
@@ -129,7 +129,7 @@ def losses(claims: Mapping[str, Claim], optimizers: Sequence[str]) -> str:
 def cell_of_losses(claims: Mapping[str, Claim], name: str) -> str:
     """Return the losses of a compressor with an optimizer, one after the other."""
     networks = {f"{name}, {network}": f"{network}: " for network in NETWORKS.values()}
-    names = {name: "", f"{name}, {ENOUGH} seeds": "", **networks}
+    names = {name: "", f"{name}, {COLD}": "", f"{name}, {ENOUGH} seeds": "", **networks}
     found = (f"{about}{evidence(claims[each])}" for each, about in names.items() if each in claims)
     return "<br>".join(found) or "not run"
 
