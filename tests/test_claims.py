@@ -3,6 +3,7 @@
 import csv
 import importlib
 import sys
+from math import sqrt
 from statistics import mean, median
 
 import pytest
@@ -24,6 +25,7 @@ from gradwire.experiments.advice.decision_table import (
     uncertainty,
 )
 from gradwire.experiments.compare.config import CompareConfig
+from gradwire.experiments.results.statistics import STUDENT
 
 from .test_docs import ROOT
 
@@ -148,9 +150,10 @@ def over_none(task, file):
 
 def test_the_figures_of_uncertainty_are_those_of_the_studies():
     short, long = gpt("quality"), gpt("quality-long")
-    spreads = [row.get("excess_loss.spread") for row in short.values() if row["excess_loss"] < PER_CENT]
-    assert round(median(filter(None, spreads)), 1) == SEED
-    assert round(max(filter(None, spreads)), 1) == MOST_SEED
+    widths = [(row.get("excess_loss.interval"), int(row["runs"])) for row in short.values() if row["excess_loss"] < PER_CENT]
+    spreads = [width * sqrt(runs) / STUDENT[runs - 2] for width, runs in widths if width]
+    assert round(median(spreads), 1) == SEED
+    assert round(max(spreads), 1) == MOST_SEED
     both = long.keys() & short.keys()
     assert all("start_iter=20" in name or name == "none" for name in both)
     changes = [long[name]["excess_loss"] - short[name]["excess_loss"] for name in both]

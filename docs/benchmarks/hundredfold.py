@@ -365,7 +365,7 @@ def draw_all(finished: FinishedRuns, folder: Path) -> None:
                 values = above(runs, others)
                 spread = interval(values) if len(values) > 1 else 0.0
                 sent = next(iter(runs.values()))["sent_bytes"]
-                rows.append({"way": name, "sent": sent, "loss": statistics.fmean(values), "loss.spread": spread})
+                rows.append({"way": name, "sent": sent, "loss": statistics.fmean(values), "loss.interval": spread})
         labels = {"x": "bytes that a site sends in all", "y": "validation loss above that of none, per cent"}
         picture = Figure(f"{optimizer}-{steps}", "points", "sent", ["loss"], ["way"], log=["x"], labels=labels)
         if len(rows) > 1:

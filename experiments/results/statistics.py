@@ -76,9 +76,11 @@ def per_cent(mean: float, half_width: float | None) -> str:
 
     >>> per_cent(2.81, 0.5), per_cent(0.3, 1.0), per_cent(-0.52, None)
     ('+2.8 ± 0.5 %', 'no difference seen (+0.3 ± 1.0 %)', '-0.5 %')
+    >>> per_cent(-0.065, 0.0499)
+    '-0.07 ± 0.05 %'
     """
     if half_width is None:
         return f"{mean:+.1f} %"
-    if abs(mean) <= half_width:
-        return f"no difference seen ({mean:+.1f} ± {half_width:.1f} %)"
-    return f"{mean:+.1f} ± {half_width:.1f} %"
+    digits = 1 if half_width >= 0.05 else 2
+    shown = f"{mean:+.{digits}f} ± {half_width:.{digits}f} %"
+    return f"no difference seen ({shown})" if abs(mean) <= half_width else shown

@@ -19,7 +19,7 @@ from ..results.palette import DPI, look
 from ..results.rows import Row
 from ..results.statistics import smoothed
 from ..results.words import in_words
-from .columns import SPREAD
+from .columns import INTERVAL
 from .config import Figure
 
 SIZE = (8.0, 4.8)  # inches
@@ -131,9 +131,9 @@ def _bars(axes: Axes, figure: Figure, rows: Sequence[Row]) -> None:
 
 
 def _points(axes: Axes, figure: Figure, rows: Sequence[Row]) -> None:
-    """A point for every row, with its spread; a line and names for those that no other is left of and below."""
+    """A point for every row, with its 95 % interval; a line and names for those that no other is left of and below."""
     [column] = figure.y
-    errors = [row.get(column + SPREAD) or 0.0 for row in rows]
+    errors = [row.get(column + INTERVAL) or 0.0 for row in rows]
     across, up = ([row[name] for row in rows] for name in (figure.x, column))
     axes.errorbar(across, up, yerr=errors, fmt="o", color=look(0).color, markersize=4, linewidth=0.8)
     best: list[tuple[float, float]] = []
