@@ -1,10 +1,12 @@
 """Scripts of docs/benchmarks whose tables pages show, and small inputs to what they compute."""
 
+import csv
 import importlib
 import json
 import re
 import statistics
 from copy import deepcopy
+from itertools import starmap
 from pathlib import Path
 
 import pytest
@@ -44,13 +46,20 @@ def test_the_table_of_feedback_under_muon_is_that_of_its_file(script):
         if way.startswith("none"):
             assert excess.abs().max() < 0.02  # so that momentum on the ranks alone changes nothing
         else:
-            assert f"| {way} | {fewer:.0f}x | {excess.mean():+.1f} ± {interval(excess.tolist()):.1f} |\n" in page
+            name = f"{way} (one setting, not tuned)" if way.startswith("Dion") else way
+            assert f"| {name} | {fewer:.0f}x | {excess.mean():+.1f} ± {interval(excess.tolist()):.1f} |\n" in page
 
 
 def demo_lines(demo):
     """The table of demo_bytes.py but for the rows of compressors, which take a minute."""
     demo.COMPRESSORS = ["none"]
     return demo.table().splitlines()
+
+
+def rows_of(name, but=None):
+    """The rows of a file of one training each, but for one."""
+    rows = json.loads((LOSS / f"{name}.json").read_text())["rows"]
+    return {key: row for key, row in rows.items() if key != but}
 
 
 TABLES = {  # script: the page, and the lines that the script makes of the finished runs
@@ -64,6 +73,8 @@ TABLES = {  # script: the page, and the lines that the script makes of the finis
     "update_errors": (FEW, lambda errors: errors.table(errors.FinishedRuns(FEW / "update-errors.json"))),
     "examples_tables": (ROOT / "docs" / "examples.md", lambda examples: map(examples.table, examples.TABLES)),
     "demo_bytes": (PAPERS.parent / "demo-bytes", demo_lines),
+    "small_parameters": (LOSS, lambda small: starmap(small.line, rows_of("small-parameters").items())),
+    "unequal_inputs": (LOSS, lambda unequal: starmap(unequal.line, rows_of("unequal-inputs", but="1").items())),
 }
 
 
@@ -108,6 +119,26 @@ def kept_losses(name):
     return {(row["model"], row["compressor"], row["seed"]): row["eval.loss"] for row in rows if row["world_size"] == 4}
 
 
+@pytest.mark.parametrize(("section", "study"), [(key, file) for key, (file, _) in LOSSES.items() if "quality" in file])
+def test_bytes_of_a_table_are_those_of_a_compressed_step_and_of_all_steps(section, study, script):
+    points = (LOSS.parent / study / "points.jsonl").read_text().splitlines()
+    rows = [row for point in points for row in json.loads(point)["rows"] if row["world_size"] == 4]
+    exact = {row["model"]: row["total_sent_bytes"] for row in rows if row["compressor"] == "none"}
+    _, text = (LOSS / "README.md").read_text("utf-8").split(f"## {section}\n")
+    assert "| compressor | fewer bytes per compressed step (in all) |" in text.split("\n## ")[0]
+    times = script("claims.claim").times
+    for name, cell in re.findall(r"^\| `(\S+)` \| ([^|]+) \|", text.split("\n## ")[0], re.MULTILINE):
+        own = [row for row in rows if row["compressor"] == name]
+        late = times([row["compression_ratio"] for row in own])
+        whole = times([exact[row["model"]] / row["total_sent_bytes"] for row in own])
+        assert cell == (late if late == whole else f"{late} ({whole})"), name
+
+
+def test_the_table_of_low_rank_is_that_of_its_file(script):
+    rows = csv.reader((LOSS / "low-rank.csv").read_text("utf-8").splitlines())
+    assert list(rows) == list(script("low_rank_choices").table(LOSS / "low-rank.json"))
+
+
 @pytest.mark.parametrize("section", LOSSES)
 def test_losses_of_a_table_are_those_of_its_file(section):
     file, tasks = LOSSES[section]
@@ -123,7 +154,7 @@ def test_losses_of_a_table_are_those_of_its_file(section):
                 assert column not in tasks or cell == "not run"
                 continue
             own = [100 * (kept[tasks[column], name.strip("`"), n] / kept[tasks[column], "none", n] - 1) for n in seeds]
-            mean, *spread = map(float, re.findall(r"[+-]?\d+\.\d", cell))
+            mean, *spread = map(float, re.findall(r"[+-]?\d+\.\d+", cell))
             assert mean == pytest.approx(statistics.fmean(own), abs=0.051), (name, column)
             if len(own) > 1:
                 assert spread == [pytest.approx(interval(own), abs=0.051)], (name, column)

@@ -1,6 +1,6 @@
 """How many bytes Huffman codes would save of what compressors send.
 
-    python docs/benchmarks/entropy_of_codes.py
+    python docs/benchmarks/entropy_of_codes.py --json docs/results/loss/entropy-of-codes.json
 
 The numbers are a gradient of the GPT with 0.9 M parameters of compressor_loss.py after 60 steps, and by how much the last
 eight of them changed its parameters, as local SGD sends it.
@@ -8,9 +8,11 @@ eight of them changed its parameters, as local SGD sends it.
 
 import time
 import zlib
+from pathlib import Path
 
 import torch
 from compressor_loss import CPU, LONGER, RANKS
+from driver import about, parser_of, write_results
 from torch import Tensor
 
 from gradwire.compress import Layout, Ranks, Simulation, compressor
@@ -56,6 +58,9 @@ class Payloads(Simulation):
 
 def main() -> None:
     """Print the share of bytes that Huffman codes leave, and the speed of the standard library's on one core."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--json", type=Path)
+    asked, left = parser.parse_args(), dict[str, dict[str, float]]()
     torch.set_num_threads(1)
     for what, flat in numbers().items():
         layout = Layout(("flat",), ((flat.numel(),),), torch.float32, CPU, Ranks(RANKS))
@@ -68,7 +73,9 @@ def main() -> None:
             )
             shorter = len(codes.compress(simulation.sent) + codes.flush())
             speed = len(simulation.sent) / (time.perf_counter() - began)
-            print(f"{what}, {spec}: {shorter / len(simulation.sent):.2f} of the bytes, {speed / 1e6:.0f} MB/s")
+            left.setdefault(what, {})[spec] = round(shorter / len(simulation.sent), 4)
+            print(f"{what}, {spec}: {left[what][spec]:.2f} of the bytes, {speed / 1e6:.0f} MB/s")
+    write_results(asked.json, {**about(), "left": left})
 
 
 if __name__ == "__main__":

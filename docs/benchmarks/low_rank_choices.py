@@ -1,14 +1,18 @@
 """Validation losses of ways to spend the bytes of PowerSGD: ranks by phase and by parameter, and sparse codes.
 
     python docs/benchmarks/low_rank_choices.py docs/results/loss/low-rank.json
+    python docs/benchmarks/low_rank_choices.py docs/results/loss/low-rank.json --table
 
 The task is the GPT of the study in docs/results/quality-long, on four simulated ranks, with a warm-up of 60 steps. All
 choices of ranks send as many bytes, to 8 per cent; ranks by spectrum send up to 20 per cent more. Runs
-that the file has are skipped.
+that the file has are skipped. `--table` writes a table beside the file, and runs nothing.
 """
 
+import csv
+import json
 import math
-from collections.abc import Mapping
+import statistics
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +31,7 @@ from gradwire.compress.algorithms.topk import TopK
 from gradwire.compress.feedback.error_feedback import ErrorFeedback
 from gradwire.compress.feedback.partition import Partition
 from gradwire.compress.feedback.switch import Switch
+from gradwire.experiments.results.statistics import interval
 from gradwire.experiments.workloads.data import Dataset, load_dataset
 from gradwire.experiments.workloads.models import ModelConfig
 from gradwire.experiments.workloads.optimizers import schedule_for
@@ -175,12 +180,35 @@ def choices(dataset: Dataset, seed: int) -> dict[str, str | Compressor]:
     }
 
 
+def table(file: Path) -> Iterator[list[str]]:
+    """Yield the head and the rows of a table of all choices: bytes of a compressed step and in all, and losses."""
+    runs = json.loads(file.read_text())["runs"]
+    base = {run["seed"]: run for run in runs if run["choice"] == "none"}
+    step = base[0]["sent_bytes"] / TASK.steps
+    yield ["way", "fewer bytes per compressed step", "in all", "loss above none, %"]
+    for name in dict.fromkeys(run["choice"] for run in runs if run["choice"] != "none"):
+        own = [run for run in runs if run["choice"] == name]
+        above = [100 * (run["loss"] / base[run["seed"]]["loss"] - 1) for run in own]
+        packed = BITS_OF_SPARSE[0] / BITS_OF_SPARSE[1] if name.startswith("topk") else 1.0
+        cold = 0 if name.startswith("topk") else START
+        sent = [run["sent_bytes"] * packed for run in own]
+        late = {f"{step * (TASK.steps - cold) / (each - cold * step):.0f}x" for each in sent}
+        whole = {f"{step * TASK.steps / each:.{int(step * TASK.steps / each < 9.95)}f}x" for each in sent}
+        loss = f"{statistics.fmean(above):+.1f} ± {interval(above):.1f}"
+        yield [name, " to ".join(sorted(late)), " to ".join(sorted(whole)), loss]
+
+
 def main() -> None:
     """Run all that the file lacks."""
     parser = parser_of(__doc__)
     parser.add_argument("file", type=Path, help="of the results, which grows by a run at a time")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--table", action="store_true", help="write the table of the file's runs, and run nothing")
     asked = parser.parse_args()
+    if asked.table:
+        with asked.file.with_suffix(".csv").open("w", encoding="utf-8") as rows:
+            csv.writer(rows, lineterminator="\n").writerows(table(asked.file))
+        return
     torch.set_num_threads(1)
     finished, dataset = FinishedRuns(asked.file), load_dataset(TASK.data, TASK.model)
     for seed in range(asked.seeds):

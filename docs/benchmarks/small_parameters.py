@@ -1,13 +1,16 @@
 """How far Adam moves parameters whose gradients differ by up to 1e4, relative to a training without compression.
 
-    python docs/benchmarks/small_parameters.py
+    python docs/benchmarks/small_parameters.py --json docs/results/loss/small-parameters.json
 
 Each gradient is one direction, with noise of 0.3 of its size on each of two simulated ranks. Shapes are those of a small
 layer with an adapter. A parameter's movement is its distance from the start after 100 steps. A second training masks half of
 the elements of the first matrix: their gradients are zero on both ranks.
 """
 
+from pathlib import Path
+
 import torch
+from driver import about, parser_of, write_results
 from torch import Tensor, nn
 
 from gradwire.compress import compressor
@@ -66,10 +69,25 @@ def masked(spec: str) -> float:
     return (weights[~mask].norm() / weights[mask].norm()).item()
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Print a row for each compressor, and write all."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
     torch.set_num_threads(1)
-    whole = movements("none")
+    whole, rows = movements("none"), {}
     print("| compressor | least | most | masked elements |\n|---|---|---|---|")
     for spec in COMPRESSORS:
         parts = movements(spec) / whole
-        print(f"| `{spec}` | {parts.min():.2f} | {parts.max():.2f} | {masked(spec):.2f} |", flush=True)
+        rows[spec] = [round(each, 6) for each in (parts.min().item(), parts.max().item(), masked(spec))]
+        print(line(spec, rows[spec]), flush=True)
+    write_results(asked.json, {**about(), "rows": rows})
+
+
+def line(spec: str, row: list[float]) -> str:
+    """Return a row of the table."""
+    return f"| `{spec}` | {' | '.join(f'{each:.2f}' for each in row)} |"
+
+
+if __name__ == "__main__":
+    main()

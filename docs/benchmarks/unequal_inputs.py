@@ -1,13 +1,16 @@
 """Losses of a linear model with AdamW, one of whose inputs is many times larger than the others.
 
-    python docs/benchmarks/unequal_inputs.py
+    python docs/benchmarks/unequal_inputs.py --json docs/results/loss/unequal-inputs.json
 
 Elements of a block share a scale, so gradients of the large input set the scale of their neighbours. The targets come from
 inputs of equal size. So a model that learns from the large input alone ends near a loss of 1. Each of the 64 rows is one
 block of 128 elements, with the large input's among them.
 """
 
+from pathlib import Path
+
 import torch
+from driver import about, parser_of, write_results
 from torch import Tensor, nn
 
 from gradwire.compress import compressor
@@ -51,10 +54,24 @@ def loss_with(spec: str, times: float) -> float:
     return error(4096).item()
 
 
-if __name__ == "__main__":
+def line(times: str, losses: dict[str, float]) -> str:
+    """Return a row of the table."""
+    return f"| {int(times):,} times | {' | '.join(f'{each:.4f}' for each in losses.values())} |"
+
+
+def main() -> None:
+    """Print a row for each size, and write all."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
     torch.set_num_threads(1)
     print("| one input is larger |", " | ".join(f"`{spec}`" for spec in COMPRESSORS), "|")
+    rows = {}
     for times in TIMES:
-        print(
-            f"| {times:,} times |", " | ".join(f"{loss_with(spec, times):.4f}" for spec in COMPRESSORS), "|", flush=True
-        )
+        rows[str(times)] = {spec: round(loss_with(spec, times), 6) for spec in COMPRESSORS}
+        print(line(str(times), rows[str(times)]), flush=True)
+    write_results(asked.json, {**about(), "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
