@@ -269,6 +269,7 @@ INT4, INT2 = replace(LOCAL, compressor="int4"), replace(LOCAL, compressor="int2"
 NESTEROV = "nesterov:lr={},momentum={}"
 POWERSGD, SPARSELOCO = "powersgd:rank={},payload=int4", "sparseloco:share={},over={}"
 MUON = Way("muon", lr=LR)
+RIVALS = ("SparseLoCo", "Nesterov")  # of other papers, which may gain by other settings
 WAYS = {
     **{f"none, lr {lr:g}": Way(lr=lr) for lr in (0.001, 0.002, 0.004, 0.008, 0.016)},
     **{f"every 16, lr {lr:g}": replace(LOCAL, lr=lr) for lr in (0.001, 0.002, 0.004, 0.008, 0.016)},
@@ -345,14 +346,16 @@ def table(finished: FinishedRuns) -> Iterator[str]:
     """Yield the lines of a table, one for each way that has run."""
     yield "| way | fewer bytes than fp32 | than bf16 | above `none` after 672 steps, % (seeds) | after 2,688 steps |"
     yield "|---" * 5 + "|"
-    for name, way in WAYS.items():
+    ran = [name for name, way in WAYS.items() if any(runs_of(way, steps, finished) for steps in LENGTHS)]
+    once = [word for word in RIVALS if sum(word in name for name in ran) == 1]
+    for name in ran:
+        way = WAYS[name]
         runs = {steps: runs_of(way, steps, finished) for steps in LENGTHS}
-        if not any(runs.values()):
-            continue
         steps = max(steps for steps in LENGTHS if runs[steps])
         fewer = steps * FP32 / next(iter(runs[steps].values()))["sent_bytes"]
         losses = [shown(runs[steps], best(way.optimizer, steps, finished)) for steps in LENGTHS]
-        yield f"| {name} | {fewer:.{int(fewer < 10)}f}x | {fewer / 2:.{int(fewer < 20)}f}x | {' | '.join(losses)} |"
+        note = " (one setting, not tuned)" if any(word in name for word in once) else ""
+        yield f"| {name}{note} | {fewer:.{int(fewer < 10)}f}x | {fewer / 2:.{int(fewer < 20)}f}x | {' | '.join(losses)} |"
 
 
 def draw_all(finished: FinishedRuns, folder: Path) -> None:
