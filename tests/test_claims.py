@@ -164,3 +164,15 @@ def test_the_figures_of_uncertainty_are_those_of_the_studies():
     assert round(change, 1) == LONGER
     for figure in (f"{SEED} points", f"most {MOST_SEED})", f"{LARGER} points", f"by {LONGER}."):
         assert figure in uncertainty()
+
+
+@pytest.mark.parametrize("words", ["their standard deviation", "its standard deviation", "are the standard deviation", ".spread"])
+def test_no_page_of_results_has_standard_deviations_beside_intervals(words):
+    pages = [*ROOT.glob("docs/results/**/*.md"), *ROOT.glob("docs/benchmarks/**/*.md")]
+    assert [page for page in pages if words in page.read_text("utf-8")] == []
+
+
+@pytest.mark.parametrize("words", ["less than 1 %", "below 1 %", "--seeds 3 can"])
+def test_no_page_says_that_a_seed_or_three_decide_one_per_cent(words):
+    told = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("experiments/**/*.py"), *ROOT.glob("hooks/**/*.py")]
+    assert [file for file in told if words in file.read_text("utf-8")] == []

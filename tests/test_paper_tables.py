@@ -21,7 +21,7 @@ from gradwire.experiments.workloads.training import initial_model, loss_of
 from gradwire.testing import SHAPES, bucket, check_conservation, check_telescoping, random_gradients
 
 ROOT = Path(__file__).parents[1]
-PAPERS = ROOT / "docs" / "results" / "papers"
+PAPERS, BENCHMARKS = ROOT / "docs" / "results" / "papers", ROOT / "docs" / "benchmarks"
 LOSS, DELAY, EXACT, FEW = (
     PAPERS.parent / name for name in ("loss", "powersgd-delay", "exact-parameters", "few-bits-muon")
 )
@@ -89,6 +89,33 @@ def test_the_table_of_local_sgd_at_a_hundredth_of_the_bytes_is_that_of_its_file(
     hundredfold, folder = script("hundredfold"), PAPERS.parent / "hundredfold"
     for line in hundredfold.table(hundredfold.FinishedRuns(folder / "runs.json")):
         assert f"{line}\n" in (folder / "README.md").read_text("utf-8")
+
+
+def test_the_tables_of_fsdp2_have_the_intervals_of_their_files(script):
+    page, weights = BENCHMARKS / "README.md", json.loads((BENCHMARKS / "fsdp2-losses-weights.json").read_text())
+    losses, shown = script("fsdp2_losses").Losses(None, {}), page.read_text("utf-8").replace(", two ranks per host", "")
+    for losses.read in (
+        {spec: dict(zip("012", found, strict=True)) for spec, found in weights["losses"].items()},
+        json.loads((BENCHMARKS / "fsdp2-losses.json").read_text())["losses"],
+    ):
+        rows = [losses.row(spec, "none/none", range(3)) for spec in losses.read if spec != "none/none"]
+        assert sum(f"{row}\n" in shown for row in rows) >= 4
+        figures = [row.split("|")[2] for row in rows if f"{row}\n" not in shown]
+        assert not [each for each in figures if each in shown]
+
+
+def test_the_table_of_losses_on_a_gpu_has_the_intervals_of_its_file():
+    lines = (BENCHMARKS / "h200" / "quality-small.jsonl").read_text().splitlines()
+    runs = [run for run in map(json.loads, lines) if (run["optimizer"], run["steps"]) == ("adamw", 2000)]
+    page = (BENCHMARKS / "h200" / "README.md").read_text("utf-8")
+    for spec in {run["compressor"] for run in runs} - {"none"}:
+        cells = []
+        for loss in (lambda run: run["losses"]["700"], lambda run: run["loss"]):
+            of = {(run["compressor"], run["seed"]): loss(run) for run in runs}
+            above = [100 * (of[spec, seed] / of["none", seed] - 1) for seed in range(3) if (spec, seed) in of]
+            cells.append(f"{statistics.fmean(above):+.1f} ± {interval(above):.1f}".replace("+0.0 ", "0.0 "))
+        shown = " | ".join(cells).replace("-0.0 ", "0.0 ")
+        assert len(above) < 3 or f"| `{spec.replace(',start_iter=100', '')}` | {shown} |" in page, spec
 
 
 COLUMNS = {

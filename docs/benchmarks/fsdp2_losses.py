@@ -28,6 +28,7 @@ from gradwire.compress.shards.layout import ShardLayout
 from gradwire.compress.shards.reduction import Finite, shard_sum
 from gradwire.compress.shards.weights import HeldWeights, OwnRows, WeightKind, weight_gather
 from gradwire.compress.state.tree import Leaves
+from gradwire.experiments.results.statistics import interval
 
 WARM = 20  # steps in which the learning rate grows
 
@@ -148,12 +149,12 @@ class Losses:
             unfinished.replace(self.path)
 
     def row(self, spec: str, first: str, seeds: list[int]) -> str:
-        """Return a row of a table: the losses of a compressor, and the excess over the first one's of the same seeds."""
+        """Return a row of a table: the losses of a compressor, and the excess over the first one's of the same seeds, with its 95 % interval."""
         pairs = [(self.read[spec][str(seed)], self.read[first][str(seed)]) for seed in seeds]
         excess = [100 * (mine / base - 1) for mine, base in pairs]
         shown = ", ".join(f"{mine:.4f}" for mine, _ in pairs)
-        spread = statistics.stdev(excess) if len(excess) > 1 else 0.0
-        return f"| `{spec}` | {shown} | {statistics.fmean(excess):+.2f} % ± {spread:.2f} |"
+        half = f" ± {interval(excess):.1f}" if len(excess) > 1 else ""
+        return f"| `{spec}` | {shown} | {statistics.fmean(excess):+.1f}{half} % |"
 
 
 def main() -> None:

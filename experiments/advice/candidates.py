@@ -36,7 +36,7 @@ def candidates(specs: Sequence[str] | None, optimizer: Optimizers | None = None)
 def narrowed(candidate: Candidate) -> Candidate | None:
     """Return a candidate with its residual in 8 bits; None if it has no residual, or says itself in how many bits.
 
-    It is expected to lose as much: in the study the narrow residuals of int4 cost nothing that shows.
+    It is expected to lose as much: three seeds of int4 show no difference of narrow residuals (0.14 M parameters).
     """
     spec = candidate.spec
     narrow = f"{spec},{NARROW}" if ":" in spec.rpartition("+")[2] else f"{spec}:{NARROW}"
