@@ -149,7 +149,7 @@ class Losses:
             unfinished.replace(self.path)
 
     def row(self, spec: str, first: str, seeds: list[int]) -> str:
-        """Return a row of a table: the losses of a compressor, and the excess over the first one's of the same seeds, with its 95 % interval."""
+        """Return a row of a table: a compressor's losses, and the excess over the first one's, with its 95 % interval."""
         pairs = [(self.read[spec][str(seed)], self.read[first][str(seed)]) for seed in seeds]
         excess = [100 * (mine / base - 1) for mine, base in pairs]
         shown = ", ".join(f"{mine:.4f}" for mine, _ in pairs)

@@ -247,7 +247,8 @@ def shown(values: Sequence[float], digits: int = 0) -> str:
 def line(name: str, runs: Sequence[Any], others: Sequence[Any], best: Sequence[Any]) -> str:
     """Return a way's line of the table: its runs by seed, those of its reference, and of the best uncompressed way."""
     late = [behind(run["losses"], other["losses"]) for run, other in zip(runs, others, strict=True)]
-    tuned = [behind(run["losses"], other["losses"])[-1] if other else math.nan for run, other in zip(runs, best, strict=True)]
+    pairs = zip(runs, best, strict=True)
+    tuned = [behind(run["losses"], other["losses"])[-1] if other else math.nan for run, other in pairs]
     ends = [[each["losses"][-1] if each else math.nan for each in several] for several in (runs, others, best)]
     over, above_best = (
         [100 * (mine / theirs - 1) for mine, theirs in zip(ends[0], each, strict=True)] for each in ends[1:]
@@ -269,7 +270,8 @@ def line(name: str, runs: Sequence[Any], others: Sequence[Any], best: Sequence[A
 
 def table(finished: FinishedRuns) -> Iterator[str]:
     """Yield the lines of a table, one for each way that has run."""
-    yield "| way (seeds) | bytes | `none` | above it, % | above best, % | behind at 1/4 | 1/2 | 3/4 | end | behind best | held | sent |"
+    places = "behind at 1/4 | 1/2 | 3/4 | end | behind best"
+    yield f"| way (seeds) | bytes | `none` | above it, % | above best, % | {places} | held | sent |"
     yield "|---" * 12 + "|"
     for name, way in WAYS.items():
         best = replace(way.reference, lr=2 * BASE.lr, beta2=BASE.beta2, batch=BASE.batch)

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 ADAMW, SGD, MUON = OPTIMIZERS = ("AdamW", "SGD with momentum", "Muon")
-SEED, MOST_SEED = 0.5, 2.2  # points: standard deviation over seeds of a distance to none in study `quality`: median, most
+SEED = 0.5  # points: standard deviation over seeds of a compressor's distance to none, the median of study `quality`
+MOST_SEED = 2.2  # points: and the largest
 LARGER = 0.9  # points: the largest change of that distance from study `quality` to `quality-long`, both after a warm-up
 LONGER = 3.2  # points: with Muon and powersgd:rank=8,payload=int8, from 120 to 400 steps of one model
 
@@ -56,7 +57,7 @@ ANSWERED = ("bf16", "int8", "int4", "powersgd:rank=8,payload=int8")  # `compare`
 def uncertainty() -> str:
     """Return how much a compressor's distance to the loss of `none` tells, in two sentences."""
     return (
-        f"In gradwire's studies of small GPTs, another seed changes a distance to none by {SEED} points (standard deviation, "
-        f"median over compressors; at most {MOST_SEED}). With AdamW and after an uncompressed warm-up, a model and a training "
-        f"3x as large changed it by up to {LARGER} points; with Muon, 3.3x the steps alone by {LONGER}."
+        f"In gradwire's studies of small GPTs, another seed changes a distance to none by {SEED} points (standard "
+        f"deviation, median over compressors; at most {MOST_SEED}). With AdamW and after an uncompressed warm-up, a model "
+        f"and a training 3x as large changed it by up to {LARGER} points; with Muon, 3.3x the steps alone by {LONGER}."
     )

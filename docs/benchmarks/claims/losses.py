@@ -30,7 +30,14 @@ ENOUGH = 3  # seeds: the table also shows the largest model that has them
 MUON_TASKS = ("gpt-muon", "gpt-muon-400", "gpt-muon-0.9m")
 TASKS = {"gpt-adamw": ADAMW, "resnet-sgd": SGD, "lstm-sgd": SGD, **dict.fromkeys(MUON_TASKS, MUON)}
 NETWORKS = {"resnet-sgd": "ResNet", "lstm-sgd": "LSTM"}  # SGD's tasks, each of which has its own loss
-STEPS = {"gpt-adamw": 120, "resnet-sgd": 80, "lstm-sgd": 150, "gpt-muon": 120, "gpt-muon-400": 400, "gpt-muon-0.9m": 400}
+STEPS = {
+    "gpt-adamw": 120,
+    "resnet-sgd": 80,
+    "lstm-sgd": 150,
+    "gpt-muon": 120,
+    "gpt-muon-400": 400,
+    "gpt-muon-0.9m": 400,
+}
 LARGER_TASKS = ("gpt-muon-0.9m",)  # tasks with more than 0.1 M parameters
 WARMED = "powersgd:rank=8,payload=int8,start_iter=30,warmup=int8"
 WARM = ",start_iter=100"  # uncompressed steps of the trainings on a GPU
