@@ -307,3 +307,15 @@ def test_muon_in_float32_is_torchs_but_for_the_rounding_of_bfloat16(script):
             each.step()
     for own, other, first in zip(*(model.parameters() for model in models), before, strict=True):
         assert (own - other).norm() <= 0.02 * (own - first).norm()
+
+
+def test_losses_and_bytes_of_loops_are_those_of_their_file():
+    page = (PAPERS.parent / "loops" / "README.md").read_text("utf-8")
+    names = {"flat": "flat all-reduce", "FSDP1": "FSDP1", "Muon": "Muon"}
+    loops = json.loads((PAPERS.parent / "loops" / "losses.json").read_text())["loops"]
+    assert loops.keys() == names.keys()
+    for loop, found in loops.items():
+        changes = [100 * (ours / exact - 1) for exact, ours in zip(*found["losses"].values(), strict=True)]
+        loss = f"no difference seen ({statistics.fmean(changes):+.2f} ± {interval(changes):.2f} %)"
+        assert f"| {names[loop]} | {loss} | {found['sent_bytes_per_step']:,.0f} |" in page
+        assert f"{found['on_loopback_per_step']:,.0f}" in page

@@ -1,31 +1,31 @@
 """Validation losses of training loops without DDP, with and without `compress_group`, and the bytes against a formula.
 
-    python docs/benchmarks/loop_losses.py flat FSDP1 Muon
+    python docs/benchmarks/loop_losses.py flat FSDP1 Muon --json docs/results/loops/losses.json
     python docs/benchmarks/loop_losses.py ZeRO-1 ZeRO-2     (after pip install deepspeed)
 
 Each loop of loops.py trains on two Gloo ranks of this host for 400 steps, from three seeds. What all calls of a rank send,
 with weights that are gathered uncompressed, is what the loopback device counts: nothing else should use it meanwhile.
 """
 
-import math
 import os
 import random
 import statistics
-import sys
+from argparse import Namespace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from driver import about, parser_of, write_results
 from loops import LOOPS, batches, numel_of
 from torch import nn
 
 import gradwire
+from gradwire.experiments.results.statistics import interval
 
 RANKS, STEPS, SEEDS = 2, 400, (0, 1, 2)
 WIDTHS = {"Muon": 384}
 WIDTH = 512  # of the others
-STUDENT_T = 4.303  # of 95 % and three seeds
 
 
 def computed_bytes(loop: str) -> float:
@@ -78,25 +78,37 @@ def told(what: str, found: float, computed: float) -> None:
     print(f"{what}: {found:.0f} bytes a step, computed {computed:.0f} ({100 * (found / computed - 1):+.2f} %)")
 
 
-def run(rank: int, port: int, loops: list[str]) -> None:
-    """Train loops on a rank; the first one prints."""
+def run(rank: int, port: int, asked: Namespace) -> None:
+    """Train loops on a rank; the first one prints and writes."""
+    found = {}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(RANKS)}
     os.environ["LOCAL_RANK"] = str(rank)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    for loop in loops:
+    for loop in asked.loops:
         both = [(trained(loop, seed, compressed=False), trained(loop, seed, compressed=True)) for seed in SEEDS]
         changes = [100 * (ours[0] / plain[0] - 1) for plain, ours in both]
-        half = STUDENT_T * statistics.stdev(changes) / math.sqrt(len(changes))
         losses = ", ".join(f"{plain[0]:.4f} > {ours[0]:.4f}" for plain, ours in both)
         _, sent, everything = both[0][1]
         computed = computed_bytes(loop)
         if rank == 0:
-            print(f"{loop}: int8 {statistics.mean(changes):+.2f} ± {half:.2f} % ({losses})")
+            print(f"{loop}: int8 {statistics.mean(changes):+.2f} ± {interval(changes):.2f} % ({losses})")
             told(f"{loop}, compressed calls", sent, computed)
             told(f"{loop}, all calls", everything, computed + computed_rest(loop))
+            pairs = {"none": [plain[0] for plain, _ in both], "int8": [ours[0] for _, ours in both]}
+            found[loop] = {"losses": pairs, "sent_bytes_per_step": sent, "on_loopback_per_step": everything}
+    if rank == 0:
+        write_results(asked.json, {**about(), "seeds": SEEDS, "steps": STEPS, "loops": found})
     dist.destroy_process_group()
 
 
+def main() -> None:
+    """Train the loops that are asked for."""
+    parser = parser_of(__doc__)
+    parser.add_argument("loops", nargs="+", choices=LOOPS)
+    parser.add_argument("--json", type=Path)
+    mp.spawn(run, (random.randrange(20000, 30000), parser.parse_args()), RANKS)
+
+
 if __name__ == "__main__":
-    mp.spawn(run, (random.randrange(20000, 30000), sys.argv[1:]), RANKS)
+    main()
