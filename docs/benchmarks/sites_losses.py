@@ -1,9 +1,9 @@
 """Validation loss of a small GPT by local SGD on four simulated sites, as `gradwire plan --sites` plans it.
 
-    python sites_losses.py --every 8 --fragments 1 --seeds 0 1 2
+    python sites_losses.py --every 8 --fragments 1 --seeds 0 1 2 --json sites-losses.json
 
 `--every 0` averages every step's gradients. `--warm-up N` does so for the first N steps, before local SGD begins.
-`--optimizer muon` has AdamW beside it.
+`--optimizer muon` has AdamW beside it. Runs that the file has are skipped.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 from driver import parser_of
+from finished_runs import FinishedRuns
 
 from gradwire import LocalSteps
 from gradwire.experiments.compare.config import CompareConfig
@@ -109,9 +111,17 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=0.006)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--json", type=Path, help="the file of losses, which grows by a run at a time")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    losses = [loss(asked, seed) for seed in asked.seeds]
+    if asked.json:
+        options = {name: value for name, value in vars(asked).items() if name not in ("seeds", "json")}
+        finished = FinishedRuns(asked.json)
+        for run in finished.missing({**options, "seed": seed} for seed in asked.seeds):
+            finished.add(run, loss=round(loss(asked, run["seed"]), 5))
+        losses = [finished.find({**options, "seed": seed})["loss"] for seed in asked.seeds]
+    else:
+        losses = [loss(asked, seed) for seed in asked.seeds]
     print(*(f"{each:.3f}" for each in losses), f"mean {sum(losses) / len(losses):.3f}")
 
 
