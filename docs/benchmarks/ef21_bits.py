@@ -16,7 +16,7 @@ from torch import Tensor
 
 RANKS, KEPT, BITS = 20, 10, 64  # ranks; elements that each sends in a step; bits of an element and its place
 STEPS, ETA, LAMBDA = 2000, 0.1, 1e-3  # steps; weight of the newest gradient in the momentum; of the regularizer
-RATES = tuple(2.0**power for power in range(-5, 2))  # learning rates, all at once
+RATES = tuple(2.0**power for power in range(-5, 9))  # learning rates, all at once
 BATCHES = (1, 0)  # samples per rank and step; 0: all that a rank has
 LAST = 10  # the norm at the end is the mean over the last tenth of the steps
 LOOK = 50  # steps between two norms
@@ -141,7 +141,7 @@ def table(rows: list[dict]) -> str:
     lines = [f"| {' | '.join(HEADS)} |", "|---" * len(HEADS) + "|"]
     for each in rows:
         cells = [str(each["batch"] or "all"), each["name"], COMPRESSORS[each["name"]], f"{each['bits'] / 1e6:,.1f} M"]
-        cells += [f"{each['lr']:g}", f"{each['quarter']:.4f}", f"{each['end']:.4f}"]
+        cells += [f"{each['lr']:g}", *(f"{each[when]:.{4 + (each[when] < 1e-3)}f}" for when in ("quarter", "end"))]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
