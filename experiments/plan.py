@@ -257,7 +257,11 @@ def _plan_sites(config: PlanConfig) -> int:
     console.print(table)
     chosen = rows[best]
     options = ", ".join(f"{key}={chosen[key]!r}" for key in ("every", "fragments", "compressor"))
-    console.print(f"gradwire.LocalSteps(model, optimizer, {options})", soft_wrap=True)
+    console.print(
+        f'at = gradwire.Rendezvous("HOST:29400", sites={config.sites}, secret=pathlib.Path("sites.pem"))',
+        soft_wrap=True,
+    )
+    console.print(f"local = gradwire.LocalSteps(model, optimizer, {options}, at=at)", soft_wrap=True)
     if plans[best].computing < config.computing:
         console.print(
             f"With no compressor here sites compute for {config.computing:.0%} of the time: name stronger ones."

@@ -119,7 +119,8 @@ class CompressedAverager(SteppedAverager):
         steps, engines = self.totals.recent_and(None if self.under_way else self.step), self.engines
         begun, ranks, on_host = self.steps_begun, engines.group.size(), engines.on_host
         warming = warm_up(self.memory.compressor, self.memory.step)
-        return Measured(steps, self.stats(), begun, ranks, on_host=on_host, warm_up=warming)
+        per_host = engines.per_host
+        return Measured(steps, self.stats(), begun, ranks, on_host=on_host, warm_up=warming, per_host=per_host)
 
     def allocator(self, device: torch.device) -> Allocate:
         """Return what allocates the buckets of our own DDP."""

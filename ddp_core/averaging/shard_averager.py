@@ -214,7 +214,8 @@ class ShardAverager(SteppedAverager):
         ended = self.step if self._ended else None
         steps, ranks = self.totals.recent_and(ended), self.engines.group.size()
         begun, on_host = self.engines.agreement.step, self.engines.on_host
-        return Measured(steps, self.stats(), begun, ranks, on_host=on_host, sharded=True)
+        per_host = self.per_host
+        return Measured(steps, self.stats(), begun, ranks, on_host=on_host, sharded=True, per_host=per_host)
 
     def replace(self, reduction: ShardSum, weights: WeightGather) -> None:
         """Go on with other payloads from the next step on; nothing that is held back is lost. Between steps.

@@ -97,9 +97,9 @@ class Measured:
     """The measurements of a model's steps on this rank.
 
     `steps`: the last ones that came to their end, the newest behind. `begun`: steps since construction. `ranks`: among which
-    they average. `on_host`: programs run when the host's clock says so; else, on CUDA, they are queued then, and only the
-    seconds of whole steps say anything. `sharded`: buckets are gathers and reductions of shards.
-    `warm_up`: the one under way.
+    they average. `per_host`: ranks of a host, where anything travels in two levels. `on_host`: programs run when the host's
+    clock says so; else, on CUDA, they are queued then, and only the seconds of whole steps say anything. `sharded`: buckets
+    are gathers and reductions of shards. `warm_up`: the one under way.
     """
 
     steps: Sequence[Step]
@@ -109,6 +109,7 @@ class Measured:
     on_host: bool = True
     sharded: bool = False
     warm_up: WarmUp | None = None
+    per_host: int = 1
 
 
 def metrics(measured: Measured, most: int = 1, seen: Step | None = None) -> dict[str, float]:
@@ -165,10 +166,23 @@ def _timed(step: Step, cost: Record, measured: Measured) -> dict[str, float]:
 
 
 def dense_bytes(programs: Iterable[BucketStats], measured: Measured) -> float:
-    """Return the bytes that leave a rank if gradients are sent uncompressed; on one rank, the bytes of its gradients."""
-    here = sum(program.elements * program.element_bytes for program in programs)
-    times = SHARDED if measured.sharded else DENSE
-    return times * here * (measured.ranks - 1) / measured.ranks if measured.ranks > 1 else float(here)
+    """Return the bytes that leave a rank if gradients are sent uncompressed; on one rank, the bytes of its gradients.
+
+    In two levels a rank sends its share of them to other hosts.
+    """
+    return sum(_dense_bytes(program, measured) for program in programs)
+
+
+def _dense_bytes(program: BucketStats, measured: Measured) -> float:
+    here, ranks = float(program.elements * program.element_bytes), measured.ranks
+    if ranks == 1:
+        return here
+    scopes = {scope for scope, _, _ in program.record.requests}
+    if scopes == {"host"}:
+        return 0.0
+    shares = 1 if "all" in scopes else measured.per_host
+    hosts = ranks // shares
+    return (SHARDED if measured.sharded else DENSE) * here / shares * (hosts - 1) / hosts
 
 
 def exposed(step: Step) -> float | None:

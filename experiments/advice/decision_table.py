@@ -43,7 +43,7 @@ INT2_MEASURED = SMALL  # 11 M ended 1.3 % above with AdamW after a quarter in in
 CANDIDATES = (
     Candidate("none", {ADAMW: 0.0, SGD: 0.0, MUON: 0.0}),
     Candidate("bf16", {ADAMW: -0.002, SGD: 0.0, MUON: 0.0}),
-    Candidate("int8", {ADAMW: -0.001, SGD: 0.0, MUON: 0.0}),
+    Candidate("int8", {ADAMW: 0.001, SGD: 0.0, MUON: 0.0}),
     Candidate("int4", {ADAMW: 0.012, SGD: 0.008, MUON: 0.021}, warm_up=(MUON,)),
     Candidate("int2", {ADAMW: 0.002, SGD: 0.012, MUON: 0.022}, INT2_MEASURED),
     Candidate("powersgd:rank=4", {ADAMW: 0.050, SGD: 0.020, MUON: 0.039}, RANKS_MEASURED),

@@ -27,6 +27,7 @@ AS_ATTACH = {  # names under which today's compressor ran, by optimizer
 }
 COLD = "from the first step"
 ENOUGH = 3  # seeds: the table also shows the largest model that has them
+LONG = 1000  # steps: and a training of at least so many
 MUON_TASKS = ("gpt-muon", "gpt-muon-400", "gpt-muon-0.9m")
 TASKS = {"gpt-adamw": ADAMW, "resnet-sgd": SGD, "lstm-sgd": SGD, **dict.fromkeys(MUON_TASKS, MUON)}
 NETWORKS = {"resnet-sgd": "ResNet", "lstm-sgd": "LSTM"}  # SGD's tasks, each of which has its own loss
@@ -191,6 +192,22 @@ def warm(name: str) -> bool:
     return "start_iter=" in name
 
 
+def longest(spec: str, optimizer: str) -> tuple[Trainings, str] | None:
+    """Return the longest trainings of a compressor with an optimizer, over enough seeds; None if none of them is long."""
+    found = [
+        (trainings, name)
+        for trainings in all_trainings()
+        if trainings.optimizer == optimizer and trainings.baseline != spec
+        if (name := trainings.name_of(spec)) and len(trainings.excess(name)) >= ENOUGH and steps_of(trainings) >= LONG
+    ]
+    return max(found, key=lambda each: steps_of(each[0]), default=None)
+
+
+def steps_of(trainings: Trainings) -> int:
+    """Return the number of steps of each training."""
+    return int(trainings.source.steps.replace(",", ""))
+
+
 def of_low_rank_bytes() -> Iterator[Claim]:
     """Yield how many times fewer bytes PowerSGD sent in the trainings whose losses the tables show."""
     study = Source(STUDY, "gradwire sweep --config time-to-accuracy-gpt", "four simulated ranks", "19 M", "120")
@@ -215,7 +232,8 @@ def shown_losses(spec: str, optimizer: str) -> dict[str, tuple[Trainings, str]]:
     """Return {name: trainings} of what the tables show of a compressor.
 
     With SGD each network by its name. Else the largest model; where that has fewer than three seeds, also the largest
-    that has them; and where it began with uncompressed steps, also the largest that did not.
+    that has them; where it began with uncompressed steps, also the largest that did not; and the longest training with
+    three seeds.
     """
     if optimizer == SGD:
         found = {f"{SGD}, {network}": largest(spec, SGD, network) for network in NETWORKS.values()}
@@ -225,6 +243,7 @@ def shown_losses(spec: str, optimizer: str) -> dict[str, tuple[Trainings, str]]:
         found = {optimizer: first}
         found |= {f"{optimizer}, {COLD}": cold} if cold != enough else {}
         found |= {f"{optimizer}, {ENOUGH} seeds": enough} if enough != first else {}
+        found[f"{optimizer}, longest"] = longest(spec, optimizer)
     return {name: each for name, each in found.items() if each}
 
 

@@ -40,9 +40,9 @@ def sentences() -> dict[str, list[str]]:
 def all_pages(claims: Mapping[str, Claim]) -> dict[str, Page]:
     """Return the sentences and tables of each page."""
     generated = {
-        "README.md": [tables.networks(claims), tables.losses(claims, [losses.ADAMW])],
+        "README.md": [tables.networks(claims), tables.losses(claims, [losses.ADAMW], tables.ONE_ANSWER)],
         "docs/choosing.md": [tables.losses(claims, losses.OPTIMIZERS), tables.machines(claims)],
         "docs/fsdp.md": [tables.of_fsdp(claims)],
-        "docs/gpus-without-nvlink.md": [tables.of_reports(claims), tables.of_memory()],
+        "docs/gpus-without-nvlink.md": [tables.of_reports(claims)],
     }
     return {name: Page(sentences().get(name, ()), generated.get(name, ())) for name in NAMES}

@@ -29,12 +29,14 @@ def between(values: Sequence[float]) -> str:
 
 
 def claims() -> Iterator[Claim]:
-    """Yield the speed-up of a step over bf16, least and most, of each compressor in each situation."""
+    """Yield the speed-up of a step over bf16 and over none, least and most, of each compressor in each situation."""
     for each in predicted():
         source = Source("docs/benchmarks/predicted_steps.py", COMMAND, f"{each.gpu}, computed", each.model)
         for name in each.steps:
             compute = lambda each=each, name=name: each.speed_up(name)  # noqa: E731
             yield Claim(name_of(each, name), PREDICTED, source, compute, times)
+            over_none = lambda each=each, name=name: each.speed_up(name, "none")  # noqa: E731
+            yield Claim(f"{name_of(each, name)} over none", PREDICTED, source, over_none, times)
             if each.network is None:
                 seconds = [prediction.step for prediction in each.steps[name]]
                 yield Claim(f"box {name}", PREDICTED, source, lambda seconds=seconds: seconds, between)

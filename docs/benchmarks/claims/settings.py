@@ -1,7 +1,10 @@
 """Claims of bytes, memory and defaults, computed by the code itself, and figures of other people's pages."""
 
 import inspect
+import io
+import json
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from functools import cache
 
 import torch
@@ -10,6 +13,8 @@ from torch import nn
 import gradwire
 from claims.claim import PREDICTED, PUBLISHED, SETTING, Claim, Source, number, times
 from gradwire.experiments.advice import Rule
+from gradwire.experiments.plan import plan_command
+from gradwire.experiments.plan_config import PlanConfig
 from gradwire.experiments.sharded_plan import plan_sharded
 from gradwire.hooks.internet.rendezvous import SEARCH
 
@@ -61,6 +66,35 @@ def sharded(gather: str, reduce: str, ranks: int = 16) -> float:
     return plan_sharded(parts, gather, reduce, world_size=ranks).sent_bytes_per_step / unit
 
 
+@cache
+def with_muon() -> dict[str, dict[str, float]]:
+    """Return the rows of `gradwire plan` by compressor, for 350 M parameters in 16 bits with Muon on four hosts."""
+    config = PlanConfig(
+        parallel="fsdp",
+        parameters="350M",
+        hosts=4,
+        rate="10gbit",
+        step_seconds=0.5,
+        dtype="bf16",
+        optimizer="muon",
+        json=True,
+    )
+    with redirect_stdout(io.StringIO()) as text:
+        plan_command(config)
+    return {row["compressor"]: row for row in json.loads(text.getvalue())["rows"]}
+
+
+def of_muon() -> Iterator[Claim]:
+    """Yield the bytes and the speed-ups of steps with Muon under FSDP2 and under DDP."""
+    command = "gradwire plan --parallel fsdp --parameters 350M --hosts 4 --rate 10gbit --step-seconds 0.5 --dtype bf16"
+    source = Source("experiments/plan.py", f"{command} --optimizer muon", "computed from shapes", "350 M")
+    for spec in ("none", "int8", "DDP int8"):
+        row = with_muon()[spec]
+        sent = lambda row=row: [row["sent_bytes_per_step"] / 1e9]  # noqa: E731
+        yield Claim(f"Muon sent {spec}", PREDICTED, source, sent, number("GB", 1))
+        yield Claim(f"Muon step {spec}", PREDICTED, source, lambda row=row: [row["speed_up"]], times)
+
+
 def of_plan() -> Iterator[Claim]:
     """Yield bytes sent and memory kept."""
     for spec in ("bf16", "int8", "int4"):
@@ -105,5 +139,6 @@ def of_reports() -> Iterator[Claim]:
 def claims() -> Iterator[Claim]:
     """Yield all claims of this file."""
     yield from of_plan()
+    yield from of_muon()
     yield from of_defaults()
     yield from of_reports()

@@ -9,7 +9,7 @@ from predicted_steps import Situation
 from claims.claim import MEASURED, PREDICTED, Claim
 from claims.losses import COLD, ENOUGH, NETWORKS
 from claims.predicted import name_of, predicted
-from claims.settings import MEMORY, sharded, state
+from claims.settings import sharded
 from claims.speeds import to_target
 from gradwire.experiments.advice.recommendation import Rule
 
@@ -87,13 +87,20 @@ def cells(row: Row, claims: Mapping[str, Claim]) -> tuple[str, ...]:
     over = f" over `{base}`" if base != "bf16" else ""
     gain, more = (each.text + over if each else "not measured" for each in found)
     first = f"`{base}`" if row.first == base else f"`{base}`, then `{row.first}`"
-    return (first, gain, *(("-", "-") if row.following == "-" else (f"`{row.following}`", more)), row.kind)
+    following = ("-", "-") if row.following == "-" else (f"`{row.following}`", more)
+    return (first, gain, *following, row.kind)
 
 
 def networks(claims: Mapping[str, Claim]) -> str:
     """Return README's table of networks."""
-    heads = ("your network", "try first", "over `bf16`", "next step", "over `bf16`", "source")
-    return table(heads, ((each.briefly, *cells(each, claims)) for each in all_rows() if each.briefly))
+    heads = ("your network", "try first", "over `bf16`", "over `none`", "next step", "over `bf16`", "source")
+    rows = []
+    for each in all_rows():
+        if each.briefly:
+            first, gain, *others = cells(each, claims)
+            whole = claims.get(f"{each.first_claim} over none")
+            rows.append((each.briefly, first, gain, whole.text if whole else "-", *others))
+    return table(heads, rows)
 
 
 def machines(claims: Mapping[str, Claim]) -> str:
@@ -117,10 +124,14 @@ def evidence(claim: Claim) -> str:
     return f"{claim.text}; {claim.source.model}, {claim.source.steps} steps{claim.source.warm_up}, {seeds}"
 
 
-def losses(claims: Mapping[str, Claim], optimizers: Sequence[str]) -> str:
+def losses(
+    claims: Mapping[str, Claim],
+    optimizers: Sequence[str],
+    specs: Sequence[str] = (*ONE_ANSWER, LOW_RANK, LARGE_LOW_RANK),
+) -> str:
     """Return the table of losses: a column per optimizer."""
     rows = []
-    for spec in (*ONE_ANSWER, LOW_RANK, LARGE_LOW_RANK):
+    for spec in specs:
         cells = (cell_of_losses(claims, f"loss {spec} {optimizer}") for optimizer in optimizers)
         rows.append((f"`{spec}`", claims[f"bytes {spec}"].text, *cells))
     return table(("compressor", "fewer bytes", *(f"loss, {each}" for each in optimizers)), rows)
@@ -129,7 +140,8 @@ def losses(claims: Mapping[str, Claim], optimizers: Sequence[str]) -> str:
 def cell_of_losses(claims: Mapping[str, Claim], name: str) -> str:
     """Return the losses of a compressor with an optimizer, one after the other."""
     networks = {f"{name}, {network}": f"{network}: " for network in NETWORKS.values()}
-    names = {name: "", f"{name}, {COLD}": "", f"{name}, {ENOUGH} seeds": "", **networks}
+    kinds = (COLD, f"{ENOUGH} seeds", "longest")
+    names = {name: "", **dict.fromkeys((f"{name}, {kind}" for kind in kinds), ""), **networks}
     found = (f"{about}{evidence(claims[each])}" for each, about in names.items() if each in claims)
     return "<br>".join(found) or "not run"
 
@@ -163,13 +175,3 @@ def of_reports(claims: Mapping[str, Claim]) -> str:
         f"{claims['LoongForge backward'].text} (LoongForge, pull request 223, September 2026)"
     )
     return table(("report", "without", "16 bits", "`int8`", "`int4`"), ((ego, *box), (loong, "-", *hidden)))
-
-
-def of_memory() -> str:
-    """Return the table of memory of docs/gpus-without-nvlink.md, for 1.2 B parameters."""
-    names = {"int4": "`int4` (0 with an Adam as `optimizer=`)", "int4:residual_bits=8": "`int4:residual_bits=8`"}
-    rows = [("`bf16`, `int8`", *["0"] * 4)]
-    for spec in MEMORY:
-        cells = (f"{1.2 * copies * state(spec, ranks):.1f} GB" for ranks in (8, 2) for copies in (1, 2))
-        rows.append((names[spec], *cells))
-    return table(("compressor", "8 ranks", "8 ranks, `undo=True`", "2 ranks", "2 ranks, `undo=True`"), rows)

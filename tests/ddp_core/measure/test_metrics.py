@@ -47,6 +47,23 @@ def test_bytes_ratio_and_seconds_of_a_step_are_those_of_its_buckets():
     assert "cosine" not in found
 
 
+def test_the_ratio_of_two_levels_is_over_shares_that_are_sent_uncompressed_between_hosts():
+    step = hooked_step()
+    step.programs[0].record.requests[:] = [("host", 800, 400.0), ("across", 400, 100.0), ("host", 800, 400.0)]
+    step.programs[1].record.requests[:] = [("across", 400, 50.0)]
+    found = metrics(measured(step, per_host=2))
+    share, hosts = 2 * ELEMENTS_SENT / 2, 2
+    assert found["ratio"] == pytest.approx(2 * 2 * share * (hosts - 1) / hosts / 150)
+
+
+def test_traffic_inside_hosts_alone_stands_for_no_bytes_between_them():
+    step = hooked_step()
+    step.programs[0].record.requests[:] = [("host", 800, 400.0)]
+    alone = hooked_step()
+    del alone.programs[0]
+    assert metrics(measured(step, per_host=2))["ratio"] == metrics(measured(alone))["ratio"]
+
+
 def test_a_mean_is_over_the_last_steps_that_know_a_number():
     first, second = hooked_step(), hooked_step(100.0)
     first.interval, second.programs = 0.0, second.programs[:1]

@@ -57,13 +57,30 @@ LINES = [  # a page, a word of its block, lines before and after it, and package
     ),
     (
         "training-script",
-        'handle.swap("none")',
+        "or another compressor: it holds",
         "handle = gradwire.attach(ddp_model, 'int4')\nsaved = {'compression': handle.gather_state_dict()}",
         "ddp_model(torch.ones(2, 64)).sum().backward()",
         [],
     ),
+    (
+        "training-script",
+        "go-back",
+        "import torch.distributed as dist\nfrom pathlib import Path\nrank, device = dist.get_rank(), 'cpu'\n"
+        "handle = gradwire.attach(ddp_model, 'int4')\nPath('go-back').touch()\ndist.barrier()",
+        f"{STEP}\nassert handle.metrics()['ratio'] == 1",
+        [],
+    ),
     ("training-script", "scaler.unscale_(each)", SCALED, STEPPED, []),
     ("frameworks", "GradwireCallback", TRAINER, FORGET, ["transformers", "accelerate"]),
+    (
+        "frameworks",
+        "SwapAt",
+        f"{TRAINER}from transformers import TrainerCallback\nfrom gradwire.transformers import GradwireCallback\n"
+        "trainer = Trainer(model, arguments, train_dataset=data)\ncallback = GradwireCallback(trainer, 'int8')\n"
+        "trainer.add_callback(callback)",
+        f"trainer.train()\nassert callback.compression.metrics()['ratio'] == 1\n{FORGET}",
+        ["transformers", "accelerate"],
+    ),
 ]
 ELSEWHERE = {  # where other blocks run
     "loops-without-ddp": "tests/hooks/collectives/test_zero_pattern.py",  # the calls of DeepSpeed, which is not installed
@@ -82,6 +99,7 @@ def py_blocks():
 def as_here(text):
     """A block for two CPU ranks; "..." is the time between a save and a load."""
     text = text.replace('accelerator="gpu", devices=8', 'accelerator="cpu", devices=2')
+    text = text.replace("global_step == 500", "global_step == 1")
     return text.replace("\n...\n", '\nsaved = {"compression": compression}\n')
 
 
