@@ -97,7 +97,7 @@ class Task:
             return False
         ranks, scope = transport.ranks, request.scope
         sent = request.sent_bytes(ranks.world_size if scope == "all" else len(ranks.members(scope)))
-        record.requests.append((scope, request.tensor.nbytes, sent))
+        record.requests.append((scope, 0 if scope == "self" else request.tensor.nbytes, sent))
         self._since = now()
         self._pending = transport.start(request, channel)
         if late:

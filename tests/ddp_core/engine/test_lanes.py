@@ -6,7 +6,8 @@ from datetime import timedelta
 import pytest
 import torch
 
-from gradwire.compress import AllReduce, Ranks
+from gradwire.compress import AllReduce, Ranks, all_reduce
+from gradwire.compress.simulate import traffic
 from gradwire.ddp_core import Engine
 from gradwire.ddp_core.engine import lanes
 from gradwire.ddp_core.engine.lanes import Task
@@ -97,3 +98,12 @@ def test_a_task_that_waits_for_its_turn_waits_no_longer_than_the_limit(monkeypat
     for _ in range(lanes.FEWEST + 1):  # it counts, and leaves as others do
         waiting.leave(1)
     assert (waiting._tasks, waiting._bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("scope", ["all", "host", "across", "self"])
+def test_the_traffic_of_a_request_is_what_a_plan_says(scope):
+    transport, numbers = Held(), torch.ones(4)
+    transport.ranks = Ranks(6, 1, per_host=2)
+    task = Task(all_reduce(numbers, scope=scope), "")
+    task.advance(transport, 0, LIMIT)
+    assert task.record.traffic == traffic(AllReduce(numbers, scope=scope), transport.ranks)
