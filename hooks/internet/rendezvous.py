@@ -102,7 +102,7 @@ class Rendezvous:
             checked_name("the prefix of a training", prefix),
         )
         self._secret, self._listen = Secret.of(secret), _host_and_port(listen) if listen else None
-        self._number = self._met = 0  # the last meeting of this site, and the same in this training
+        self._met = 0  # the number of the last meeting
         self._epoch, self._expected = "", frozenset[str]()
         self._meeting: SiteMeeting | None = None
         self._token = self._setup = ""
@@ -158,9 +158,8 @@ class Rendezvous:
             names = [site.name for site in record["sites"]]
             ids = frozenset(site.id for site in record["sites"])
             if lost := self._expected - ids:
-                logger.warning(
-                    "round %d continues without %d sites: with %s", self._number, len(lost), ", ".join(names)
-                )
+                number = max(record["round"], 0) + 1
+                logger.warning("round %d continues without %d sites: with %s", number, len(lost), ", ".join(names))
             self._expected = ids
             try:
                 return self._connected(record)
@@ -197,7 +196,7 @@ class Rendezvous:
         if record["kind"] == "error":
             raise self._refusal(record)
         _check(record, self._id, self._address)
-        self._number = self._met = record["number"]
+        self._met = record["number"]
         self._epoch = record["epoch"]
         if record["refused"]:
             names = ", ".join(record["refused"])

@@ -119,6 +119,16 @@ def test_a_site_of_another_training_or_ahead_of_the_majority_is_refused_by_name_
     assert "has refused site 2" in caplog.text
 
 
+def test_a_site_that_is_gone_is_missed_in_the_round_that_the_others_repeat(places, caplog):
+    made, first = joined(places, 3, grace=GRACE)
+    claim = Claim(first[0].claim.training, 5)
+    made[2].close()
+    for each in made[:2]:
+        each.break_up(RuntimeError("on purpose"))
+    together(2, lambda site: made[site].meet(claim))
+    assert "round 6 continues without 1 sites" in caplog.text
+
+
 def test_two_trainings_on_one_server_do_not_merge(places):
     made, _ = joined(places, 2)
     claims = [Claim(OURS, 5), Claim(THEIRS, 9)]
