@@ -25,7 +25,7 @@ from .memory.loss_scale import Scaler
 from .reducer.autograd import outside_transforms, transformed, watched, weak_call
 from .reducer.bucket_order import BucketOrder
 from .reducer.forks import ForkGuard
-from .reducer.launch_ready_buckets import AT_END
+from .reducer.reducer import AT_END
 from .reducer.same_model import agreed_rank, copy_from, described, verify
 from .reducer.stray_gradients import Strays
 from .torch_compat.arguments import Arguments, localize, refuse_around, refuse_inside, states, trained, trained_now

@@ -20,8 +20,8 @@ from ..compress.state.shares import ranks_given
 from ..hooks.local_sgd.arguments import site_compressor
 from .advice.predict import Prediction
 from .advice.recommendation import LAUNCH
-from .assumed_parts import GpuStep, layered, model_step, predicted_step
 from .bucket_plan import Plan, plan
+from .ddp_step import GpuStep, layered, model_step, predicted_step
 from .network.link import parse_rate, shown_rate
 from .optimizer_plan import matrices_of_blocks, muon_requests, optimizer_elements, stand_in
 from .plan_config import OF_DDP, OF_HOSTS, PlanConfig, counted

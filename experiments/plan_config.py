@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..compress import compressor
-from .assumed_parts import Cluster
+from .ddp_step import Cluster
 from .network.link import parse_rate
 from .workloads.data import DATA
 from .workloads.models import ModelConfig

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..compress.protocol.requests import ReduceScatter, Request
 from .advice.network import kind_of
 from .advice.predict import Prediction
-from .assumed_parts import BACKWARD, Cluster, cost_of
+from .ddp_step import BACKWARD, Cluster, cost_of
 from .sharded_plan import Shards
 from .workloads.sharding import TORCH, payloads
 

@@ -62,7 +62,7 @@ FLOORS = {  # the rooms of a layer, folders and files, from the ground up; those
         "bucket_plan ranks sites_plan",
         "advice sharded_plan",
         "results",
-        "assumed_parts network kernels",
+        "ddp_step network kernels",
         "workloads",
         "optimizer_plan plan_config sharded_step",
         "advise bench collective compressor_help info plan ready rendezvous top try_script",

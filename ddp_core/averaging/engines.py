@@ -25,7 +25,7 @@ from ..transport.lost_ranks import announce
 from ..transport.parts_of_world import part_of
 from ..transport.process_group import ProcessGroup
 from ..transport.protocol import Decorator, Transport, time_limit
-from ..transport.setup_agreement import Agreement
+from ..transport.swap_agreement import Agreement
 
 AT_EXIT = timedelta(seconds=5)
 

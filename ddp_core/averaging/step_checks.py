@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from ..memory.bucket_memory import BucketMemory
 from ..transport.protocol import Transport
 from ..transport.rank_messages import checksum, exchange
-from ..transport.setup_agreement import Agreement
+from ..transport.swap_agreement import Agreement
 
 FEW, NUMBERS = 3, 64  # parameters that are watched, and how many numbers of each
 REPLICA_STEPS = 100  # from one comparison of the ranks' parameters to the next

@@ -31,7 +31,7 @@ from ..buckets.sparse import SparseBucket
 from ..reducer.autograd import compiles, scripted, weak_call
 from ..reducer.backward import Backward
 from ..reducer.bucket_order import BucketOrder
-from ..reducer.launch_ready_buckets import Delivery, Reducer
+from ..reducer.reducer import Delivery, Reducer
 from . import error_messages
 from .early_reads import EarlyReadWarning
 from .measured_step import noted

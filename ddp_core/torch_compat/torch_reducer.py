@@ -12,7 +12,7 @@ from torch.distributed.algorithms.join import JoinHook
 from ..averaging.averager import Averager
 from ..measure.step import Step
 from ..reducer.backward import Backward
-from ..reducer.launch_ready_buckets import Reducer
+from ..reducer.reducer import Reducer
 from ..reducer.same_model import agreed_rank
 
 

@@ -25,7 +25,7 @@ from ...compress.protocol.requests import AllGather, AllReduce, ReduceScatter, R
 from .lost_ranks import CHECK_SECONDS, Processes, close_files, extension, machine
 from .protocol import Decorated, Reply, Transport
 from .rank_messages import exchange
-from .setup_agreement import Check, nothing
+from .swap_agreement import Check, nothing
 
 ADDED = (torch.float32, torch.float64)  # what the extension can add up
 logger = logging.getLogger(__name__)

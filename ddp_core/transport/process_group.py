@@ -30,7 +30,7 @@ from ...kernels import temporary
 from .direct.collectives import GLOO, PINNED, Collectives, Direct
 from .private_group import meeting_place, new_name, private_group
 from .protocol import MESSAGE_LIMIT, Reply, Transport
-from .setup_agreement import CHECK_EVERY, Check, nothing
+from .swap_agreement import CHECK_EVERY, Check, nothing
 from .taken_over import OWN_REQUESTS, TAKERS
 from .torch_groups import (
     ALL_GATHER,

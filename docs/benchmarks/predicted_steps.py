@@ -4,7 +4,7 @@
     python docs/benchmarks/predicted_steps.py --check     # prints the table of errors in docs/results/advise/README.md
     python docs/benchmarks/predicted_steps.py --write     # writes it there, and all steps to predicted-steps.csv
 
-Both come from one function, `gradwire.experiments.assumed_parts.predicted_step`.
+Both come from one function, `gradwire.experiments.ddp_step.predicted_step`.
 """
 
 import csv
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from gradwire.experiments.advice.predict import Prediction
-from gradwire.experiments.assumed_parts import (
+from gradwire.experiments.ddp_step import (
     BACKWARD,
     Cluster,
     Cost,

@@ -28,9 +28,9 @@ from .arguments import rounds_of
 from .buffers import Buffers
 from .fragment import Fragment
 from .inside import inside_of, show_shards
-from .joining import stray_message, strays
 from .outer import outer, suited
 from .reports import RoundStats
+from .unfrozen import stray_message, strays
 
 logger = logging.getLogger(__name__)
 SLOW = 3  # rounds in a row to which a slow site gave nothing

@@ -30,7 +30,6 @@ from ..internet.standing import NEW, Claim, judge
 from .buffers import change, with_buffers, within
 from .fragment import Fragment
 from .inside import Sites
-from .joining import anchors, flags, joined
 from .outer import Outer
 from .reports import (
     DIGEST,
@@ -45,6 +44,7 @@ from .reports import (
     norm_of,
     shares_of,
 )
+from .unfrozen import anchors, flags, joined
 
 logger = logging.getLogger(__name__)
 ATTEMPTS = 5  # of a round, among whoever is left

@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradwire
-from gradwire.experiments.assumed_parts import Cluster
+from gradwire.experiments.ddp_step import Cluster
 from gradwire.experiments.optimizer_plan import muon_requests
 from gradwire.experiments.sharded_plan import plan_sharded
 from gradwire.experiments.sharded_step import predicted_shards

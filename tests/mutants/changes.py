@@ -70,7 +70,7 @@ MUTANTS = [
     ),
     Mutant(
         "ranks that have swapped alone go on",
-        "ddp_core/transport/setup_agreement.py",
+        "ddp_core/transport/swap_agreement.py",
         'if not store.check([f"{other}/begun"]) or int(store.get(f"{other}/begun")) > self.step:',
         "if True:",
         "tests/hooks/test_some_ranks_only.py",
@@ -315,7 +315,7 @@ MUTANTS = [
     ),
     Mutant(
         "a parameter joins with numbers far beyond the model",
-        "hooks/local_sgd/joining.py",
+        "hooks/local_sgd/unfrozen.py",
         "bad = [name for name, value in values.items() if not bool((value.abs() <= most).all())]",
         "bad = []",
         "tests/hooks/local_sgd/test_members.py -k 'far_beyond'",

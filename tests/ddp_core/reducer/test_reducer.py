@@ -10,7 +10,7 @@ from torch import nn
 
 from gradwire.ddp_core.buckets.assignment import BucketAssignment
 from gradwire.ddp_core.engine.lanes import FuturePending
-from gradwire.ddp_core.reducer.launch_ready_buckets import Reducer
+from gradwire.ddp_core.reducer.reducer import Reducer
 from gradwire.ddp_core.reducer.unused_parameters import Rules
 
 COUNT = 60

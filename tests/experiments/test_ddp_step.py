@@ -9,7 +9,7 @@ from torch import nn
 
 from gradwire.compress import AllGather, AllReduce, AllToAll, Ranks
 from gradwire.experiments.advice.predict import through_card
-from gradwire.experiments.assumed_parts import (
+from gradwire.experiments.ddp_step import (
     COSTS,
     GOODPUT,
     Cluster,

@@ -1,4 +1,4 @@
-"""The parts of a step on GPUs that nobody has measured: what `gradwire plan` and the decision table predict steps from."""
+"""The step of a DDP model on GPUs that nobody has measured, predicted for `gradwire plan` and the decision table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agreeing anew in mid-training: a rank that waits for one which agrees learns that it should, instead of waiting on."""
+"""Agreeing anew after a swap or a load: a rank that waits for one which agrees learns that it should, too."""
 
 from __future__ import annotations
 
