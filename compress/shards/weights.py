@@ -243,8 +243,8 @@ def _gather_differences(
     The last byte of a payload says so, and outside of training the exact rows follow. In training the next differences
     mend it: there a GPU's host would have to wait for each payload.
     """
-    resumes, size = held.rows is None, cut.row_bytes
-    end = size + resumes * mine.nbytes
+    sends_in_use, size = held.rows is None, cut.row_bytes
+    end = size + sends_in_use * mine.nbytes
     in_use, sent, usual = parts_of(held.own.flat)
     in_use = in_use.to(mine.dtype)
     difference = mine.to(working_dtype(mine.dtype)) - in_use.nan_to_num(0.0, 0.0, 0.0)
@@ -254,7 +254,7 @@ def _gather_differences(
     given = torch.where(changed, difference, 0.0)
     given = given if cut.own is not None else lengthened(given, 1, cut.length)
     cut.encode_own(given, None, payload[:, :size])
-    payload[0, size:end] = in_use.clone().view(torch.uint8) if resumes else payload.new_empty(0)
+    payload[0, size:end] = in_use.clone().view(torch.uint8) if sends_in_use else payload.new_empty(0)
     payload[0, -1] = far
     gathered = (yield from gathered_rows(payload, per_host)).view(-1, payload.shape[1])
     before = gathered[:, size:end].reshape(-1).view(mine.dtype) if held.rows is None else held.rows

@@ -89,7 +89,7 @@ class Overlap(Delivery):
         # Of an optimizer's groups, by bucket, and the buckets and groups that they were found for.
         self._members: dict[PartialStep, tuple[object, dict[int, list[list[Tensor]]]]] = {}
         self._began, self._in_forward, self._joins = 0.0, False, False
-        self._now = time.perf_counter  # takes the marks of a forward: those of the step before it, until it has ended
+        self._forward_now = time.perf_counter  # the clock of a forward: that of the step before it, until it ends
         self._measured = True  # whether the last step was, in the forward after it, or need not be
         self._unseen: set[int] = set()  # members of the buckets that the last forward was not seen to use
         self._step_number, self._exposed = 0, 0.0
@@ -102,7 +102,7 @@ class Overlap(Delivery):
         device = reducer.device
         averager.drain, self._buckets = weak_call(self.drain), buckets
         self._members = {}
-        self._updates, self._measured, self._now = [], True, time.perf_counter
+        self._updates, self._measured, self._forward_now = [], True, time.perf_counter
         self._slice()
         devices = list(dict.fromkeys(each.device for each in reducer.parameters))
         self.order = SliceOrder(self._wanted, reducer.assignment, reducer.transport, devices)
@@ -178,9 +178,9 @@ class Overlap(Delivery):
             self._early_reads.next_step()
             buckets = self._reducer.assignment.buckets
             self._updates = [PendingUpdate(self.settle, bucket, backward) for bucket in buckets]
-            self._pending, self._now = dict.fromkeys(self._updates), backward.step.now
+            self._pending, self._forward_now = dict.fromkeys(self._updates), backward.step.now
             backward.step.late = True
-            self._measured = self._now != self.order.clock.now
+            self._measured = self._forward_now != self.order.clock.now
 
     def settle(self, update: PendingUpdate) -> None:
         """Wait for an update, and make it, unless it was made: somebody uses its parameters."""
@@ -243,7 +243,7 @@ class Overlap(Delivery):
     def leave(self) -> None:
         """Have nothing more to do with today's buckets, which need their memory for others."""
         self.drain()
-        self._updates, self._measured, self._now = [], True, time.perf_counter
+        self._updates, self._measured, self._forward_now = [], True, time.perf_counter
 
     def step(self, stepper: PartialStep) -> None:
         """An optimizer's step: now for what has arrived, with the same hyperparameters later for what has not."""
@@ -289,7 +289,7 @@ class Overlap(Delivery):
 
     def forward_begins(self, *, joins: bool) -> None:
         """Begin a forward of our DistributedDataParallel. `joins`: ranks may run out of inputs."""
-        self._joins, self._in_forward, self._began = joins, True, self._now()
+        self._joins, self._in_forward, self._began = joins, True, self._forward_now()
         if not self._pending:
             return
         if unnoticed := torch.is_grad_enabled() and (compiles() or scripted(self._module)):
@@ -303,7 +303,7 @@ class Overlap(Delivery):
         if not self._updates:
             self._in_forward, self._unseen = False, set()
             return 0.0
-        unused, end = list(self._pending), self._now()
+        unused, end = list(self._pending), self._forward_now()
         self.drain()
         self._in_forward = False
         self._unseen = {index for update in unused for index in update.bucket.members}
@@ -311,5 +311,5 @@ class Overlap(Delivery):
         if not self._measured:
             self._measured = True
             self.order.measurements.add(noted(self._updates, (self._began, end)))
-        self._now = time.perf_counter
+        self._forward_now = time.perf_counter
         return waited

@@ -35,14 +35,14 @@ class Backward:
     usage: Usage | None  # the answer, or that of a static graph's first step; None where nobody asks, or not yet
     order: list[int] = field(default_factory=list)  # parameters as they got ready; those of all firings in COUNTING
     undefined: set[int] = field(default_factory=set)  # parameters whose hook fired with no gradient
-    launched: int = 0  # of what `BucketAssignment.sending` lists
+    sent: int = 0  # of what `BucketAssignment.sending` lists
     why_broken: str = ""  # an error's text
 
     @property
     def under_way(self) -> bool:
         """True if other ranks may have received something of it."""
         asked = self.asks and self.usage is not None
-        return bool(self.order or self.launched or asked or self.stage is Stage.BROKEN)
+        return bool(self.order or self.sent or asked or self.stage is Stage.BROKEN)
 
     def firings(self) -> list[int]:
         """Return how often each parameter fired in the first backward of a static graph, which now sends them all.

@@ -244,10 +244,10 @@ class Reducer:
     def _launch(self, backward: Backward) -> bool:
         """Send the buckets that are complete, in order. Return True with the last one, after which `_finish` comes."""
         sending, unready = self.assignment.sending, self.assignment.unready
-        while backward.stage is Stage.SENDING and not unready[sending[backward.launched].number]:
-            bucket = sending[backward.launched]
-            backward.launched += 1
-            if backward.launched == len(sending):
+        while backward.stage is Stage.SENDING and not unready[sending[backward.sent].number]:
+            bucket = sending[backward.sent]
+            backward.sent += 1
+            if backward.sent == len(sending):
                 backward.stage = Stage.SENT
             self._send(backward, bucket)
         if backward.stage is not Stage.SENT:

@@ -111,7 +111,7 @@ class Rendezvous:
         seen = self._ask({"ask": "look"}, SEARCH)
         here, self._relayed = seen["own"], seen.get("relay") is True
         self._bind = self._listen or (here, 0)
-        self._shown = here if self._bind[0] in ("0.0.0.0", "::") else self._bind[0]  # to other sites
+        self._host = here if self._bind[0] in ("0.0.0.0", "::") else self._bind[0]  # to other sites
         if not self._relayed:
             refuse_open(self._bind[0], self._secret)
         if not self._secret.text:
@@ -179,7 +179,7 @@ class Rendezvous:
         """Return the record of the next meeting, once it is closed."""
         try:
             port, start = self._listening(), self._start.total_seconds()
-            who = {"id": self._id, "name": self._name, "host": self._shown, "port": port, "link": self._token}
+            who = {"id": self._id, "name": self._name, "host": self._host, "port": port, "link": self._token}
             stands = {"epoch": self._epoch, "met": self._met, "training": claim.training, "round": claim.round}
             limits = {
                 "sites": self._sites,
