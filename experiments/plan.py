@@ -1,4 +1,4 @@
-"""`gradwire plan`: what each compressor would send for a model, without training it."""
+"""`gradwire plan`: what each compressor would send for a model, and how long a step would take, without training it."""
 
 from __future__ import annotations
 

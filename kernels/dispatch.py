@@ -234,8 +234,8 @@ class Operation(Generic[P, R]):
         if names := requested_backends():
             return [self._explicit(names, device)]
         fit = (each for each in _backends.values() if each.automatic and each.device == device)
-        names_of = [each.name for each in fit if each.name in self.implementations and each.available]
-        working = [*names_of, REFERENCE]
+        fitting = [each.name for each in fit if each.name in self.implementations and each.available]
+        working = [*fitting, REFERENCE]
         return working[working.index(self.agreed.get(device, working[0])) :]  # never back to what other ranks lack
 
     def after(self, backend: str, device: str) -> str:
@@ -284,7 +284,7 @@ class Operation(Generic[P, R]):
                 tensors.append(each)
             else:
                 structure.append(each)
-        key, choices = tuple(structure), self.choices  # another dict takes its place when all are to be made anew
+        key, choices = tuple(structure), self.choices  # an earlier choice must not enter a later dict
         choice = choices.get(key)
         if choice is None:
             choice = self._choose(given)
@@ -316,7 +316,7 @@ class Operation(Generic[P, R]):
             other = self.after(name, device)
             log_unknown(name, self.name, unknown, other)
             name = other
-        return self.implementations[REFERENCE], ()
+        return self.implementations[REFERENCE], ()  # torch checks
 
     def _without_numbers(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Return what the operation returns on the meta device, and note that it would run."""

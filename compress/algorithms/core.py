@@ -33,7 +33,7 @@ class Core:
 
     The rest is what a rank's own gradient, with its residual, lacks of its part of the core: for vectors, and matrices too
     small for a core, all of it. Errors of the codec are those of the rest alone, which has small singular values. Muon
-    makes all singular values of an update equal, so they would turn the largest ones there.
+    makes all singular values of an update equal, those of the codec's errors, too.
     """
 
     low: PowerSGD
@@ -54,7 +54,7 @@ class Core:
         left = torch.zeros_like(joint) if residual is None else torch.cat(self._parts(residual.before, state))
         core: Any = yield from self.low.reduce(joint, state.low, Residual(left, left))
         if residual is not None:
-            grad.add_(residual.before)
+            grad.add_(residual.before)  # for the others: `put_back` overwrites the matrices
             residual = Residual(residual.after.zero_(), residual.after)
         put_back(left, matrices)
         del left, matrices  # their memory is free while the rest travels
@@ -74,6 +74,7 @@ def averaged(codec: Quantized) -> Compressor:
     return Core(PowerSGD(codec.core, payload="int8"), TwoShot(replace(codec, core=0)))
 
 
+# Not in quantized.py, which powersgd.py imports.
 register("int8", adapter=averaged, error_feedback=False, traits=traits_of_codes)(Int8)
 register("int4", adapter=averaged, traits=traits_of_codes)(Int4)
 register("int2", adapter=averaged, traits=traits_of_codes)(Int2)

@@ -205,7 +205,7 @@ class Wrapping:
     def around(self, core: Compressor) -> Compressor:
         """Return a compressor with what surrounds it, innermost first: warm-up, float32, error feedback, momentum."""
         core, before = self._served(core), self._before()
-        core = Switch({0: before, self.start_iter: core}) if self.start_iter else core
+        core = Switch({0: before, self.start_iter: core}) if self.start_iter else core  # 0: no warm-up
         if not self.method.lossy:
             return core
         built: Compressor = Float32Arithmetic(core)
@@ -267,7 +267,7 @@ def _text(method: Registration, values: Mapping[str, Any], nested: Mapping[str, 
         if value == default or (option == "warmup" and not values.get("start_iter")):
             continue
         if option == "error_feedback" and value in (0, 1):
-            value = "1" if value and default else bool(value)
+            value = "1" if value and default else bool(value)  # true would be a default such as 0.9
         text = _text_of(compressor(value)) if option == "warmup" else str(value)
         if text is None or set(",+") & set(text):
             return None

@@ -43,7 +43,7 @@ class ErrorFeedback:
     """Error feedback adds what compression loses to the next gradient (Seide et al. 2014; Karimireddy et al. 2019).
 
     `residual_bits`: of each element of the residual between steps, see `Narrow`; 32 stands for float32 or wider. Copies in
-    these are gone before a bucket leaves, where the inner compressor can do without them. `kept`: the part of each residual,
+    float32 are gone before a bucket leaves, where the inner compressor can do without. `kept`: the part of each residual,
     on workers and servers, that stays after a step; the rest is lost. So a residual cannot grow without end: it is at most
     the sum of 1, `kept`, `kept` squared, ... of what steps lose. Too little for the exact mean in the long run, which
     matters less to Adam than bursts do.
@@ -72,7 +72,7 @@ class ErrorFeedback:
             held = Residual(held.after, held.after)
         state.gauge.begin(grad, held)
         wide, averaging = grad.dtype.itemsize >= 4, self.inner.reduce(grad, state.inner, held)
-        if state.residual.store is not None and wide and own_traits(self.inner).residual_first:
+        if state.residual.store is not None and wide and own_traits(self.inner).residual_first:  # of wide gradients
             average: Tensor = yield from after_first(averaging, lambda: state.close(held))
         else:
             average = yield from averaging
@@ -112,6 +112,6 @@ def _takes_16_bits(compressor: Compressor, state: Any, residual: Residual | None
     """Return True if the next step of a compressor reads 16 bits, computes in float32 and rounds the average once."""
     if isinstance(compressor, Switch):
         now = compressor.stage(state)
-        released = residual is None and any(leaves.hold_back for leaves in state.leaves[:now])  # into the gradient
+        released = residual is None and any(leaves.hold_back for leaves in state.leaves[:now])  # into 16 bits
         return not released and _takes_16_bits(compressor.stages[now], state.stages[now], residual)
     return own_traits(compressor).takes_16_bits

@@ -1,4 +1,4 @@
-"""The table of compression methods by name."""
+"""The table of compressors by name: a file in algorithms/ registers its own, and the baselines are named here."""
 
 from __future__ import annotations
 

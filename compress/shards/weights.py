@@ -131,8 +131,8 @@ class WeightGather:
     """Each rank's row of weights for all ranks: one all-gather.
 
     `codec`: what travels; None for the weights as they are. `differences`: between exact weights and those in use, which
-    all ranks hold; else the weights themselves. `hosts`: rows travel once to each other host, and there among its ranks; all
-    ranks get the same numbers as without. `per_host`: as it was found.
+    all ranks hold, and `held` gives; else the weights themselves. `hosts`: rows travel once to each other host, and
+    there among its ranks; all ranks get the same numbers as without. `per_host`: as it was found.
     """
 
     codec: Codec | None = None
@@ -205,7 +205,7 @@ def _gather_first(mine: Tensor, out: Tensor, held: HeldWeights, per_host: int) -
     """Gather the weights that later differences are to."""
     yield from _gather_exact(mine, out, per_host)
     held.rows = out.view(-1, mine.numel()).clone()
-    _note_own(held, mine, mine, mine.to(working_dtype(mine.dtype)).norm() / (2 * FAR))  # until a step shows it
+    _note_own(held, mine, mine, mine.to(working_dtype(mine.dtype)).norm() / (2 * FAR))  # the first step may change half
     return out
 
 

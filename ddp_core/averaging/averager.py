@@ -199,12 +199,10 @@ class CompressedAverager(SteppedAverager):
             engine.prepare(SPARSE_ROUNDS)
             parts: Parts = partial(parts_of_bucket, tuple(named), ())
             bound = Bound(self._epoch, scale, named, Route(engine, needs_future=scale is None), self.shown, parts)
-            label = labelled(index, tuple(named))
-            sent = Sent(
-                label, tuple(named), buffer.numel(), buffer.element_size(), nbytes=0
-            )  # of rows that are not known
+            label, sizes = labelled(index, tuple(named)), (buffer.numel(), buffer.element_size())
+            sent = Sent(label, tuple(named), *sizes, nbytes=0)  # of rows that are not known
             return SparsePlan(bound, self.memory, self.engines.group.size(), sent)
-        if index == 0 and self.memory.remembers:
+        if index == 0 and self.memory.remembers:  # a few parameters suffice
             self.discarded.watch(parameters if self._trained is None else self._trained)
             self._repeated.watch(parameters)
         plan = self._plans[index] = self._bind_dense(bucket, named, engine, scale)
@@ -222,7 +220,7 @@ class CompressedAverager(SteppedAverager):
             found = segments_of(memory, bucket, lying, layout)
         pool.release()  # of what former buckets and the move of their state took: torch's first one is the whole model
         segments = [program_of(each, memory, engine, index, buffer) for each in found]
-        op: Op | None = None if scale in (None, 1.0) else "sum"
+        op: Op | None = None if scale in (None, 1.0) else "sum"  # of what comes divided by the ranks
         if op is None and memory.averages and all(places is None for _, places in found):
             op = "mean"
         hooked, sliced = scale is None, isinstance(bucket, BucketSlice)
@@ -235,7 +233,7 @@ class CompressedAverager(SteppedAverager):
         route = Route(engine, needs_future=hooked, on_wait=sums and not (hooked or self.sparse))
         names = [*(sent.names for _, sent in segments), layout.names]
         bound = Bound(self._epoch, scale, named, route, self.shown, parts, forms, may_turn, names)
-        if op is None or not sums:
+        if op is None or not sums:  # `sums` has an op, which mypy does not know
             return ProgramPlan(bound, memory, segments)
         whole = sliced or len(bucket.parameters()) == len(named)  # and not only what some rank has used in this step
         elements, size = flat.numel() if whole else layout.numel, flat.element_size()
@@ -250,7 +248,7 @@ class CompressedAverager(SteppedAverager):
 
     @property
     def _torch_has_rebuilt(self) -> bool:
-        """True in the first step of the buckets that torch's DDP has made anew after the step before."""
+        """True in the first step of the buckets that torch's DDP has made anew: it does so once, after its first step."""
         return self.engines.agreement.step == 2
 
     def _lies_anew(self, plan: Plan, bucket: Bucket) -> bool:

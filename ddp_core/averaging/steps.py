@@ -59,7 +59,7 @@ class Steps:
         self._waiting: list[Callable[[], None]] = []  # asked for by other threads during a step
 
     def begin(self) -> None:
-        """Open a step, behind what other threads asked for. One that is still open broke off."""
+        """Open a step, behind what other threads asked for. One that is still OPEN broke off; one that is SENT is over."""
         with self.lock:
             if self.phase is not Phase.IDLE:
                 self.phase = Phase.IDLE
@@ -88,7 +88,7 @@ class Steps:
                 self._make_changes()
 
     def leave(self, averager: SteppedAverager) -> None:
-        """Have the step that is under way be none of this averager's, whose memory has changed. ShardMemory notes it."""
+        """Take this averager, whose memory has changed, out of the step that is under way. `ShardMemory` notes it itself."""
         with self.lock:
             averager.inside = False
             if not any(each.inside for each in self.averagers):
@@ -218,7 +218,7 @@ class SteppedAverager:
         return self.steps.holds(self)
 
     def step_is_over(self) -> None:
-        """Note the end of a step that this averager has entered. The caller holds the lock."""
+        """Note the end of a step that this averager has entered, where anybody knows it. The caller holds the lock."""
 
     def between_steps(self, change: Callable[[], None]) -> None:
         """Change the memory now, or when the step is over that runs on another thread."""

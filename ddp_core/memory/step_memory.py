@@ -1,4 +1,4 @@
-"""The steps of a memory, of buckets or of shards: each is kept or undone as a whole."""
+"""The steps of a memory, of buckets or of shards: each is kept or undone as a whole, as where gradients overflow."""
 
 from __future__ import annotations
 

@@ -246,7 +246,7 @@ class Overlap(Delivery):
         self._updates, self._measured, self._forward_now = [], True, time.perf_counter
 
     def step(self, stepper: PartialStep) -> None:
-        """An optimizer's step: now for what has arrived, with the same hyperparameters later for what has not."""
+        """An optimizer's step: now for what was handed out, with the same hyperparameters later for what has not."""
         with self._lock:
             members = self._members_of(stepper)
             for update in list(self._pending):

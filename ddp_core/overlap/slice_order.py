@@ -30,7 +30,7 @@ LEAST_GRADIENT_MB, MOST_ON_WIRE_MB = 2.0, 2.0  # of a slice
 
 
 class SliceOrder:
-    """Decides between steps, on all ranks alike, in which order slices go.
+    """Decides between steps, on all ranks alike, in which order slices go: as backward, or by `priority_order`.
 
     `wanted`: one of `ORDERS`. `clock`: takes marks in measured steps, which an update turns into seconds; with parameters on
     several `devices` nothing is measured, and the order stays backward's. `bounds`: seconds of a step, of the best one that

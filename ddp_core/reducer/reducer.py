@@ -278,7 +278,7 @@ class Reducer:
         # a gradient that came in this backward, of a parameter without one now: zeros would stand for it
         if bucket.absent and (came := set(bucket.absent).intersection(backward.order) - backward.undefined):
             raise self._failure(error_messages.removed(self.names_of(sorted(came))))
-        if not backward.step.number:
+        if not backward.step.number:  # the first bucket that leaves
             self.averager.begin_step(backward.step)
         backward.step.launched[bucket.number] = time.perf_counter()
         bucket.pending = self.averager.average(bucket)

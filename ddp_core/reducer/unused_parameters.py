@@ -1,4 +1,4 @@
-"""The parameters that any rank used in a step (Li et al. 2020, 3.2.3), and the rules for those that no rank used."""
+"""The parameters that any rank used in a step (Li et al. 2020, 3.2.3). `GradBucket` has what follows for gradients."""
 
 from __future__ import annotations
 

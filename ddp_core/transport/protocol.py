@@ -1,4 +1,4 @@
-"""The transport of requests over ranks: memory and network belong together."""
+"""The transport of requests over ranks, memory and network together, and the time limits of waits."""
 
 from __future__ import annotations
 

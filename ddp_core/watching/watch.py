@@ -1,4 +1,4 @@
-"""`handle.watch(every=100)`: now and then what a training's steps cost."""
+"""`handle.watch(every=100)`: now and then what a training's steps cost. `report.py` has the line."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ class Arrivals:
     """The gradients of one backward; on CUDA, where streams wait and no host does, each is waited for at once.
 
     Backwards inside of it, as of reentrant checkpoints, belong to it; where one of these brings the first gradients, only if
-    the `model` was called as a whole. `before_end` is called when all are there, before the step ends: ranks agree then
-    whether it counts.
+    the `model` was called as a whole: its outputs show the outer one. `before_end` is called when all are there, before the
+    step ends: ranks agree then whether it counts.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Arrivals:
         if torch._C._current_graph_task_id() != -1:
             self._backwards.begin()
         backward = self._backwards.now()
-        if backward is None or backward.at_end is None:
+        if backward is None or backward.at_end is None:  # no step has begun in it
             self._wait(0)  # for what a backward left that broke off
             self._steps.begin()
         if backward is not None:

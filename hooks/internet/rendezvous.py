@@ -242,7 +242,7 @@ class Rendezvous:
     def _connected(self, record: Mapping[str, Any]) -> SiteMeeting:
         """Return the connections with the sites of a meeting, those of the last one where nobody came or went."""
         sites, meeting = record["sites"], self._meeting
-        kept = {site.link for site in sites} == {self._token}
+        kept = {site.link for site in sites} == {self._token}  # all have the connections of the last meeting
         if meeting is None or not kept or len(sites) != meeting.ranks.world_size:
             self._drop()
             rank = next(place for place, site in enumerate(sites) if site.id == self._id)

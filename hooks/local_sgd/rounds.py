@@ -1,4 +1,4 @@
-"""Rounds: each averages one fragment over those that take part, on a thread of its own."""
+"""Rounds: each averages one fragment over those that take part. A site that was away first takes the others' model."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Round:
             task = self.average()
             self.apply(task.result, largest_average(reports, self.shares, self.clipped, rounds.outliers))
             rounds.differ = self._meeting.differ
-            compared = rounds.differ and rounds.round % COMPARED == 0
+            compared = rounds.differ and rounds.round % COMPARED == 0  # by the lineages of the next reports
             rounds.lineage = rounds.digest() if compared else self._meeting.lineage
             if joining:
                 rounds.join(rounds.joined | joining.keys(), joining)
@@ -176,7 +176,7 @@ class Round:
         if meeting.ranks.rank in takers:
             layouts = [part.layout_with(names) for part in rounds.fragments]
             empty = [torch.empty(each.numel, dtype=each.dtype) for each in layouts for _ in range(2)]
-            fresh = [torch.empty_like(rounds.buffers), *empty]
+            fresh = [torch.empty_like(rounds.buffers), *empty]  # as `Rounds.common` lists them
         if takers:
             meeting.copy_from(source, fresh, takers, rounds.note_move)
         name = meeting.names[source]

@@ -1,4 +1,5 @@
-// Selection of the largest magnitudes: samples, candidates above a threshold, and what is sent of those chosen.
+// Selection of the largest magnitudes: samples, candidates above a threshold, and what is sent of those that
+// selection.cpp chooses.
 namespace gradwire::GRADWIRE_LEVEL {
 
 // The bits of |value|, those of infinity for NaN: as integers they are ordered like magnitudes.
