@@ -1,4 +1,7 @@
-"""The cost of a model's compression on this rank, and the measurements of the last steps as flat names and numbers."""
+"""The cost of a model's compression on this rank, and the measurements of the last steps as flat names and numbers.
+
+Bytes are those that `sent_bytes` of compress/protocol/requests.py counts.
+"""
 
 from __future__ import annotations
 
