@@ -11,7 +11,7 @@ import yaml
 
 from gradwire.compress import compressor
 from gradwire.experiments.advice.candidates import candidates
-from gradwire.experiments.advice.decision_table import (
+from gradwire.experiments.advice.expected_losses import (
     ADAMW,
     ANSWERED,
     CANDIDATES,

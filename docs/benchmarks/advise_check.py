@@ -18,7 +18,7 @@ from typing import Any
 
 from gradwire.experiments.advice import Rule
 from gradwire.experiments.advice.candidates import TWO_LEVELS, UNCOMPRESSED
-from gradwire.experiments.advice.decision_table import CANDIDATES, SGD
+from gradwire.experiments.advice.expected_losses import CANDIDATES, SGD
 
 Key = tuple[str, str]  # compressor and order
 Pairs = dict[Key, tuple[float, float]]  # predicted and measured seconds

@@ -26,7 +26,7 @@ from ...ddp_core.transport.torch_groups import orders_streams
 from ..bucket_plan import bucket_layouts
 from .arithmetic import Arithmetic, copy_seconds, gradient_pool, measured_arithmetic, sampled
 from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED, candidates, family, narrowed
-from .decision_table import Candidate
+from .expected_losses import Candidate
 from .network import Kind, Network
 from .predict import Measured, buckets, memory, peak_bytes, predicted, requests_on
 from .rank_group import RankGroup, tried

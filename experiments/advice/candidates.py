@@ -1,4 +1,4 @@
-"""The compressors to choose from, and the expected loss of each, from the decision table."""
+"""The compressors to choose from, and the expected loss of each, from expected_losses.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ...compress import compressor
 from ...compress.builder.optimizer_defaults import Optimizers, kinds, tuned_specification
-from .decision_table import ADAMW, CANDIDATES, MUON, SGD, Candidate
+from .expected_losses import ADAMW, CANDIDATES, MUON, SGD, Candidate
 
 UNCOMPRESSED = ("none", "bf16")  # what a user gets without giving anything up
 PRIORITY, BACKWARD = "priority", "backward"
@@ -16,7 +16,7 @@ NARROW = "residual_bits=8"
 
 
 def family(optimizer: Optimizers) -> str:
-    """Return the optimizer of the decision table that is most like this one, or these."""
+    """Return the optimizer of `CANDIDATES` that is most like this one, or these."""
     found = kinds(optimizer)
     if "Muon" in found:
         return MUON

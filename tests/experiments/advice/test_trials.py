@@ -2,7 +2,7 @@
 
 from gradwire.experiments.advice import Choice, Forecast, Rule
 from gradwire.experiments.advice.candidates import BACKWARD, PRIORITY
-from gradwire.experiments.advice.decision_table import Candidate
+from gradwire.experiments.advice.expected_losses import Candidate
 from gradwire.experiments.advice.predict import Prediction
 from gradwire.experiments.advice.trials import Tried, confirmed
 

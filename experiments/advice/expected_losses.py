@@ -2,7 +2,7 @@
 
 Expected losses are the worst of those that the tables show: of the largest model with which a compressor ran, of the
 largest that has three seeds, and with SGD of each network.
-`python docs/benchmarks/write_claims.py` computes them from the raw points, and writes them here and into the pages.
+`python docs/benchmarks/write_claims.py` writes them into the pages from the raw points; tests/test_claims.py compares.
 """
 
 from __future__ import annotations
