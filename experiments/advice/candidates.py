@@ -24,12 +24,14 @@ def family(optimizer: Optimizers) -> str:
 
 
 def candidates(specs: Sequence[str] | None, optimizer: Optimizers | None = None) -> list[Candidate]:
-    """Return the candidates of some compressors, "none" always among them; all of the table if none are given.
+    """Return the candidates of some compressors, "none" always among them.
 
-    Each has the options that `attach` fills in for an optimizer. A two-level compressor loses what its inner one does.
+    If none are given, those of the table, but for what never ran with the optimizer. Each has the options that `attach`
+    fills in for it. A two-level compressor loses what its inner one does.
     """
     known = {tuned_specification(each.spec, optimizer): each for each in CANDIDATES}
-    names = known if specs is None else dict.fromkeys(tuned_specification(spec, optimizer) for spec in ["none", *specs])
+    ran = [spec for spec, each in known.items() if optimizer is None or family(optimizer) in each.losses]
+    names = ran if specs is None else dict.fromkeys(tuned_specification(spec, optimizer) for spec in ["none", *specs])
     return [replace(known.get(spec, Candidate(spec)), spec=spec) for spec in names]
 
 

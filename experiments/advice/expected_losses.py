@@ -45,6 +45,7 @@ CANDIDATES = (
     Candidate("bf16", {ADAMW: -0.002, SGD: 0.0, MUON: 0.0}),
     Candidate("int8", {ADAMW: 0.001, SGD: 0.0, MUON: 0.0}),
     Candidate("int4", {ADAMW: 0.012, SGD: 0.008, MUON: 0.021}, warm_up=(MUON,)),
+    Candidate("int4:core=4", {MUON: 0.010}),
     Candidate("int2", {ADAMW: 0.002, SGD: 0.012, MUON: 0.022}, INT2_MEASURED),
     Candidate("powersgd:rank=4", {ADAMW: 0.050, SGD: 0.020, MUON: 0.039}, RANKS_MEASURED),
     Candidate("powersgd:rank=8,payload=int8", {ADAMW: 0.009, SGD: 0.007, MUON: 0.053}, RANKS_MEASURED, warm_up=(MUON,)),

@@ -1,6 +1,7 @@
 """Claims of validation losses: how far each compressor ends above no compression, at the largest size where it ran."""
 
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -17,9 +18,11 @@ GPT2, SMALL, FEWER = (f"docs/benchmarks/h200/quality-{name}.jsonl" for name in (
 STUDY = "docs/results/time-to-accuracy-gpt/points.jsonl"
 TABLE, FEEDBACK, WARM_UP = (f"docs/results/loss/{name}.json" for name in ("losses", "feedback", "warm-up"))
 EXAMPLES = "docs/results/examples/pretrain.jsonl"
+FEW_BITS = "docs/results/few-bits-muon/runs.json"
 AS_ATTACH = {  # names under which today's compressor ran, by optimizer
     ("int4", ADAMW): ["int4:error_feedback=false"],
     ("int4", MUON): ["int4:error_feedback=true"],
+    ("int4:core=4", MUON): ["int4, core 4"],  # the same averages, to the bit
     ("int4", SGD): ["int4:error_feedback=true"],
     ("int2", ADAMW): ["int2:error_feedback=false"],
     ("int8", ADAMW): ["int8:error_feedback=false"],
@@ -68,7 +71,7 @@ class Trainings:
 
     def ran(self, *specs: str) -> Source:
         """Return the source with the command that trains these compressors and the baseline, with their seeds."""
-        names = " ".join(dict.fromkeys((self.baseline, *specs)))
+        names = shlex.join(dict.fromkeys((self.baseline, *specs)))
         seeds = " ".join(map(str, sorted({seed for spec in specs for seed in self.losses[spec]})))
         return replace(self.source, command=self.source.command.format(compressors=names, seeds=seeds))
 
@@ -135,6 +138,17 @@ def of_table(file: str, task: str) -> Trainings:
     return Trainings(TASKS[task], size, source, losses, network=NETWORKS.get(task, "GPT"))
 
 
+def of_few_bits(task: str) -> Trainings:
+    """Return the trainings of a task of few_bits.py, whose Muon computes in float32."""
+    rows = [{**row, "compressor": row["way"]} for row in raw(FEW_BITS)["runs"] if row["task"] == task]
+    command = (
+        f"python docs/benchmarks/few_bits.py few-bits-muon --tasks {task} --ways {{compressors}} --seeds {{seeds}}"
+    )
+    size = 0.9 if task in LARGER_TASKS else 0.1
+    source = Source(FEW_BITS, command, RANKS, f"{size} M", str(STEPS[task]))
+    return Trainings(MUON, size, source, gathered(rows))
+
+
 def of_examples(optimizer: str) -> Trainings:
     """Return the trainings of docs/examples/train_gpt.py."""
     rows = [row for row in raw(EXAMPLES) if row["optimizer"] == optimizer]
@@ -159,6 +173,7 @@ def all_trainings() -> list[Trainings]:
         of_examples("adamw"),
         of_examples("muon"),
         *(of_table(file, task) for file, task in of_loss),
+        *map(of_few_bits, MUON_TASKS[1:]),
         *(of_table(WARM_UP, task) for task in MUON_TASKS[1:]),
     ]
 
@@ -218,6 +233,9 @@ def of_low_rank_bytes() -> Iterator[Claim]:
         ("powersgd:rank=32,payload=int4", gpt2, {row["compressor"]: row["ratio"] for row in raw(GPT2)}),
     ):
         yield Claim(f"bytes {spec}", MEASURED, source, lambda it=found[spec]: [it], times)
+    runs = {row["way"]: row["sent_bytes"] for row in raw(FEW_BITS)["runs"] if row["task"] == LARGER_TASKS[0]}
+    cored = of_few_bits(LARGER_TASKS[0]).ran("int4, core 4")
+    yield Claim("bytes int4:core=4", MEASURED, cored, lambda: [runs["none"] / runs["int4, core 4"]], times)
 
 
 def of_candidates() -> Iterator[Claim]:

@@ -11,6 +11,7 @@ SENTENCES = Path(__file__).with_name("sentences.txt")
 NAMES = (
     "README.md",
     "docs/choosing.md",
+    "docs/muon.md",
     "docs/should-i-compress.md",
     "docs/promises.md",
     "docs/fsdp.md",

@@ -14,6 +14,7 @@ from claims.speeds import to_target
 from gradwire.experiments.advice.recommendation import Rule
 
 ONE_ANSWER = ("bf16", "int8", "int4")  # from first to last
+CORED = "int4:core=4"
 LOW_RANK, LARGE_LOW_RANK = "powersgd:rank=8,payload=int8", "powersgd:rank=32,payload=int4"
 
 
@@ -127,7 +128,7 @@ def evidence(claim: Claim) -> str:
 def losses(
     claims: Mapping[str, Claim],
     optimizers: Sequence[str],
-    specs: Sequence[str] = (*ONE_ANSWER, LOW_RANK, LARGE_LOW_RANK),
+    specs: Sequence[str] = (*ONE_ANSWER, CORED, LOW_RANK, LARGE_LOW_RANK),
 ) -> str:
     """Return the table of losses: a column per optimizer."""
     rows = []
