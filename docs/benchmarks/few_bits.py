@@ -52,7 +52,7 @@ BLOCK, SCALE_BITS = 128, 32
 QUARTERS = (0, 100, 200, 300)  # their first steps
 SEEDS, MOST_SEEDS = range(3), 9  # by default, and that the table looks for
 LESS = ", momentum 0.9"
-MUON_TASKS = ("gpt-muon", f"gpt-muon{LESS}", "gpt-muon-400")
+MUON_TASKS = ("gpt-muon", f"gpt-muon{LESS}", "gpt-muon-400", "gpt-muon-0.9m")
 
 SIZES = {
     "0.14 M": LONGER["gpt-muon-400"].model,
