@@ -125,7 +125,7 @@ def _with_muon(
     muon = sum((traffic(each, Ranks(config.ranks)) for each in requests), Traffic())
     before = plans[0].compression_ratio * plans[0].sent_bytes_per_step + muon.sent_bytes
     seconds = network_seconds(requests, config.cluster)
-    ddp = replace(config, parallel="ddp", compressors=list(_simplest(config)))
+    ddp = replace(config, parallel="ddp", compressors=["none", *_simplest(config)])
     whole = [_planned(model, order, spec, ddp) for spec in ddp.specs]
     every = [
         replace(

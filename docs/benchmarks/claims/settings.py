@@ -88,7 +88,7 @@ def of_muon() -> Iterator[Claim]:
     """Yield the bytes and the speed-ups of steps with Muon under FSDP2 and under DDP."""
     command = "gradwire plan --parallel fsdp --parameters 350M --hosts 4 --rate 10gbit --step-seconds 0.5 --dtype bf16"
     source = Source("experiments/plan.py", f"{command} --optimizer muon", "computed from shapes", "350 M")
-    for spec in ("none", "int8", "DDP int8"):
+    for spec in ("none", "int8", "DDP none", "DDP int8"):
         row = with_muon()[spec]
         sent = lambda row=row: [row["sent_bytes_per_step"] / 1e9]  # noqa: E731
         yield Claim(f"Muon sent {spec}", PREDICTED, source, sent, number("GB", 1))
