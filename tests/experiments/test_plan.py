@@ -120,6 +120,12 @@ def test_sites_get_a_plan_for_each_compressor_and_a_line_to_paste(planned, capsy
     assert "With no compressor here sites compute for 95%" in capsys.readouterr().out
 
 
+def test_the_line_to_paste_names_int2_only_if_it_was_asked_for(planned):
+    flags = ("--parameters=10M", "--sites=2", "--up=10mbit", "--step-seconds=0.1")
+    assert planned(*flags)["recommended"]["compressor"] == "int4"
+    assert planned(*flags, "--compressors=int4,int2")["recommended"]["compressor"] == "int2"
+
+
 def test_sites_of_a_model_of_72_billion_parameters_are_planned_by_their_number(planned):
     flags = ("--parameters=72.7e9", "--sites=20", "--up=110mbit", "--down=500mbit", "--step-seconds=40", "--relay")
     (row,) = planned(*flags, "--compressors=int2")["rows"]
