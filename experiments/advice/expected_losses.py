@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 ADAMW, SGD, MUON = OPTIMIZERS = ("AdamW", "SGD with momentum", "Muon")
-SEED = 0.5  # points: standard deviation over seeds of a compressor's distance to none, the median of study `quality`
-MOST_SEED = 2.2  # points: and the largest
+SEED = 0.6  # points: standard deviation over seeds of a compressor's distance to none, the median of study `quality`
+MOST_SEED = 3.1  # points: and the largest
 LARGER = 0.9  # points: the largest change of that distance from study `quality` to `quality-long`, both after a warm-up
 LONGER = 3.2  # points: with Muon and powersgd:rank=8,payload=int8, from 120 to 400 steps of one model
 
@@ -23,34 +23,43 @@ class Candidate:
     """A compressor that `advise` may recommend.
 
     `losses`: by optimizer, how far the validation loss ends above that of `none`, as a part of it. `largest`: by
-    optimizer, the number of parameters beyond which the losses are not expected: a larger model lost more, or did not run.
-    `warm_up`: the optimizers with which a warm-up lowered the loss, on each of three seeds.
+    optimizer, the parameters of the largest model that ran. `any_size`: the loss is expected of larger models, too;
+    `advise` prints `largest` beside it. `warm_up`: the optimizers with which a warm-up lowered the loss, on each of three seeds.
     """
 
     spec: str
     losses: Mapping[str, float] = field(default_factory=dict)
     largest: Mapping[str, float] = field(default_factory=dict)
     warm_up: tuple[str, ...] = ()
+    any_size: bool = False
 
     def expected_loss(self, optimizer: str, parameters: int) -> float | None:
         """Return the expected loss above that of `none` as a part of it; None where nobody measured it."""
-        return None if parameters > self.largest.get(optimizer, math.inf) else self.losses.get(optimizer)
+        if parameters > self.largest.get(optimizer, math.inf) and not self.any_size:
+            return None
+        return self.losses.get(optimizer)
 
 
-SMALL = dict.fromkeys(OPTIMIZERS, 150e3)  # parameters of the models that ran from the first step
-RANKS_MEASURED = SMALL | {ADAMW: 20e6}  # PowerSGD ended 1 % above there, and 27 % with 128 M
-INT2_MEASURED = SMALL  # 11 M ended 1.3 % above with AdamW after a quarter in int8
+SMALL = dict.fromkeys(OPTIMIZERS, 0.14e6)
+RANKS = SMALL | {ADAMW: 19.2e6}  # a rank of 32 ended 27 % above with 128 M
+HALF = RANKS | {MUON: 0.9e6}
 CANDIDATES = (
     Candidate("none", {ADAMW: 0.0, SGD: 0.0, MUON: 0.0}),
-    Candidate("bf16", {ADAMW: -0.002, SGD: 0.0, MUON: 0.0}),
-    Candidate("int8", {ADAMW: 0.001, SGD: 0.0, MUON: 0.0}),
-    Candidate("int4", {ADAMW: 0.012, SGD: 0.008, MUON: 0.019}, warm_up=(MUON,)),
-    Candidate("int4:core=4", {MUON: 0.008}),
-    Candidate("int2", {ADAMW: 0.002, SGD: 0.012, MUON: 0.022}, INT2_MEASURED),
-    Candidate("powersgd:rank=4", {ADAMW: 0.050, SGD: 0.020, MUON: 0.039}, RANKS_MEASURED),
-    Candidate("powersgd:rank=8,payload=int8", {ADAMW: 0.009, SGD: 0.007, MUON: 0.053}, RANKS_MEASURED, warm_up=(MUON,)),
-    Candidate("topk:ratio=0.01,error_feedback=0.9", {ADAMW: 0.034, SGD: 0.060, MUON: 0.075}),
-    Candidate("onebit", {ADAMW: 0.072, SGD: 0.055, MUON: 0.044}),
+    Candidate("bf16", {ADAMW: -0.002, SGD: 0.0, MUON: 0.0}, HALF, any_size=True),
+    Candidate("int8", {ADAMW: 0.001, SGD: 0.0, MUON: 0.0}, HALF, any_size=True),
+    Candidate(
+        "int4",
+        {ADAMW: 0.012, SGD: 0.008, MUON: 0.019},
+        SMALL | {ADAMW: 128e6, MUON: 11e6},
+        warm_up=(MUON,),
+        any_size=True,
+    ),
+    Candidate("int4:core=4", {MUON: 0.008}, {MUON: 0.9e6}),
+    Candidate("int2", {ADAMW: 0.002, SGD: 0.012, MUON: 0.022}, SMALL),
+    Candidate("powersgd:rank=4", {ADAMW: 0.050, SGD: 0.020, MUON: 0.039}, SMALL),
+    Candidate("powersgd:rank=8,payload=int8", {ADAMW: 0.009, SGD: 0.007, MUON: 0.053}, RANKS, warm_up=(MUON,)),
+    Candidate("topk:ratio=0.01,error_feedback=0.9", {ADAMW: 0.034, SGD: 0.060, MUON: 0.075}, SMALL),
+    Candidate("onebit", {ADAMW: 0.072, SGD: 0.055, MUON: 0.044}, SMALL),
 )
 ANSWERED = ("bf16", "int8", "int4", "powersgd:rank=8,payload=int8")  # `compare` compares these
 

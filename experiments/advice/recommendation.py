@@ -243,7 +243,8 @@ class Advice:
         yield ""
         yield from table(self.here)
         yield "step: predicted; tried: measured by training a copy, and used instead of the prediction"
-        yield f"loss: expected validation loss above that of none, with {self.family}; ? was not studied"
+        yield f"loss: expected validation loss above that of none, with {self.family}; ? did not run with a model this large"
+        yield from self._largest()
         yield uncertainty()
         yield from (f"failed when tried: {failure}" for failure in self.failures)
         yield from (f"left out: {each}" for each in self.left_out)
@@ -257,6 +258,17 @@ class Advice:
             yield from sizes(self.elsewhere)
             for each in self.elsewhere:
                 yield from ("", *each.to_paste())
+
+    def _largest(self) -> Iterator[str]:
+        """Yield the sizes of the largest models behind losses that are expected of any size."""
+        shown = {each.spec.removeprefix(TWO_LEVELS): each.candidate for each in self.here.choices}
+        sizes = {
+            spec: each.largest[self.family] / MEGA
+            for spec, each in shown.items()
+            if each.any_size and self.family in each.largest
+        }
+        if sizes:
+            yield "largest model measured: " + ", ".join(f"{spec} {size:.3g} M" for spec, size in sizes.items())
 
 
 def table(forecast: Forecast) -> Iterator[str]:
