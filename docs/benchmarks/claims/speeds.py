@@ -131,6 +131,10 @@ def to_accuracy() -> Iterator[Claim]:
         command = "gradwire with the arguments of the point of 2026-11-27"
         about = Source(STUDY, command, "four emulated hosts on an Intel Xeon", "19 M", "120", seeds=1)
         yield Claim(f"time int4 {rate} earlier", MEASURED, about, lambda it=earlier: it, times)
+        for spec in ("bf16", "int8"):
+            found, none = (to_target(each, rate)[0] for each in (spec, "none"))
+            both = [mine / base for mine, base in zip(found, none, strict=True)]
+            yield Claim(f"time {spec} {rate} over none", MEASURED, source, lambda it=both: it, times)
         for spec in ("int8", "int4"):
             every = [value for reaches in by_all() for value in to_target(spec, rate, reaches)[0]]
             yield Claim(f"time {spec} {rate} smoothings", MEASURED, source, lambda it=every: it, times)

@@ -41,7 +41,7 @@ def of_training(network: str, rate: str) -> Row:
     gains = {spec: min(to_target(spec, rate)[0]) for spec in ("bf16", "int8", "int4")}
     first = "int8" if worthwhile(gains["int8"]) else "bf16"
     following = "int4" if worthwhile(gains["int4"] / gains[first]) else "-"
-    claims = [f"time {spec} {rate}" for spec in (first, following)]
+    claims = f"time {first} {rate}", f"time {following} {rate} smoothings"
     return Row(network, "4 x 1", "GPT 19 M, two CPU cores", first, claims[0], following, claims[1], MEASURED, network)
 
 
@@ -63,7 +63,8 @@ def of_prediction(each: Situation) -> Row:
     claims = (name_of(each, spec) for spec in (first, following))
     names = zip((first, following), claims, strict=True)
     (first, one), (following, other) = names
-    return Row(network, hosts, f"{each.model}, {each.gpu}", first, one, following, other, PREDICTED, places.get(hosts))
+    kind = PREDICTED if each.network else f"{PREDICTED} from one report"
+    return Row(network, hosts, f"{each.model}, {each.gpu}", first, one, following, other, kind, places.get(hosts))
 
 
 @cache
@@ -134,7 +135,9 @@ def losses(
     rows = []
     for spec in specs:
         cells = (cell_of_losses(claims, f"loss {spec} {optimizer}") for optimizer in optimizers)
-        rows.append((f"`{spec}`", claims[f"bytes {spec}"].text, *cells))
+        fewer = claims[f"bytes {spec}"]
+        size = f" at {fewer.source.model}" if spec.startswith("powersgd") else ""
+        rows.append((f"`{spec}`", fewer.text + size, *cells))
     return table(("compressor", "fewer bytes", *(f"loss, {each}" for each in optimizers)), rows)
 
 
@@ -152,11 +155,11 @@ def of_fsdp(claims: Mapping[str, Claim]) -> str:
     rows = []
     for gather, reduce in (("bf16",) * 2, ("int8",) * 2, ("int8", "int4"), ("int4",) * 2, ("int2", "int4")):
         differences = gather in ("int4", "int2")
-        memory = 4 * differences + 4 * (reduce == "int4")
+        memory = "8 N + 16 N / n" if differences else "4 N" if reduce == "int4" else "0"
         found = [claims.get(f"fsdp loss {gather}/{reduce}"), claims.get(f"fsdp {gather}/{reduce}")]
         shown = (each.text if each else "not measured" for each in found)
         rows.append(
-            (f"`{gather}`", f"`{reduce}`", f"{sharded(gather, reduce):.2f}", f"{memory} N" if memory else "0", *shown)
+            (f"`{gather}`", f"`{reduce}`", f"{sharded(gather, reduce):.2f}", memory, *shown)
         )
     return table(("`gather`", "`reduce`", "bytes", "memory on each rank", "validation loss", "speed-up"), rows)
 
