@@ -12,13 +12,11 @@ import yaml
 from gradwire.compress import compressor
 from gradwire.experiments.advice.candidates import candidates
 from gradwire.experiments.advice.expected_losses import (
-    ADAMW,
     ANSWERED,
     CANDIDATES,
     LARGER,
     LONGER,
     MOST_SEED,
-    MUON,
     SEED,
     uncertainty,
 )

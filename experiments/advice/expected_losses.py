@@ -24,7 +24,7 @@ class Candidate:
 
     `losses`: by optimizer, how far the validation loss ends above that of `none`, as a part of it. `largest`: by
     optimizer, the parameters of the largest model that ran. `any_size`: the loss is expected of larger models, too;
-    `advise` prints `largest` beside it. `warm_up`: the optimizers with which a warm-up lowered the loss, on each of three seeds.
+    `advise` prints `largest` beside it. `warm_up`: the optimizers with which a warm-up lowered the loss, on each of 3 seeds.
     """
 
     spec: str

@@ -158,9 +158,7 @@ def of_fsdp(claims: Mapping[str, Claim]) -> str:
         memory = "8 N + 16 N / n" if differences else "4 N" if reduce == "int4" else "0"
         found = [claims.get(f"fsdp loss {gather}/{reduce}"), claims.get(f"fsdp {gather}/{reduce}")]
         shown = (each.text if each else "not measured" for each in found)
-        rows.append(
-            (f"`{gather}`", f"`{reduce}`", f"{sharded(gather, reduce):.2f}", memory, *shown)
-        )
+        rows.append((f"`{gather}`", f"`{reduce}`", f"{sharded(gather, reduce):.2f}", memory, *shown))
     return table(("`gather`", "`reduce`", "bytes", "memory on each rank", "validation loss", "speed-up"), rows)
 
 
