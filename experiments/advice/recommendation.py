@@ -27,7 +27,7 @@ class Choice:
         candidate: the compressor, as `advise` lists it.
         order: the order of sending.
         prediction: the predicted step.
-        loss: the expected loss above that of `none`, as a fraction; None if it was not studied.
+        loss: the expected loss above that of `none`, as a fraction; None if no model this large ran.
         memory: bytes of the compressor on a rank between steps, and at most.
         tried: measured seconds of a step of a copy; None if the compressor was not tried.
     """

@@ -155,7 +155,7 @@ def of_fsdp(claims: Mapping[str, Claim]) -> str:
     rows = []
     for gather, reduce in (("bf16",) * 2, ("int8",) * 2, ("int8", "int4"), ("int4",) * 2, ("int2", "int4")):
         differences = gather in ("int4", "int2")
-        memory = "8 N + 16 N / n" if differences else "4 N" if reduce == "int4" else "0"
+        memory = "8 N (1 + 2/n)" if differences else "4 N" if reduce == "int4" else "0"
         found = [claims.get(f"fsdp loss {gather}/{reduce}"), claims.get(f"fsdp {gather}/{reduce}")]
         shown = (each.text if each else "not measured" for each in found)
         rows.append((f"`{gather}`", f"`{reduce}`", f"{sharded(gather, reduce):.2f}", memory, *shown))
