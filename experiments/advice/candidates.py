@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ...compress import compressor
 from ...compress.builder.optimizer_defaults import Optimizers, kinds, tuned_specification
-from .expected_losses import ADAMW, CANDIDATES, MUON, SGD, Candidate
+from .expected_losses import ADAMW, CANDIDATES, MUON, SGD, SMALL, Candidate
 
 UNCOMPRESSED = ("none", "bf16")  # what a user gets without giving anything up
 PRIORITY, BACKWARD = "priority", "backward"
@@ -46,4 +46,4 @@ def narrowed(candidate: Candidate) -> Candidate | None:
         compressor(narrow)
     except ValueError:
         return None
-    return replace(candidate, spec=narrow)
+    return replace(candidate, spec=narrow, largest={each: SMALL[each] for each in candidate.largest})
