@@ -319,3 +319,11 @@ def test_losses_and_bytes_of_loops_are_those_of_their_file():
         loss = f"no difference seen ({statistics.fmean(changes):+.2f} ± {interval(changes):.2f} %)"
         assert f"| {names[loop]} | {loss} | {found['sent_bytes_per_step']:,.0f} |" in page
         assert f"{found['on_loopback_per_step']:,.0f}" in page
+
+
+def test_the_best_measured_step_is_the_fastest_of_what_loses_little_unless_uncompressed_ones_are_near(script):
+    best = script("advise_check").best_measured
+    lossy = "topk:ratio=0.01,error_feedback=0.9"
+    measured = {("none", "backward"): 10.0, ("hosts+int4", "priority"): 2.0, (lossy, "backward"): 1.0}
+    assert best({key: (0.0, seconds) for key, seconds in measured.items()}) == ("hosts+int4", "priority")
+    assert best({key: (0.0, 2.0) for key in measured if key[0] != lossy}) == ("none", "backward")

@@ -96,7 +96,7 @@ def warm(row: dict[str, Any], document: dict[str, Any]) -> float:
 
 def best_measured(pairs: Pairs) -> Key:
     """What the rule of `advise` takes of the measured steps: without its ties, the fastest is the best."""
-    rule, losses = Rule(), {each.spec: each.losses[SGD] for each in CANDIDATES}
+    rule, losses = Rule(), {each.spec: each.losses[SGD] for each in CANDIDATES if SGD in each.losses}
     inner = {key: key[0].removeprefix(TWO_LEVELS) for key in pairs}
     kept = {key: measured for key, (_, measured) in pairs.items() if losses[inner[key]] <= rule.tolerance}
     free = {key: measured for key, measured in kept.items() if inner[key] in UNCOMPRESSED}
