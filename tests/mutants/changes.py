@@ -265,6 +265,13 @@ MUTANTS = [
         "tests/hooks/fsdp/test_replicas.py -k torch_divides",
     ),
     Mutant(
+        "what torch sums over replicas is not divided by them",
+        "hooks/fsdp/attach.py",
+        "divisor = 1.0 if module.divisor is not None or replicated else float(others)",
+        "divisor = 1.0",
+        "tests/hooks/laws/test_averages.py -k 'float64 and FSDP2 and replicas'",
+    ),
+    Mutant(
         "an average that is averaged again is not told",
         "ddp_core/averaging/step_checks.py",
         "elif averaged:",

@@ -15,10 +15,11 @@ from ...ddp_core.errors import message_of
 from ...late import Late
 from ..fsdp.given import GivenParts
 from ..given import same
-from .wrappers import WHOLE, WRAPPERS, Training, means, over
+from .wrappers import EVERY, WHOLE, WRAPPERS, Training, means, over
 
 STEPS, LIMIT = 3, timedelta(seconds=30)
 BITS = {"none": 24, "bf16": 8, "int8": 8}  # of a sign and a fraction, which numbers of the largest magnitude have
+BESIDE = {"HSDP": {"reduce": "none"}, "FSDP2 of replicas": {"gather": "int8"}}  # options that change no average
 
 
 def averages(wrapper, spec, **options):
@@ -37,13 +38,12 @@ def averages(wrapper, spec, **options):
 
 
 def exact(rank, world_size, wrapper):
-    among_shards = {"reduce": "none"} if wrapper == "HSDP" else {}
-    return {spec: averages(wrapper, spec, **among_shards)[0] for spec in BITS}
+    return {spec: averages(wrapper, spec, **BESIDE.get(wrapper, {}))[0] for spec in BITS}
 
 
-@over()
+@over(*WRAPPERS, "FSDP2 of replicas")
 def test_averages_are_those_of_float64_to_their_rounding_and_alike_on_all_ranks(ranks, wrapper):
-    world_size = WRAPPERS[wrapper].world_size
+    world_size = EVERY[wrapper].world_size
     answers = ranks.run(exact, world_size, wrapper)
     for spec, bits in BITS.items():
         for number, step in enumerate(answers[0][spec]):
