@@ -272,6 +272,13 @@ MUTANTS = [
         "tests/hooks/laws/test_averages.py -k 'float64 and FSDP2 and replicas'",
     ),
     Mutant(
+        "gradients are divided by replicas, though the replicas' compressor has divided them",
+        "hooks/fsdp/attach.py",
+        "_take_shards(modules, among_shards, arrivals, replicated=replicas is not None)",
+        "_take_shards(modules, among_shards, arrivals, replicated=False)",
+        "tests/hooks/laws/test_averages.py -k 'float64 and HSDP and not torch'",
+    ),
+    Mutant(
         "an average that is averaged again is not told",
         "ddp_core/averaging/step_checks.py",
         "elif averaged:",

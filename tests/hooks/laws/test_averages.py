@@ -41,7 +41,7 @@ def exact(rank, world_size, wrapper):
     return {spec: averages(wrapper, spec, **BESIDE.get(wrapper, {}))[0] for spec in BITS}
 
 
-@over(*WRAPPERS, "FSDP2 of replicas")
+@over(*WRAPPERS, "FSDP2 of replicas", quick=["HSDP"])
 def test_averages_are_those_of_float64_to_their_rounding_and_alike_on_all_ranks(ranks, wrapper):
     world_size = EVERY[wrapper].world_size
     answers = ranks.run(exact, world_size, wrapper)

@@ -90,6 +90,7 @@ class Wrapper:
 
 
 NEWER = (fsdp_of_others,)
+SLOW = pytest.mark.slow  # HSDP: four ranks for what its two halves, "FSDP2" and "HSDP by torch", show of most laws
 WRAPPERS = {
     "attach": Wrapper(attached, ("topk:ratio=0.05", "powersgd:rank=1", "int4:start_iter=2,warmup=int8", "int4:core=1")),
     "comm_hook": Wrapper(hooked, ("int8:error_feedback=1", "onebit:error_feedback=1")),
@@ -97,7 +98,7 @@ WRAPPERS = {
     "replicate": Wrapper(replicated, ("powersgd:rank=1,start_iter=1", "topk:ratio=0.1"), marks=(replicate_of_fsdp,)),
     "FSDP2": Wrapper(sharded, ("int4", "onebit:error_feedback=1"), marks=NEWER),
     "replicas": Wrapper(replicas_alone, ("topk:ratio=0.1",), marks=NEWER),
-    "HSDP": Wrapper(compressed_hybrid, ("powersgd:rank=1",), 4, marks=(*NEWER, pytest.mark.slow)),
+    "HSDP": Wrapper(compressed_hybrid, ("powersgd:rank=1",), 4, marks=(*NEWER, SLOW)),
     "HSDP by torch": Wrapper(hybrid, ("topk:ratio=0.1",), 4, marks=NEWER),  # whose shards torch sums
 }
 HOSTS = {  # of two ranks each, which sum exactly; each rank of one holds a part of what is held back
@@ -108,7 +109,7 @@ HOSTS = {  # of two ranks each, which sum exactly; each rank of one holds a part
             for each in ("topk:ratio=0.05", "onebit:error_feedback=1", "powersgd:rank=2", "int4:core=1")
         ],
         4,
-        marks=(pytest.mark.slow,),
+        marks=(SLOW,),
     ),
 }
 VARIANTS = {  # where a step's buckets, or their numbers, tell differently when it is over
@@ -128,10 +129,11 @@ def few(wrapper):
     return EVERY[wrapper].specs[: 2 if wrapper == "attach" else 1]
 
 
-def over(*names, leave_out=()):
-    """Runs a law for each wrapper of these names, or of all."""
+def over(*names, leave_out=(), quick=()):
+    """Runs a law for each wrapper of these names, or of all; those in `quick` are not slow here."""
     names = [name for name in names or WRAPPERS if name not in leave_out]
-    return pytest.mark.parametrize("wrapper", [pytest.param(name, marks=EVERY[name].marks) for name in names])
+    marks = {name: [each for each in EVERY[name].marks if each is not SLOW or name not in quick] for name in names}
+    return pytest.mark.parametrize("wrapper", [pytest.param(name, marks=marks[name]) for name in names])
 
 
 class Training:
