@@ -119,8 +119,7 @@ class CompressedAverager(SteppedAverager):
         steps, engines = self.totals.recent_and(None if self.under_way else self.step), self.engines
         begun, ranks, on_host = self.steps_begun, engines.group.size(), engines.on_host
         warming = warm_up(self.memory.compressor, self.memory.step)
-        per_host = engines.per_host
-        return Measured(steps, self.stats(), begun, ranks, on_host=on_host, warm_up=warming, per_host=per_host)
+        return Measured(steps, self.stats(), begun, ranks, on_host=on_host, warm_up=warming)
 
     def allocator(self, device: torch.device) -> Allocate:
         """Return what allocates the buckets of our own DDP."""
@@ -230,7 +229,8 @@ class CompressedAverager(SteppedAverager):
         if isinstance(bucket, BucketSlice):
             parts = partial(parts_of_slice, bucket.layout(layout))
         may_turn = turnable(named, forms) if self.copies and isinstance(bucket, dist.GradBucket) else {}
-        route = Route(engine, needs_future=hooked, on_wait=sums and not (hooked or self.sparse))
+        on_wait = sums and not (hooked or self.sparse)
+        route = Route(engine, needs_future=hooked, on_wait=on_wait, per_host=layout.ranks.per_host)
         names = [*(sent.names for _, sent in segments), layout.names]
         bound = Bound(self._epoch, scale, named, route, self.shown, parts, forms, may_turn, names)
         if op is None or not sums:  # `sums` has an op, which mypy does not know

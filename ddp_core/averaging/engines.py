@@ -99,11 +99,6 @@ class Engines:
         return all(device.type == "cpu" for device, _ in self._made)
 
     @property
-    def per_host(self) -> int:
-        """The ranks of a host, where anything travels in two levels; else 1. Asks no other rank."""
-        return max((engine.transport.ranks.per_host for engine in list(self._made.values())), default=1)
-
-    @property
     def clock(self) -> Clock:
         """The clock of the device on which programs run; the host's, if there are several."""
         devices = {device for device, _ in list(self._made)}

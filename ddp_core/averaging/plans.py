@@ -58,6 +58,7 @@ class Route:
         on_wait: the waiting thread runs them, where a thread of its own would have nothing to compute.
         lent: the result is memory of whoever waits.
         gathers: they gather weights, which on a GPU wait for no reduction.
+        per_host: ranks of a host, if they travel in two levels; else 1.
     """
 
     engine: Engine
@@ -65,6 +66,7 @@ class Route:
     on_wait: bool = False
     lent: bool = False
     gathers: bool = False
+    per_host: int = 1
 
     def send(
         self,
@@ -75,7 +77,8 @@ class Route:
     ) -> Pending:
         """Run a program behind those before it. Its cost goes into `programs`; `now` takes the marks of it."""
         task = Task(program, sent.label, self.needs_future, now=now, nbytes=sent.nbytes, lent=self.lent)
-        programs.append(BucketStats(sent.names, sent.elements, task.record, sent.gauge, sent.element_bytes, now()))
+        cost = task.record, sent.gauge, sent.element_bytes, now(), self.per_host
+        programs.append(BucketStats(sent.names, sent.elements, *cost))
         return self.engine.submit(task, on_wait=self.on_wait, gathers=self.gathers)
 
 

@@ -110,7 +110,10 @@ class ShardAverager(SteppedAverager):
         """
         self.engines.of(self.device, 0).follow_gathers()
         out.copy_(rows.view(-1))
-        self._note(BucketStats(names, out.numel(), Record(), None, out.element_size()), training=True)
+        per_host = self.weights.per_host
+        self._note(
+            BucketStats(names, out.numel(), Record(), None, out.element_size(), per_host=per_host), training=True
+        )
 
     def note_gather(self, names: tuple[str, ...], mine: Tensor, out: Tensor, *, training: bool) -> None:
         """Count what torch gathers of a module, or somebody who does it for torch."""
@@ -139,7 +142,8 @@ class ShardAverager(SteppedAverager):
         if not self._agreed:
             self._agree()
         on_wait = self.device.type == "cpu" and not self._beside
-        return Route(self.engines.of(self.device, 0), on_wait=on_wait, lent=True, gathers=gathers)
+        per_host = (self.weights if gathers else self.memory.reduction).per_host
+        return Route(self.engines.of(self.device, 0), on_wait=on_wait, lent=True, gathers=gathers, per_host=per_host)
 
     def _note(self, stats: BucketStats, training: bool) -> None:
         if not training:
@@ -214,8 +218,7 @@ class ShardAverager(SteppedAverager):
         ended = self.step if self._ended else None
         steps, ranks = self.totals.recent_and(ended), self.engines.group.size()
         begun, on_host = self.engines.agreement.step, self.engines.on_host
-        per_host = self.per_host
-        return Measured(steps, self.stats(), begun, ranks, on_host=on_host, sharded=True, per_host=per_host)
+        return Measured(steps, self.stats(), begun, ranks, on_host=on_host, sharded=True)
 
     def replace(self, reduction: ShardSum, weights: WeightGather) -> None:
         """Go on with other payloads from the next step on; nothing that is held back is lost. Between steps.

@@ -100,9 +100,9 @@ class Measured:
     """The measurements of a model's steps on this rank.
 
     `steps`: the last ones that came to their end, the newest behind. `begun`: steps since construction. `ranks`: among which
-    they average. `per_host`: ranks of a host, where anything travels in two levels. `on_host`: programs run when the host's
-    clock says so; else, on CUDA, they are queued then, and only the seconds of whole steps say anything. `sharded`: buckets
-    are gathers and reductions of shards. `warm_up`: the one under way.
+    they average. `on_host`: programs run when the host's clock says so; else, on CUDA, they are queued then, and only the
+    seconds of whole steps say anything. `sharded`: buckets are gathers and reductions of shards.
+    `warm_up`: the one under way.
     """
 
     steps: Sequence[Step]
@@ -112,7 +112,6 @@ class Measured:
     on_host: bool = True
     sharded: bool = False
     warm_up: WarmUp | None = None
-    per_host: int = 1
 
 
 def metrics(measured: Measured, most: int = 1, seen: Step | None = None) -> dict[str, float]:
@@ -183,7 +182,7 @@ def _dense_bytes(program: BucketStats, measured: Measured) -> float:
     scopes = {scope for scope, _, _ in program.record.requests}
     if scopes == {"host"}:
         return 0.0
-    shares = 1 if "all" in scopes else measured.per_host
+    shares = 1 if "all" in scopes else program.per_host
     hosts = ranks // shares
     return (SHARDED if measured.sharded else DENSE) * here / shares * (hosts - 1) / hosts
 

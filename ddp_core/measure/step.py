@@ -29,6 +29,7 @@ class BucketStats:
         feedback: measurements of error feedback; None for compressors without it.
         element_bytes: bytes of a gradient element, uncompressed.
         given: the time, by time.perf_counter, at which the averager received the bucket.
+        per_host: ranks of a host, if the bucket travels in two levels; else 1.
     """
 
     parameters: tuple[str, ...]
@@ -37,6 +38,7 @@ class BucketStats:
     feedback: Gauge | None = None
     element_bytes: int = 4
     given: float = field(default_factory=time.perf_counter)
+    per_host: int = 1
 
 
 @dataclass(eq=False)

@@ -15,7 +15,7 @@ from gradwire.kernels import Residual
 RANKS, ELEMENTS_SENT = 4, 1000
 
 
-def hooked_step(began=10.0):
+def hooked_step(began=10.0, per_host=1):
     """Two buckets under a hook: the link is held from 1 to 4 and from 5 to 6 seconds after the first one came."""
     records = [
         Record([("all", 500, 750.0)], [("encode", 0, 1), ("wait", 1, 3), ("decode", 3, 3.5)]),
@@ -23,7 +23,9 @@ def hooked_step(began=10.0):
     ]
     for record in records:
         record.spans[:] = [(kind, began + begin, began + end) for kind, begin, end in record.spans]
-    programs = [BucketStats((f"p{n}",), ELEMENTS_SENT, record, None, 2, began + n) for n, record in enumerate(records)]
+    programs = [
+        BucketStats((f"p{n}",), ELEMENTS_SENT, record, None, 2, began + n, per_host) for n, record in enumerate(records)
+    ]
     return Step(number=1, programs=programs, interval=20.0)
 
 
@@ -48,20 +50,20 @@ def test_bytes_ratio_and_seconds_of_a_step_are_those_of_its_buckets():
 
 
 def test_the_ratio_of_two_levels_is_over_shares_that_are_sent_uncompressed_between_hosts():
-    step = hooked_step()
+    step = hooked_step(per_host=2)
     step.programs[0].record.requests[:] = [("host", 800, 400.0), ("across", 400, 100.0), ("host", 800, 400.0)]
     step.programs[1].record.requests[:] = [("across", 400, 50.0)]
-    found = metrics(measured(step, per_host=2))
+    found = metrics(measured(step))
     share, hosts = 2 * ELEMENTS_SENT / 2, 2
     assert found["ratio"] == pytest.approx(2 * 2 * share * (hosts - 1) / hosts / 150)
 
 
 def test_traffic_inside_hosts_alone_stands_for_no_bytes_between_them():
-    step = hooked_step()
+    step = hooked_step(per_host=2)
     step.programs[0].record.requests[:] = [("host", 800, 400.0)]
     alone = hooked_step()
     del alone.programs[0]
-    assert metrics(measured(step, per_host=2))["ratio"] == metrics(measured(alone))["ratio"]
+    assert metrics(measured(step))["ratio"] == metrics(measured(alone))["ratio"]
 
 
 def test_a_mean_is_over_the_last_steps_that_know_a_number():
