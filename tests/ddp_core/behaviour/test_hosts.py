@@ -34,6 +34,8 @@ def averages(rank, spec, steps=3, **options):
     model = model_of(spec, **options)
     found = [average(model, gradients(rank, step, SHAPES)) for step in range(steps)]
     shared = model.reducer.assignment.shared
+    model.compression.swap("none")  # what has been sent remains as it was
+    assert "none" not in spec or model.compression.metrics()["ratio"] == pytest.approx(1, rel=0.01)  # odd shares
     model.compression.close()
     return found, shared
 
