@@ -76,7 +76,7 @@ def both(rank, world_size, wrapper):
     return found
 
 
-@over(*WRAPPERS, "FSDP2 of replicas")
+@over(*WRAPPERS, "FSDP2 of replicas", "HSDP, exact shards")
 def test_a_step_that_does_not_count_changes_no_bit_whoever_saves(ranks, wrapper):
     for found in ranks.run(both, EVERY[wrapper].world_size, wrapper, timeout=120):
         assert found == {(spec, act): act != "kept" for spec, act in found}

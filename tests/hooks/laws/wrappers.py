@@ -69,8 +69,8 @@ def hybrid(model, spec, options, averaged="replicas"):
     return model, gradwire.attach(model, **{averaged: spec, **options})
 
 
-def compressed_hybrid(model, spec, options):
-    return hybrid(model, spec, {"reduce": "int4", **options})
+def compressed_hybrid(model, spec, options, reduce="int4"):
+    return hybrid(model, spec, {"reduce": reduce, **options})
 
 
 def replicas_alone(model, spec, options):
@@ -115,6 +115,7 @@ HOSTS = {  # of two ranks each, which sum exactly; each rank of one holds a part
 VARIANTS = {  # where a step's buckets, or their numbers, tell differently when it is over
     "own, unused": Wrapper(partial(own, find_unused_parameters=True), ("onebit:error_feedback=1",)),
     "attach, static graph": Wrapper(partial(attached, static_graph=True), ("topk:ratio=0.05",)),
+    "HSDP, exact shards": Wrapper(partial(compressed_hybrid, reduce="none"), ("topk:ratio=0.1",), 4, NEWER),
     "attach, unused": Wrapper(partial(attached, find_unused_parameters=True), ("onebit:error_feedback=1",)),
 }
 BY_TORCH = {
