@@ -10,11 +10,12 @@ from ..fsdp.given import GivenParts, gradients
 from .wrappers import WHOLE, WRAPPERS, compressed_hybrid, over
 
 STEPS = 4
+UNDONE = ("attach", "FSDP2")  # whose steps can be undone here
 
 
-def warned(made, spec, train):
+def warned(made, spec, train, **options):
     """How many warnings a training brings."""
-    model, handle = made(GivenParts(), spec, {})
+    model, handle = made(GivenParts(), spec, options)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         train(model, handle)
@@ -60,7 +61,7 @@ def ended(wrapper, end, spec, stepped):
                 optimizer.step()
             ENDS[end][0](model, handle)
 
-    return warned(WRAPPERS[wrapper].made, spec, train)
+    return warned(WRAPPERS[wrapper].made, spec, train, undo=wrapper in UNDONE)
 
 
 def at_each_end(rank, world_size, wrapper):
