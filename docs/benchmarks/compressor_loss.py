@@ -1,6 +1,5 @@
 """Validation losses of the compressors of the decision table, with the optimizers of its columns.
 
-    python docs/benchmarks/compressor_loss.py docs/results/loss/losses.json
     python docs/benchmarks/compressor_loss.py losses.json --tasks gpt-muon --compressors none int4 --seeds 0
 
 The tasks are those of the study in docs/results/quality, on four simulated ranks. Every compressor has the error feedback
