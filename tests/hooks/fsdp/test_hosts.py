@@ -9,11 +9,16 @@ import gradwire
 from ...compress.shards.test_hosts import ByHand
 from .given import given_model, gradients, mean_gradients, mesh_of, network, trained
 from .test_oracles import by_module, rows_of, sizes_of
-from .test_state import error_of, residuals, same, steps
+from .test_state import error_of, same, steps
 
 RANKS, STEPS = 4, 3
 HOSTS = "hosts:ranks=2+int4"
 BY_HAND = [("hosts:ranks=2+int4", None), ("hosts:ranks=2,inside=int8+int4", 8)]
+
+
+def residuals(state):
+    (inside,) = state.values()
+    return {name: fields["residual"] for name, fields in inside["parameters"].items()}
 
 
 def averaged(rank, world_size, spec):
