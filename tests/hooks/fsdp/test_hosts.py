@@ -7,9 +7,10 @@ from torch.distributed.fsdp import fully_shard
 import gradwire
 
 from ...compress.shards.test_hosts import ByHand
+from ..given import same
 from .given import given_model, gradients, mean_gradients, mesh_of, network, trained
 from .test_oracles import by_module, rows_of, sizes_of
-from .test_state import error_of, same, steps
+from .test_state import error_of, steps
 
 RANKS, STEPS = 4, 3
 HOSTS = "hosts:ranks=2+int4"
