@@ -42,7 +42,8 @@ def of_training(network: str, rate: str) -> Row:
     first = "int8" if worthwhile(gains["int8"]) else "bf16"
     following = "int4" if worthwhile(gains["int4"] / gains[first]) else "-"
     claims = f"time {first} {rate}", f"time {following} {rate} smoothings"
-    return Row(network, "4 x 1", "GPT 19 M, two CPU cores", first, claims[0], following, claims[1], MEASURED, network)
+    briefly = f"{network}, four hosts on two CPU cores"
+    return Row(network, "4 x 1", "GPT 19 M, two CPU cores", first, claims[0], following, claims[1], MEASURED, briefly)
 
 
 def worthwhile(gain: float) -> bool:
