@@ -243,7 +243,7 @@ STUDIES = {
         ("gpt-adamw", "gpt-muon", "gpt-adamw-400", "gpt-muon-400"),
         ("0.14 M", "11 M", "124 M"),
     ),
-    "few-bits-muon": (CORE, MUON_TASKS, ("0.14 M", "0.9 M", "11 M")),
+    "few-bits-muon": (CORE, (*MUON_TASKS, "gpt-adamw-400"), ("0.14 M", "0.9 M", "11 M")),
 }
 
 

@@ -266,6 +266,7 @@ OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon"}
 LR = 0.008  # the best of none's
 LOCAL = Way(start=0.0, lr=LR)
 INT4, INT2 = replace(LOCAL, compressor="int4"), replace(LOCAL, compressor="int2", every=8)
+ONEBIT = replace(LOCAL, compressor="onebit", every=4)
 NESTEROV = "nesterov:lr={},momentum={}"
 POWERSGD, SPARSELOCO = "powersgd:rank={},payload=int4", "sparseloco:share={},over={}"
 MUON = Way("muon", lr=LR)
@@ -277,7 +278,11 @@ WAYS = {
     **{f"PowerSGD of rank {rank} at every step, int4": Way(lr=LR, first=POWERSGD.format(rank)) for rank in (2, 4)},
     "every 16, int4": INT4,
     "every 8, int2": INT2,
-    "every 4, onebit": replace(LOCAL, compressor="onebit", every=4),
+    "every 4, onebit": ONEBIT,
+    **{
+        f"{name}, lr {lr:g}": replace(way, lr=lr)
+        for (name, way), lr in product((("every 8, int2", INT2), ("every 4, onebit", ONEBIT)), (0.004, 0.016))
+    },
     "every 2, PowerSGD of rank 4, int4": replace(LOCAL, compressor=POWERSGD.format(4), every=2),
     "every 8, int2, no error feedback": replace(INT2, compressor="int2:error_feedback=false"),
     **{
@@ -304,6 +309,10 @@ WAYS = {
     **{
         f"Muon, PowerSGD of rank {rank} at every step, int4": replace(MUON, first=POWERSGD.format(rank))
         for rank in (2, 4)
+    },
+    **{
+        f"Muon, every 16, int4, rate {rate}": replace(MUON, start=0.0, compressor="int4", every=16, muon_lr=rate)
+        for rate in (0.015, 0.06)
     },
     **{
         f"Muon, {name}{after}": replace(MUON, start=0.0, compressor=spec, every=every, outer=step)

@@ -175,6 +175,7 @@ def of_reports(claims: Mapping[str, Claim]) -> str:
     ego = f"1.2 B parameters on 8 A40 (EgoVerse, pull request 667, September 2026); one GPU alone takes {alone}"
     loong = (
         f"an all-reduce in 16 bits of {claims['LoongForge all-reduce'].text} behind a backward pass of "
-        f"{claims['LoongForge backward'].text} (LoongForge, pull request 223, September 2026)"
+        f"{claims['LoongForge backward'].text} ([LoongForge](https://github.com/baidu-baige/LoongForge/pull/223), 8 GPUs, "
+        "pull request 223, September 2026)"
     )
     return table(("report", "without", "16 bits", "`int8`", "`int4`"), ((ego, *box), (loong, "-", *hidden)))
