@@ -13,6 +13,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import debug
 
 import gradwire  # noqa: F401  before the workers' memory is frozen
 
@@ -155,6 +156,7 @@ def _run(store, function, rank, world_size, args, kwargs):
         compiler = sys.modules.get("torch._dynamo.eval_frame")
         if compiler is not None and compiler.cached_backends:  # this process serves other tests as well
             torch._dynamo.reset()
+        debug._clear_sharding_prop_cache()  # it has names of groups that are gone, for meshes alike
         for name in os.environ.keys() - environment.keys():
             del os.environ[name]
         os.environ.update(environment)
