@@ -180,7 +180,7 @@ def _to_paste(config: PlanConfig) -> str:
     if config.parallel == "fsdp" and config.optimizer == "muon":
         told.append(f"{lines['ddp']}  # in its place, with DDP, if the model fits on a rank")
     told.append(LAUNCH.format(hosts=config.hosts, per_host=config.gpus_per_host))
-    further = f'reduce="{then}"' if config.parallel == "fsdp" else f'"{then}"'
+    further = f'gather="int8", reduce="{then}"' if config.parallel == "fsdp" else f'"{then}"'
     head = f'Try "{first}" first. If steps still wait for the network, take {further}.'
     return "\n    ".join([f"{head} Each host runs this; HOST is the first:", *told])
 

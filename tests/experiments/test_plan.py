@@ -310,7 +310,7 @@ def test_an_optimizer_has_memory_and_decides_on_the_residual(planned, capsys, pa
         ((), ("bf16", "int8", 'ddp_model, "bf16"', "--nproc-per-node 1")),
         (
             ("--parallel=fsdp",),
-            ("bf16", 'reduce="int8"', 'model, gather="bf16", reduce="bf16"', "--nproc-per-node 1"),
+            ("bf16", 'gather="int8", reduce="int8"', 'model, gather="bf16", reduce="bf16"', "--nproc-per-node 1"),
         ),
         (
             ("--gpus-per-host=8", "--dtype=bf16"),
