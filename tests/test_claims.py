@@ -27,7 +27,7 @@ from .test_docs import ROOT
 
 SCRIPTS = ROOT / "docs" / "benchmarks"
 NAMES = ["README.md", *(f"docs/{name}.md" for name in (
-    "choosing", "should-i-compress", "promises", "fsdp", "gpus-without-nvlink", "alternatives", "local-steps",
+    "choosing", "muon", "should-i-compress", "promises", "fsdp", "gpus-without-nvlink", "alternatives", "local-steps",
     "local-steps-explained",
 ))]  # fmt: skip
 
@@ -53,6 +53,10 @@ def pages(claims):
 @pytest.fixture(scope="module")
 def render(scripts):
     return importlib.import_module("claims.render")
+
+
+def test_every_page_with_claims_is_compared(pages):
+    assert set(NAMES) == set(pages)
 
 
 @pytest.mark.parametrize("name", NAMES)

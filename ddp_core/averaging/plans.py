@@ -77,8 +77,8 @@ class Route:
     ) -> Pending:
         """Run a program behind those before it. Its cost goes into `programs`; `now` takes the marks of it."""
         task = Task(program, sent.label, self.needs_future, now=now, nbytes=sent.nbytes, lent=self.lent)
-        cost = task.record, sent.gauge, sent.element_bytes, now(), self.per_host
-        programs.append(BucketStats(sent.names, sent.elements, *cost))
+        of_bucket = sent.names, sent.elements, task.record, sent.gauge, sent.element_bytes
+        programs.append(BucketStats(*of_bucket, given=now(), per_host=self.per_host))
         return self.engine.submit(task, on_wait=self.on_wait, gathers=self.gathers)
 
 

@@ -58,7 +58,7 @@ class ShardAverager(SteppedAverager):
         self.device = device
         reduction, self.weights = self._placed(reduction, weights)
         self.memory: ShardMemory = ShardMemory(reduction, undo)
-        self.replicas = None if replica_group is None else over(replica_group, device)
+        self.replica_transport = None if replica_group is None else over(replica_group, device)
         self.in_use = WeightMemory()
         self.decorated = decorate is not None
         self._ended = True  # the step has, and what comes next belongs to another one
@@ -209,8 +209,8 @@ class ShardAverager(SteppedAverager):
         Returns True on the device if it counts; None where that changes nothing.
         """
         finite = self.memory.finite
-        if self.replicas is not None and finite.everywhere is not None:
-            finite.everywhere = true_everywhere(finite.everywhere, self.replicas, what=FINITE)
+        if self.replica_transport is not None and finite.everywhere is not None:
+            finite.everywhere = true_everywhere(finite.everywhere, self.replica_transport, what=FINITE)
         return finite.everywhere
 
     def measured(self) -> Measured:

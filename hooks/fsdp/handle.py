@@ -143,7 +143,7 @@ class ShardHandle(Observed):
     def _show(self, function: OnAverage | None) -> None:
         if self.replicas is not None:
             self.replicas.averager.shown.function = function  # who averages last
-        elif self.averager.replicas is not None:
+        elif self.averager.replica_transport is not None:
             raise ValueError(
                 "torch averages over replicas after gradwire here: pass replicas='none' to attach() as well"
             )

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gradwire.compress import AllReduce, Ranks, all_reduce
-from gradwire.compress.simulate import traffic
+from gradwire.compress.simulate import Traffic, traffic
 from gradwire.ddp_core import Engine
 from gradwire.ddp_core.engine import lanes
 from gradwire.ddp_core.engine.lanes import Task
@@ -100,10 +100,18 @@ def test_a_task_that_waits_for_its_turn_waits_no_longer_than_the_limit(monkeypat
     assert (waiting._tasks, waiting._bytes) == (0, 0)
 
 
-@pytest.mark.parametrize("scope", ["all", "host", "across", "self"])
-def test_the_traffic_of_a_request_is_what_a_plan_says(scope):
+@pytest.mark.parametrize(
+    ("scope", "counted"),
+    [
+        ("all", Traffic(1, 16, 2 * 16 * 5 / 6, 0.0)),
+        ("host", Traffic(1, 16, 0.0, 2 * 16 / 2)),
+        ("across", Traffic(1, 16, 2 * 16 * 2 / 3, 0.0)),
+        ("self", Traffic(1)),
+    ],
+)
+def test_the_traffic_of_a_request_is_what_a_plan_says(scope, counted):
     transport, numbers = Held(), torch.ones(4)
     transport.ranks = Ranks(6, 1, per_host=2)
     task = Task(all_reduce(numbers, scope=scope), "")
     task.advance(transport, 0, LIMIT)
-    assert task.record.traffic == traffic(AllReduce(numbers, scope=scope), transport.ranks)
+    assert task.record.traffic == traffic(AllReduce(numbers, scope=scope), transport.ranks) == counted
