@@ -83,7 +83,9 @@ def compress_bucket(state: Handle, bucket: dist.GradBucket) -> torch.futures.Fut
         if not detector.last_ends:
             detector.begun(averager.steps)
     average = averager.average_hooked(bucket)
-    if detector.last_ends and bucket.is_last():
+    if bucket.is_last() or not detector.last_ends:  # else one more bucket comes, behind which this one goes on
+        averager.engines.send_all()
+    if bucket.is_last() and detector.last_ends:
         averager.steps.all_sent()
     return average.future
 

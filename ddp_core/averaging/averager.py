@@ -320,6 +320,7 @@ class CompressedAverager(SteppedAverager):
 
     def replace(self, compressor: Compressor) -> None:
         """Go on with another compressor; what is held back is not lost."""
+        self.memory.refuse(compressor)  # to whoever asks: another thread may make the change
         self.between_steps(lambda: self._replace(compressor))
 
     def _replace(self, compressor: Compressor) -> None:

@@ -169,6 +169,8 @@ class ProgramPlan:
         for reduce, sent in self._segments:
             program = bound.handed_out(reduce(buffer, number, watched), sent, buffer)
             pendings.append(bound.route.send(program, sent, step.programs, step.now))
+            if len(self._segments) > 1 and bound.route.needs_future:
+                bound.route.engine.send_all()  # see all_done
         if len(pendings) == 1:
             return pendings[0]
         return all_done(pendings, buffer) if bound.route.needs_future else AllPending(pendings)
@@ -216,7 +218,7 @@ def all_done(pendings: Sequence[Pending], buffer: Tensor) -> FuturePending:
         return buffer
 
     futures = [pending.future for pending in pendings if isinstance(pending, FuturePending)]
-    if buffer.is_cuda:  # on the side stream each has come to its end before the next
+    if buffer.is_cuda:  # each has come to its end before the next was sent
         return FuturePending(futures[-1])
     return FuturePending(torch.futures.collect_all(futures).then(finished))
 

@@ -7,6 +7,7 @@ order depends on the order of tasks and waits alone, so it is the same on every 
 from __future__ import annotations
 
 import time
+import weakref
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -38,20 +39,19 @@ class SideStream(Driver):
     def submit(self, task: Task) -> Pending:
         """Send a task's first round behind the gradient's kernels, then the next ones of those before, the newest first.
 
-        One that needs a future comes to its end at once: nobody says when it is waited for.
+        Nobody says when torch waits for a future: whoever asked for one calls `send_all` behind the last task.
         """
-        future: torch.futures.Future[Tensor] | None = None
+        future, queued = None, QueuedTask(task, self, torch.cuda.Event())
         if task.needs_future:  # making and filling one is dear
-            task.future = future = torch.futures.Future(devices=[self._device])
-        queued = QueuedTask(task, self, torch.cuda.Event())
+            task.future = future = Awaited(devices=[self._device])
+            future.queued = weakref.ref(queued)
+        task.left = True  # it goes on when this thread comes back
         self._running.append(queued)
         self._training = self.current()
         self._gradients.record(self._training)
         self._gradients.wait(self._stream)
         with torch.cuda.stream(self._stream), _full_precision():
             self._carry_on()
-            while queued.runs and future is not None:
-                self._carry_on()
         return queued if future is None else FuturePending(future)
 
     def finish(self, queued: QueuedTask) -> None:
@@ -104,6 +104,18 @@ class SideStream(Driver):
             if not queued.runs:
                 self._on_end(queued.task, None)
                 queued.end.record(self._stream)
+
+
+class Awaited(torch.futures.Future[Tensor]):
+    """The future of a queued task. A wait in Python, as of a hook around gradwire's, has its task come to its end first."""
+
+    queued: weakref.ref[QueuedTask]
+
+    def wait(self) -> Tensor:
+        """The result, when it is there."""
+        if (queued := self.queued()) is not None and queued.runs:
+            queued.driver.finish(queued)
+        return super().wait()
 
 
 @dataclass(eq=False)

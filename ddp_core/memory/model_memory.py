@@ -24,14 +24,6 @@ from .sliced_memory import SlicedMemory, may_be_cut
 from .step_memory import StepMemory
 
 
-def _check_partial(compressor: Compressor, partial: bool) -> None:
-    if partial and traits_of(compressor).needs_all_parameters:
-        raise ValueError(
-            f"{specification(compressor)} needs the gradients of all parameters in every step, and with "
-            f"find_unused_parameters=True some may be missing: leave out momentum=, or set it to False"
-        )
-
-
 @dataclass(frozen=True)
 class Snapshot:
     """The memory of a model after `step` steps; later ones do not change it. `unclaimed`: fields of `Unclaimed` parameters.
@@ -70,10 +62,10 @@ class ModelMemory(StepMemory):
     """
 
     def __init__(self, compressor: Compressor, *, partial: bool = False, undo: bool = True) -> None:
-        _check_partial(compressor, partial)
+        self.partial = partial
+        self.refuse(compressor)
         super().__init__(undo)
         self._choose(compressor)
-        self.partial = partial
         self.claims = Claims()
         self._live: dict[tuple[str, ...], SlicedMemory] = {}
         self.carrying = False
@@ -202,9 +194,16 @@ class ModelMemory(StepMemory):
             self.note_loss()
         self._stateful = any(each.stateful for _, each in live) if live else None
 
+    def refuse(self, compressor: Compressor) -> None:
+        """Raise ValueError for a compressor that does not suit this model."""
+        if self.partial and traits_of(compressor).needs_all_parameters:
+            raise ValueError(
+                f"{specification(compressor)} needs the gradients of all parameters in every step, and with "
+                "find_unused_parameters=True some may be missing: leave out momentum=, or set it to False"
+            )
+
     def replace(self, compressor: Compressor) -> None:
-        """Go on with another compressor; what was held back is carried to the next average."""
-        _check_partial(compressor, self.partial)
+        """Go on with another compressor, which was not refused; what was held back is carried to the next average."""
         self.commit()
         # the residuals of a loaded state may all be on another rank of the host: then this rank carries, too
         may_owe = bool(self.claims.buckets) and (self.carrying or not self._plain)

@@ -159,7 +159,9 @@ class GroupHandle:
         label = f"the {call.kind} of {call.nbytes} bytes"
         task = Task(self._program(call), label, needs_future=True, nbytes=call.nbytes)
         began = time.perf_counter()
-        pending = self._engine(call.given[0].device).submit(task)
+        engine = self._engine(call.given[0].device)
+        pending = engine.submit(task)
+        engine.send_all()
         assert isinstance(pending, FuturePending)
         return pending.future.then(partial(self._ended, call, task, began))
 

@@ -1,6 +1,7 @@
 """Options of error feedback on real ranks: picked for an optimizer, saved, resized, refused where they cannot hold."""
 
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 from gradwire.compress.state.gauge import EVERY, IN_A_ROW, WARM_UP
+from gradwire.ddp_core.measure.step import Step
 
 from .given import SHAPES, Given, attached, average, gradients, steps
 
@@ -69,6 +71,10 @@ def partial(rank, world_size):
     with pytest.raises(ValueError, match="needs the gradients of all parameters"):
         handle.swap("topk:momentum=0.9")
     average(ddp, gradients(rank, 0, SHAPES))
+    handle.averager.begin_step(Step())  # a step that goes on while another thread swaps
+    with ThreadPoolExecutor(1) as other, pytest.raises(ValueError, match="needs the gradients of all parameters"):
+        other.submit(handle.swap, "topk:momentum=0.9").result()
+    average(ddp, gradients(rank, 1, SHAPES))
     return handle.compressor == before
 
 

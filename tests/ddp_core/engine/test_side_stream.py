@@ -126,15 +126,33 @@ def test_a_program_that_fails_ends_those_that_run_beside_it(streams):
     assert sends(streams) == [7, 1]
 
 
-def test_a_future_is_filled_before_the_next_bucket_comes(streams, monkeypatch):
-    filled = SimpleNamespace(set_result=lambda result: streams.log.append(f"{streams.current.name} fills"))
-    monkeypatch.setattr(torch.futures, "Future", lambda devices: filled)
+def futures_of(driver, buckets):
+    tasks = [Task(two_rounds(torch.tensor([bucket])), f"bucket {bucket}", needs_future=True) for bucket in buckets]
+    return [driver.submit(task).future for task in tasks]
 
-    def ended(task, error):
-        task.future.set_result(task.result)
 
-    side_stream(streams, ended).submit(Task(two_rounds(torch.tensor([1])), "bucket 0", needs_future=True))
-    assert "side fills" in streams.log
+def filling(streams, monkeypatch):
+    """A driver that fills futures, which are of no device."""
+    init = torch.futures.Future.__init__
+    monkeypatch.setattr(side_stream_module.Awaited, "__init__", lambda future, *, devices: init(future))
+    return side_stream(streams, lambda task, error: task.future.set_result(task.result))
+
+
+def test_buckets_of_torchs_hooks_take_turns_until_all_are_to_be_sent(streams, monkeypatch):
+    driver = filling(streams, monkeypatch)
+    futures = futures_of(driver, range(1, 4))
+    assert sends(streams) == [1, 2, 11, 3, 12]
+    assert [future.done() for future in futures] == [True, False, False]
+    driver.send_all()
+    assert sends(streams)[5:] == [13]
+    assert [future.value().item() for future in futures] == [11, 12, 13]
+
+
+def test_a_hook_may_wait_for_its_future(streams, monkeypatch):
+    driver = filling(streams, monkeypatch)
+    (first,) = futures_of(driver, [1])
+    assert first.wait().item() == 11
+    assert not driver._running
 
 
 def test_a_program_runs_behind_the_gradients_and_whoever_waits_runs_behind_it(streams):
