@@ -19,7 +19,7 @@ from ..compress.simulate import Traffic, traffic
 from ..compress.state.shares import ranks_given
 from ..hooks.local_sgd.arguments import site_compressor
 from .advice.predict import Prediction
-from .advice.recommendation import LAUNCH
+from .advice.recommendation import LAUNCH, Rule
 from .bucket_plan import Plan, plan
 from .ddp_step import GpuStep, layered, model_step, predicted_step
 from .network.link import parse_rate, shown_rate
@@ -72,7 +72,7 @@ def plan_command(config: PlanConfig) -> int:
     if elements > SMALL and any("powersgd" in spec for spec in config.specs):
         console.print(LOW_RANK, soft_wrap=True)
     if config.hosts > 1 and not config.local_every:
-        console.print(_to_paste(config), soft_wrap=True, markup=False, highlight=False)
+        console.print(_to_paste(model, order, config), soft_wrap=True, markup=False, highlight=False)
     return 0
 
 
@@ -168,9 +168,9 @@ def _memory_note(model: nn.Module, plans: Sequence[Plan], config: PlanConfig) ->
     )
 
 
-def _to_paste(config: PlanConfig) -> str:
+def _to_paste(model: nn.Module, order: Sequence[Tensor], config: PlanConfig) -> str:
     """Return what to try on these hosts, as the page on choosing says."""
-    first, then = _simplest(config)
+    first, _ = _simplest(config)
     optimizer = "[muon, adamw]" if config.optimizer == "muon" else "optimizer"
     lines = {
         "ddp": f'handle = gradwire.attach(ddp_model, "{first}", optimizer={optimizer})',
@@ -180,9 +180,25 @@ def _to_paste(config: PlanConfig) -> str:
     if config.parallel == "fsdp" and config.optimizer == "muon":
         told.append(f"{lines['ddp']}  # in its place, with DDP, if the model fits on a rank")
     told.append(LAUNCH.format(hosts=config.hosts, per_host=config.gpus_per_host))
-    further = f'gather="int8", reduce="{then}"' if config.parallel == "fsdp" else f'"{then}"'
-    head = f'Try "{first}" first. If steps still wait for the network, take {further}.'
+    head = f'Try "{first}" first. {_following(model, order, config)}'
     return "\n    ".join([f"{head} Each host runs this; HOST is the first:", *told])
+
+
+def _following(model: nn.Module, order: Sequence[Tensor], config: PlanConfig) -> str:
+    """Return what to take if that does not do: nothing with fewer than 8 bits and Muon, nor what saves too little."""
+    first, then = _simplest(config)
+    if then.endswith("int4") and config.optimizer == "muon":
+        return "Stop there: with Muon, 4 bits cost loss."
+    gather, pairs = then.replace("int4", "int8"), [first, then]
+    if config.parallel == "fsdp":
+        pairs, then = [f"{first}/{first}", f"{gather}/{then}"], f'gather="{gather}", reduce="{then}"'
+    else:
+        then = f'"{then}"'
+    if config.step_seconds:
+        one, other = (each.step for each in _steps(model, order, replace(config, compressors=pairs))[1:])
+        if round(one / other, 2) < Rule.worthwhile:
+            return f"{then} would save less than {100 * (1 - 1 / Rule.worthwhile):.0f} % of its step."
+    return f"If steps still wait for the network, take {then}."
 
 
 def _simplest(config: PlanConfig) -> Sequence[str]:

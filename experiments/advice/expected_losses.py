@@ -42,8 +42,9 @@ class Candidate:
 
 
 SMALL = {ADAMW: 0.14e6, SGD: 0.1e6, MUON: 0.14e6}  # parameters
-RANKS = SMALL | {ADAMW: 19.2e6}  # a rank of 32 ended 27 % above with 128 M
-HALF = RANKS | {MUON: 0.9e6}
+LARGER_MUON = SMALL | {MUON: 2.5e6}
+LOW_RANK = {ADAMW: 19.2e6, SGD: 0.31e6, MUON: 2.5e6}  # a rank of 32 ended 27 % above with 128 M
+HALF = SMALL | {ADAMW: 19.2e6, MUON: 0.9e6}
 CANDIDATES = (
     Candidate("none", {ADAMW: 0.0, SGD: 0.0, MUON: 0.0}),
     Candidate("bf16", {ADAMW: -0.002, SGD: 0.0, MUON: 0.0}, HALF, any_size=True),
@@ -51,16 +52,16 @@ CANDIDATES = (
     Candidate(
         "int4",
         {ADAMW: 0.012, SGD: 0.008, MUON: 0.019},
-        SMALL | {ADAMW: 128e6, MUON: 11e6},
+        {ADAMW: 128e6, SGD: 0.31e6, MUON: 11e6},
         warm_up=(MUON,),
         any_size=True,
     ),
     Candidate("int4:core=4", {MUON: 0.008}, {MUON: 0.9e6}),
-    Candidate("int2", {ADAMW: 0.002, SGD: 0.012, MUON: 0.022}, SMALL),
+    Candidate("int2", {ADAMW: 0.002, SGD: 0.012, MUON: 0.022}, LARGER_MUON),
     Candidate("powersgd:rank=4", {ADAMW: 0.050, SGD: 0.020, MUON: 0.039}, SMALL),
-    Candidate("powersgd:rank=8,payload=int8", {ADAMW: 0.009, SGD: 0.007, MUON: 0.053}, RANKS, warm_up=(MUON,)),
-    Candidate("topk:ratio=0.01,error_feedback=0.9", {ADAMW: 0.034, SGD: 0.060, MUON: 0.075}, SMALL),
-    Candidate("onebit", {ADAMW: 0.072, SGD: 0.055, MUON: 0.044}, SMALL),
+    Candidate("powersgd:rank=8,payload=int8", {ADAMW: 0.009, SGD: 0.007, MUON: 0.053}, LOW_RANK, warm_up=(MUON,)),
+    Candidate("topk:ratio=0.01,error_feedback=0.9", {ADAMW: 0.034, SGD: 0.060, MUON: 0.075}, LARGER_MUON),
+    Candidate("onebit", {ADAMW: 0.072, SGD: 0.055, MUON: 0.044}, LARGER_MUON),
 )
 ANSWERED = ("bf16", "int8", "int4", "powersgd:rank=8,payload=int8")  # `compare` compares these
 

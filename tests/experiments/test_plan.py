@@ -316,6 +316,15 @@ def test_an_optimizer_has_memory_and_decides_on_the_residual(planned, capsys, pa
             ("--gpus-per-host=8", "--dtype=bf16"),
             ("hosts+int8", "hosts+int4", 'ddp_model, "hosts+int8"', "--nproc-per-node 8"),
         ),
+        (
+            ("--gpus-per-host=8", "--parallel=fsdp", "--dtype=bf16"),
+            (
+                "hosts+int8",
+                'gather="hosts+int8", reduce="hosts+int4"',
+                'model, gather="hosts+int8", reduce="hosts+int8"',
+                "--nproc-per-node 8",
+            ),
+        ),
     ],
 )
 def test_a_plan_of_hosts_ends_with_lines_to_paste(flags, lines, capsys):
@@ -328,11 +337,18 @@ def test_a_plan_of_hosts_ends_with_lines_to_paste(flags, lines, capsys):
     assert launch.strip().startswith(f"torchrun --nnodes 2 {ranks} --rdzv-backend c10d --rdzv-endpoint HOST:29400")
 
 
+def test_a_plan_names_no_further_compressor_that_saves_too_little(capsys):
+    flags = ("--parallel=fsdp", "--dtype=bf16", "--step-seconds=0.01", "--rate=100gbit")
+    assert main(["plan", "--parameters=1M", "--hosts=2", *flags]) == 0
+    words = capsys.readouterr().out.splitlines()[-3]
+    assert words.startswith('Try "int8" first. gather="int8", reduce="int4" would save less than 9 % of its step.')
+
+
 def test_a_plan_of_muon_under_fsdp2_has_a_line_for_each_way(capsys):
     flags = ("--parallel=fsdp", "--optimizer=muon", "--dtype=bf16")
     assert main(["plan", "--parameters=1M", "--hosts=2", "--rate=10gbit", *flags]) == 0
     *_, words, sharded, whole, _ = capsys.readouterr().out.splitlines()
-    assert words.startswith('Try "int8" first.')
+    assert words.startswith('Try "int8" first. Stop there: with Muon, 4 bits cost loss.')
     assert sharded.strip() == 'handle = gradwire.attach(model, gather="int8", reduce="int8", optimizer=[muon, adamw])'
     assert whole.strip().startswith(
         'handle = gradwire.attach(ddp_model, "int8", optimizer=[muon, adamw])  # in its place'

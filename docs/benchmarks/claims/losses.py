@@ -17,7 +17,7 @@ QUALITY = "python docs/benchmarks/gpu_quality.py"
 GPT2, SMALL, FEWER = (f"docs/benchmarks/h200/quality-{name}.jsonl" for name in ("gpt2", "small", "fewer-bytes"))
 STUDY = "docs/results/time-to-accuracy-gpt/points.jsonl"
 TABLE, FEEDBACK, WARM_UP = (f"docs/results/loss/{name}.json" for name in ("losses", "feedback", "warm-up"))
-EXAMPLES = "docs/results/examples/pretrain.jsonl"
+EXAMPLES, FINE_TUNED = (f"docs/results/examples/{name}.jsonl" for name in ("pretrain", "finetune"))
 FEW_BITS = "docs/results/few-bits-muon/runs.json"
 AS_ATTACH = {  # names under which today's compressor ran, by optimizer
     ("int4", ADAMW): ["int4:error_feedback=false"],
@@ -31,20 +31,31 @@ AS_ATTACH = {  # names under which today's compressor ran, by optimizer
 COLD = "from the first step"
 ENOUGH = 3  # seeds: the table also shows the largest model that has them
 LONG = 1000  # steps: and a training of at least so many
-MUON_TASKS = ("gpt-muon", "gpt-muon-400", "gpt-muon-0.9m")
-TASKS = {"gpt-adamw": ADAMW, "resnet-sgd": SGD, "lstm-sgd": SGD, **dict.fromkeys(MUON_TASKS, MUON)}
-NETWORKS = {"resnet-sgd": "ResNet", "lstm-sgd": "LSTM"}  # SGD's tasks, each of which has its own loss
-STEPS = {
-    "gpt-adamw": 120,
-    "resnet-sgd": 80,
-    "lstm-sgd": 150,
-    "gpt-muon": 120,
-    "gpt-muon-400": 400,
-    "gpt-muon-0.9m": 400,
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task of compressor_loss.py and few_bits.py. `size` in millions of parameters."""
+
+    optimizer: str
+    steps: int
+    size: float = 0.1
+    network: str = "GPT"
+
+
+TASKS = {
+    "gpt-adamw": Task(ADAMW, 120),
+    "resnet-sgd": Task(SGD, 80, network="ResNet"),
+    "lstm-sgd": Task(SGD, 150, network="LSTM"),
+    "gpt-muon": Task(MUON, 120),
+    "gpt-muon-400": Task(MUON, 400),
+    "gpt-muon-0.9m": Task(MUON, 400, 0.9),
 }
-LARGER_TASKS = ("gpt-muon-0.9m",)  # tasks with more than 0.1 M parameters
-WARMED = "powersgd:rank=8,payload=int8,start_iter=30,warmup=int8"
-WARM = ",start_iter=100"  # uncompressed steps of the trainings on a GPU
+MUON_TASKS = "gpt-muon-400", "gpt-muon-0.9m"  # of few_bits.py
+NETWORKS = "ResNet", "LSTM"  # SGD's, each of which has its own loss
+LOW_RANK = "powersgd:rank=8,payload=int8"
+WARMED = f"{LOW_RANK},start_iter=30,warmup=int8"
+WARM = re.compile(r"[:,]start_iter=(\d+)$")  # uncompressed steps
 
 
 @dataclass(frozen=True)
@@ -75,14 +86,10 @@ class Trainings:
         seeds = " ".join(map(str, sorted({seed for spec in specs for seed in self.losses[spec]})))
         return replace(self.source, command=self.source.command.format(compressors=names, seeds=seeds))
 
-    def name_of(self, spec: str) -> str | None:
-        """Return the name under which a compressor ran as `attach` sets it for this optimizer; None if it did not."""
-        for name in (spec, *AS_ATTACH.get((spec, self.optimizer), [])):
-            warm = name + (WARM if ":" in name else WARM.replace(",", ":", 1))
-            for each in (name, warm):
-                if self.excess(each) if each in self.losses else ():
-                    return each
-        return None
+    def names_of(self, spec: str) -> list[str]:
+        """Return the names under which a compressor ran as `attach` sets it for this optimizer."""
+        names = spec, *AS_ATTACH.get((spec, self.optimizer), [])
+        return [each for each in self.losses if WARM.sub("", each) in names and self.excess(each)]
 
 
 def gathered(rows: list[dict[str, Any]], loss_of: str = "loss") -> dict[str, dict[Any, float]]:
@@ -128,25 +135,36 @@ def of_study(simulated: bool) -> Trainings:
     return Trainings(ADAMW, 19.2, source, losses, baseline)
 
 
-def of_table(file: str, task: str) -> Trainings:
+def of_task(file: str, name: str, rows: list[dict[str, Any]], script: str) -> Trainings:
+    """Return the trainings of a task of one of the files of simulated ranks."""
+    task = TASKS[name]
+    source = Source(file, f"python docs/benchmarks/{script}", RANKS, f"{task.size} M", str(task.steps))
+    return Trainings(task.optimizer, task.size, source, gathered(rows), network=task.network)
+
+
+def of_table(file: str, name: str) -> Trainings:
     """Return the trainings of a task of one of the files of docs/results/loss."""
-    script = f"python docs/benchmarks/compressor_loss.py {file}"
-    command = f"{script} --tasks {task} --seeds {{seeds}} --compressors {{compressors}}"
-    size = 0.9 if task in LARGER_TASKS else 0.1
-    source = Source(file, command, RANKS, f"{size} M", str(STEPS[task]))
-    losses = gathered([row for row in raw(file)["runs"] if row["task"] == task])
-    return Trainings(TASKS[task], size, source, losses, network=NETWORKS.get(task, "GPT"))
+    rows = [row for row in raw(file)["runs"] if row["task"] == name]
+    asked = f"--tasks {name} --seeds {{seeds}} --compressors {{compressors}}"
+    return of_task(file, name, rows, f"compressor_loss.py {file} {asked}")
 
 
-def of_few_bits(task: str) -> Trainings:
+def of_few_bits(name: str) -> Trainings:
     """Return the trainings of a task of few_bits.py, whose Muon computes in float32."""
-    rows = [{**row, "compressor": row["way"]} for row in raw(FEW_BITS)["runs"] if row["task"] == task]
-    command = (
-        f"python docs/benchmarks/few_bits.py few-bits-muon --tasks {task} --ways {{compressors}} --seeds {{seeds}}"
-    )
-    size = 0.9 if task in LARGER_TASKS else 0.1
-    source = Source(FEW_BITS, command, RANKS, f"{size} M", str(STEPS[task]))
-    return Trainings(MUON, size, source, gathered(rows))
+    rows = [{**row, "compressor": row["way"]} for row in raw(FEW_BITS)["runs"] if row["task"] == name]
+    asked = f"--tasks {name} --ways {{compressors}} --seeds {{seeds}}"
+    return of_task(FEW_BITS, name, rows, f"few_bits.py few-bits-muon {asked}")
+
+
+def of_quality(study: str, model: str, optimizer: str, size: float, network: str = "GPT") -> Trainings:
+    """Return the trainings of a model in a study of compressors after uncompressed steps."""
+    file = f"docs/results/{study}/points.jsonl"
+    rows = [row for point in raw(file) for row in point["rows"] if row["model"] == model]
+    sent = {row["compressor"]: row["total_sent_bytes"] for row in rows}
+    command = f"gradwire sweep --config {study} --out docs/results/{study}"
+    source = Source(file, command, RANKS, f"{size} M", str(rows[0]["steps"]))
+    ratios = {name: sent["none"] / nbytes for name, nbytes in sent.items()}
+    return Trainings(optimizer, size, source, gathered(rows, "eval.loss"), network=network, ratios=ratios)
 
 
 def of_examples(optimizer: str) -> Trainings:
@@ -159,10 +177,19 @@ def of_examples(optimizer: str) -> Trainings:
     return Trainings({"adamw": ADAMW, "muon": MUON}[optimizer], 0.9, source, gathered(rows, "validation_loss"))
 
 
+def of_fine_tuning() -> Trainings:
+    """Return the trainings of docs/examples/train_finetune.py in full."""
+    rows = [row for row in raw(FINE_TUNED) if not row["lora"]]
+    run = "torchrun --nproc-per-node 2 docs/examples/train_finetune.py --compressor $compressor --seed $seed"
+    command = f"for compressor in {{compressors}}; do for seed in {{seeds}}; do {run}; done; done"
+    source = Source(FINE_TUNED, command, "two ranks on two CPU cores", "0.8 M", "100")
+    return Trainings(ADAMW, 0.8, source, gathered(rows, "validation_loss"))
+
+
 @cache
 def all_trainings() -> list[Trainings]:
     """Return all trainings that compare compressors as `attach` sets them, the largest models first."""
-    of_loss = [(file, task) for file in (TABLE, FEEDBACK) for task in TASKS if task not in MUON_TASKS[1:]]
+    of_loss = [(file, task) for file in (TABLE, FEEDBACK) for task in TASKS if task not in MUON_TASKS]
     return [
         on_a_gpu(GPT2, "adamw", 700),
         on_a_gpu(GPT2, "adamw", 400),
@@ -170,11 +197,14 @@ def all_trainings() -> list[Trainings]:
         of_study(False),
         on_a_gpu(SMALL, "adamw", 2000),
         on_a_gpu(SMALL, "muon", 1400),
+        of_quality("quality-muon", "gpt", MUON, 2.5),
+        of_quality("quality-long", "gpt", ADAMW, 0.5),
+        of_quality("quality-long", "resnet18-cifar", SGD, 0.3, "ResNet"),
         of_examples("adamw"),
         of_examples("muon"),
         *(of_table(file, task) for file, task in of_loss),
-        *map(of_few_bits, MUON_TASKS[1:]),
-        *(of_table(WARM_UP, task) for task in MUON_TASKS[1:]),
+        *map(of_few_bits, MUON_TASKS),
+        *(of_table(WARM_UP, task) for task in MUON_TASKS),
     ]
 
 
@@ -190,11 +220,12 @@ def largest(
         (trainings, name)
         for trainings in all_trainings()
         if trainings.optimizer == optimizer and trainings.baseline != spec and network in ("", trainings.network)
-        if (name := trainings.name_of(spec)) and len(trainings.excess(name)) >= seeds and not (cold and warm(name))
+        for name in trainings.names_of(spec)
+        if len(trainings.excess(name)) >= seeds and not (cold and warm(name))
     ]
     if not found:
         return None
-    newest = {(each[0].network, each[0].source.steps, each[0].size): each for each in reversed(found)}
+    newest = {(it.network, it.source.steps, it.size, warm(name)): (it, name) for it, name in reversed(found)}
     found = sorted(newest.values(), key=lambda each: -each[0].size)
     first = found[0][0]
     equal = [each for each in found if (each[0].size, each[0].source.steps) == (first.size, first.source.steps)]
@@ -204,7 +235,7 @@ def largest(
 
 def warm(name: str) -> bool:
     """Return True if a training began with uncompressed steps."""
-    return "start_iter=" in name
+    return WARM.search(name) is not None
 
 
 def longest(spec: str, optimizer: str) -> tuple[Trainings, str] | None:
@@ -213,7 +244,8 @@ def longest(spec: str, optimizer: str) -> tuple[Trainings, str] | None:
         (trainings, name)
         for trainings in all_trainings()
         if trainings.optimizer == optimizer and trainings.baseline != spec
-        if (name := trainings.name_of(spec)) and len(trainings.excess(name)) >= ENOUGH and steps_of(trainings) >= LONG
+        for name in trainings.names_of(spec)
+        if len(trainings.excess(name)) >= ENOUGH and steps_of(trainings) >= LONG
     ]
     return max(found, key=lambda each: steps_of(each[0]), default=None)
 
@@ -229,12 +261,12 @@ def of_low_rank_bytes() -> Iterator[Claim]:
     rows = [row for point in raw(STUDY) for row in point["rows"] if row.get("netlab.rate") is None]
     gpt2 = on_a_gpu(GPT2, "adamw", 400).ran("powersgd:rank=32,payload=int4")
     for spec, source, found in (
-        ("powersgd:rank=8,payload=int8", study, {row["compressor"]: row["compression_ratio"] for row in rows}),
+        (LOW_RANK, study, {row["compressor"]: row["compression_ratio"] for row in rows}),
         ("powersgd:rank=32,payload=int4", gpt2, {row["compressor"]: row["ratio"] for row in raw(GPT2)}),
     ):
         yield Claim(f"bytes {spec}", MEASURED, source, lambda it=found[spec]: [it], times)
-    runs = {row["way"]: row["sent_bytes"] for row in raw(FEW_BITS)["runs"] if row["task"] == LARGER_TASKS[0]}
-    cored = of_few_bits(LARGER_TASKS[0]).ran("int4, core 4")
+    runs = {row["way"]: row["sent_bytes"] for row in raw(FEW_BITS)["runs"] if row["task"] == MUON_TASKS[-1]}
+    cored = of_few_bits(MUON_TASKS[-1]).ran("int4, core 4")
     yield Claim("bytes int4:core=4", MEASURED, cored, lambda: [runs["none"] / runs["int4, core 4"]], times)
 
 
@@ -249,24 +281,25 @@ def of_candidates() -> Iterator[Claim]:
 def shown_losses(spec: str, optimizer: str) -> dict[str, tuple[Trainings, str]]:
     """Return {name: trainings} of what the tables show of a compressor.
 
-    With SGD each network by its name. Else the largest model; where that has fewer than three seeds, also the largest
-    that has them; where it began with uncompressed steps, also the largest that did not; and the longest training with
-    three seeds.
+    The largest model, with SGD that of each network by its name; where that has fewer than three seeds, also the largest
+    that has them; where one of these began with uncompressed steps, also the largest that did not, with three seeds if any
+    has; and the longest training with three seeds.
     """
-    if optimizer == SGD:
-        found = {f"{SGD}, {network}": largest(spec, SGD, network) for network in NETWORKS.values()}
-    else:
-        first, enough = largest(spec, optimizer), largest(spec, optimizer, seeds=ENOUGH)
-        cold = largest(spec, optimizer, cold=True) if first and warm(first[1]) else None
-        found = {optimizer: first}
-        found |= {f"{optimizer}, {COLD}": cold} if cold != enough else {}
-        found |= {f"{optimizer}, {ENOUGH} seeds": enough} if enough != first else {}
-        found[f"{optimizer}, longest"] = longest(spec, optimizer)
-    return {name: each for name, each in found.items() if each}
+    shown = {}
+    for network in NETWORKS if optimizer == SGD else ("",):
+        name = f"{optimizer}, {network}" if network else optimizer
+        first, enough = largest(spec, optimizer, network), largest(spec, optimizer, network, ENOUGH)
+        several = (largest(spec, optimizer, network, seeds, cold=True) for seeds in (ENOUGH, 1))
+        cold = next(filter(None, several), None) if any(each and warm(each[1]) for each in (first, enough)) else None
+        shown |= {name: first}
+        shown |= {f"{name}, {ENOUGH} seeds": enough} if enough != first else {}
+        shown |= {f"{name}, {COLD}": cold} if cold not in (first, enough) else {}
+        shown |= {f"{name}, longest": longest(spec, optimizer)} if not network else {}
+    return {name: each for name, each in shown.items() if each}
 
 
 def _claim(name: str, trainings: Trainings, spec: str, form: Callable[..., str] = loss) -> Claim:
-    uncompressed = re.search(r"start_iter=(\d+)$", spec)
+    uncompressed = WARM.search(spec)
     in_all = f": {times([trainings.ratios[spec]])} in all" if spec in trainings.ratios else ""
     warm_up = f" (the first {uncompressed[1]} uncompressed{in_all})" if uncompressed else ""
     source = replace(trainings.ran(spec), warm_up=warm_up)
@@ -342,8 +375,15 @@ def of_warmed() -> tuple[Trainings, str]:
     return next((each, WARMED) for each in (of_study(True), of_study(False)) if WARMED in each.losses)
 
 
+def of_small_models() -> Iterator[Claim]:
+    """Yield losses of smaller models than those of the tables, which pages name."""
+    yield _claim("PowerSGD 0.5 M", of_quality("quality-long", "gpt", ADAMW, 0.5), f"{LOW_RANK},start_iter=60")
+    yield _claim("int4 fine-tuning", of_fine_tuning(), "int4")
+
+
 def claims() -> Iterator[Claim]:
     """Yield all claims of losses."""
+    yield from of_small_models()
     yield from of_candidates()
     yield from of_low_rank_bytes()
     yield from low_rank()

@@ -102,7 +102,7 @@ def of_plan() -> Iterator[Claim]:
         yield Claim(f"bytes {spec}", PREDICTED, PLAN, compute, fewer)
     for spec in (*MEMORY, "powersgd:rank=4"):
         compute = lambda spec=spec: [state(spec, 8), state(spec, 2)]  # noqa: E731
-        form = lambda values: " to ".join(dict.fromkeys(f"{value:.2g}" for value in values)) + " bytes"  # noqa: E731
+        form = lambda values: " to ".join(dict.fromkeys(f"{value:.3g}" for value in values)) + " bytes"  # noqa: E731
         yield Claim(f"memory {spec}", PREDICTED, PLAN, compute, form)
 
 

@@ -8,8 +8,24 @@ from typing import TypeAlias
 
 import torch
 
-from claims.claim import MEASURED, PREDICTED, ROOT, SETTING, Claim, Source, finely, loss, number, per_cent, raw, times
-from claims.losses import STUDY
+from predicted_steps import H100_STEP
+
+from claims.claim import (
+    MEASURED,
+    PREDICTED,
+    ROOT,
+    SETTING,
+    Claim,
+    Source,
+    finely,
+    loss,
+    number,
+    per_cent,
+    raw,
+    study_rows,
+    times,
+)
+from claims.losses import STUDY, WARMED
 from gradwire.experiments.results.rows import Row
 from gradwire.experiments.sweep.columns import seconds_of_steps, time_to_loss
 
@@ -19,7 +35,9 @@ REPLICATE = "docs/benchmarks/replicate-1gbit.json"
 H100, H200 = (f"docs/benchmarks/{name}/step-gpu.json" for name in ("h100", "h200"))
 HOST_BOUND = "docs/benchmarks/h200/step-host.json"
 HOOKS = "docs/benchmarks/native-100mbit.json"
-FSDP_LOSS = "docs/benchmarks/fsdp2-losses.json"
+FSDP_LOSS, FSDP_WEIGHTS = "docs/benchmarks/fsdp2-losses.json", "docs/benchmarks/fsdp2-losses-weights.json"
+FSDP_HOSTS = {"100mbit": ["int8/int8"], "1gbit": ["int4/int4"]}
+MEMORY = "docs/benchmarks/memory.json"
 STEP_TIME = "python docs/benchmarks/step_time.py"
 CORES = "four emulated hosts on two CPU cores"
 WINDOWS, WEIGHTS = (
@@ -90,8 +108,15 @@ def to_target(spec: str, rate: str, reaches: Reaches = by_average) -> tuple[list
         return [], len(simulated)
     runs = [[row for row in point["rows"] if row.get("netlab.rate") == rate] for point in points]
     labs = [{row["compressor"]: row for row in rows if row["steps"] < 120} for rows in runs]
-    timed = [[speed_up(*each, lab, reaches) for each in simulated] for lab in labs if {spec, "bf16"} <= lab.keys()]
+    apart = ([lab for lab in labs if name in lab] for name in ("bf16", spec))  # PowerSGD's runs follow those of the others
+    both = [one | other for one, other in zip(*apart, strict=False)]
+    timed = [[speed_up(*each, lab, reaches) for each in simulated] for lab in both]
     return [sum(filter(None, each)) / len(each) for each in timed], len(simulated)
+
+
+def smoothed(spec: str, rate: str) -> list[float]:
+    """Return the speed-ups of all runs of the lab, by each way to smooth losses by which all seeds reach the target."""
+    return [value for reaches in by_all() for value in to_target(spec, rate, reaches)[0]]
 
 
 def pairs(rows: Sequence[Row], spec: str) -> list[tuple[Row, Row]]:
@@ -135,9 +160,9 @@ def to_accuracy() -> Iterator[Claim]:
             found, none = (to_target(each, rate)[0] for each in (spec, "none"))
             both = [mine / base for mine, base in zip(found, none, strict=True)]
             yield Claim(f"time {spec} {rate} over none", MEASURED, source, lambda it=both: it, times)
-        for spec in ("int8", "int4"):
-            every = [value for reaches in by_all() for value in to_target(spec, rate, reaches)[0]]
-            yield Claim(f"time {spec} {rate} smoothings", MEASURED, source, lambda it=every: it, times)
+        for spec in ("int8", "int4", WARMED):
+            compute = lambda spec=spec, rate=rate: smoothed(spec, rate)  # noqa: E731
+            yield Claim(f"time {spec} {rate} smoothings", MEASURED, source, compute, times)
     yield Claim("within", SETTING, source, lambda: [100 * WITHIN], number("%"))
 
 
@@ -150,6 +175,22 @@ def of_lab() -> Iterator[Claim]:
         if row["rate"] == "25gbit":
             compute = lambda row=row: [float(row["over_bf16"])]  # noqa: E731
             yield Claim(f"lab {row['compressor']} 25gbit", MEASURED, source, compute, lambda each: f"{each[0]:.2f}x")
+
+
+def of_chart() -> Iterator[Claim]:
+    """Yield the speed-ups over bf16 of README's chart at 10 Gbit/s: as computed, and in earlier runs."""
+    rows = {row["compressor"]: row for row in study_rows("gpt-bandwidth") if row["netlab.rate"] == "10gbit"}
+    file = "docs/results/gpt-bandwidth/earlier.csv"
+    source = Source("docs/results/gpt-bandwidth/rows.csv", "gradwire sweep --config gpt-bandwidth", CORES, "19 M", "2")
+    lines = list(csv.DictReader((ROOT / file).read_text("utf-8").splitlines()))
+    for spec in ("int8", "int4"):
+        computed = lambda spec=spec: [rows[spec]["over_bf16_computed"]]  # noqa: E731
+        yield Claim(f"chart {spec} computed", PREDICTED, source, computed, two_decimals)
+        earlier = [float(row["over_bf16"]) for row in lines if (row["rate"], row["compressor"]) == ("10gbit", spec)]
+        about = dataclasses.replace(source, file=file)
+        yield Claim(f"chart {spec} earlier", MEASURED, about, lambda it=earlier: it, times)
+    longer = lambda: [100 * (rows["bf16"]["sec_per_iter.p50"] / rows["bf16"]["synchronous_bound_seconds"] - 1)]  # noqa: E731
+    yield Claim("chart bf16 longer", MEASURED, source, longer, number("%"))
 
 
 def of_hosts() -> Iterator[Claim]:
@@ -190,16 +231,31 @@ def of_fsdp() -> Iterator[Claim]:
     command = f"gradwire netlab --hosts 4 --rate 1gbit -- {STEP_TIME} {pairs} --steps {raw(FSDP)['steps']}"
     source = Source(FSDP, command, CORES, "19 M", f"{raw(FSDP)['steps']}")
     for pair in cases:
-        compute = lambda pair=pair: [cases[pair]["speed"] / cases["bf16/bf16"]["speed"]]  # noqa: E731
+        compute = lambda pair=pair: [cases["bf16/bf16"]["median_s"] / cases[pair]["median_s"]]  # noqa: E731
         yield Claim(f"fsdp {pair}", MEASURED, source, compute, two_decimals)
     for one, other in (("bf16/bf16", "none/none"), ("none/none", "torch")):
-        compute = lambda one=one, other=other: [cases[one]["speed"] / cases[other]["speed"]]  # noqa: E731
+        compute = lambda one=one, other=other: [cases[other]["median_s"] / cases[one]["median_s"]]  # noqa: E731
         yield Claim(f"fsdp {one} over {other}", MEASURED, source, compute, two_decimals)
     before = {case["case"].removeprefix("fsdp:").removesuffix("@0"): case for case in raw(FSDP_EARLIER)["cases"]}
     about = dataclasses.replace(source, file=FSDP_EARLIER, machine="four emulated hosts on an Intel Xeon")
     for pair in ("int8/int8", "int8/int4", "int4/int4"):
-        compute = lambda pair=pair: [before[pair]["speed"] / before["bf16/bf16"]["speed"]]  # noqa: E731
+        compute = lambda pair=pair: [before["bf16/bf16"]["median_s"] / before[pair]["median_s"]]  # noqa: E731
         yield Claim(f"fsdp {pair} earlier", MEASURED, about, compute, two_decimals)
+    for rate, pairs_of_hosts in FSDP_HOSTS.items():
+        file = f"docs/benchmarks/fsdp-hosts-{rate}.json"
+        seconds = {case["case"].removeprefix("fsdp:").removesuffix("@0"): case["median_s"] for case in raw(file)["cases"]}
+        about = dataclasses.replace(source, file=file, machine="two emulated hosts of two ranks on two CPU cores")
+        for one in pairs_of_hosts:
+            two = "/".join(f"hosts:ranks=2+{each}" for each in one.split("/"))
+            ratio = lambda of=seconds, one=one, two=two: [of[one] / of[two]]  # noqa: E731
+            yield Claim(f"fsdp hosts {one} {rate}", MEASURED, about, ratio, times)
+            longer = lambda of=seconds, one=one, two=two: [100 * (of[two] / of[one] - 1)]  # noqa: E731
+            yield Claim(f"fsdp hosts {one} {rate} longer", MEASURED, about, longer, lambda it: f"{it[0]:.0f}")
+    weights = raw(FSDP_WEIGHTS)["losses"]
+    base, sent = weights["none/none"], weights["int4:send=weights/none"]
+    about = Source(FSDP_WEIGHTS, "see the file", "4 simulated ranks on two CPU cores", "0.1 M", "400")
+    excess = lambda: [100 * (mine / other - 1) for mine, other in zip(sent, base, strict=True)]  # noqa: E731
+    yield Claim("fsdp loss int4:send=weights/none", MEASURED, about, excess, loss)
     losses = raw(FSDP_LOSS)["losses"]
     command = f"python docs/benchmarks/fsdp2_losses.py {' '.join(losses)} --seeds 0 1 2 --validation 500"
     source = Source(FSDP_LOSS, command, "4 simulated ranks on two CPU cores", "0.1 M", "400")
@@ -263,6 +319,18 @@ def on_one_gpu() -> Iterator[Claim]:
     source = Source(HOOKS, command, CORES, "19 M", "20")
     for case in ("powersgd:rank=1@25", "torch:powersgd@4000"):
         yield Claim(f"hook {case}", MEASURED, source, lambda case=case: [hooks[case]], number("s", 2))
+    faster = lambda: [hooks["torch:powersgd@4000"] / hooks["powersgd:rank=1@25"]]  # noqa: E731
+    yield Claim("hook over torch's", MEASURED, source, faster, times)
+    step = lambda: [1e3 * H100_STEP["median_s"]]  # noqa: E731
+    yield Claim("h100 step", MEASURED, dataclasses.replace(source, file=H100, machine="one H100"), step, number("ms"))
+
+
+def of_memory() -> Iterator[Claim]:
+    """Yield the most bytes per parameter that a step takes beyond torch's uncompressed one."""
+    source = Source(MEMORY, "python docs/benchmarks/memory.py", "two ranks on two CPU cores", "67 M", "6")
+    for spec in ("int8", "bf16"):
+        found = [raw(MEMORY)["cases"][f"{way}:{spec}"]["beyond torch"] for way in ("own", "views")]
+        yield Claim(f"memory peak {spec}", MEASURED, source, lambda it=found: [max(it)], lambda it: f"{it[0]:.1f}")
 
 
 def claims() -> Iterator[Claim]:
@@ -274,3 +342,5 @@ def claims() -> Iterator[Claim]:
     yield from of_fsdp()
     yield from of_replicate()
     yield from on_one_gpu()
+    yield from of_chart()
+    yield from of_memory()

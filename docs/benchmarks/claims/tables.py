@@ -1,8 +1,9 @@
 """The generated tables of the pages."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from statistics import median
 
 from predicted_steps import Situation
 
@@ -10,7 +11,7 @@ from claims.claim import MEASURED, PREDICTED, Claim
 from claims.losses import COLD, ENOUGH, NETWORKS
 from claims.predicted import name_of, predicted
 from claims.settings import sharded
-from claims.speeds import to_target
+from claims.speeds import smoothed
 from gradwire.experiments.advice.recommendation import Rule
 
 ONE_ANSWER = ("bf16", "int8", "int4")  # from first to last
@@ -37,35 +38,36 @@ class Row:
 
 
 def of_training(network: str, rate: str) -> Row:
-    """Return the row of a rate at which trainings were measured: bf16 where int8 gains too little."""
-    gains = {spec: min(to_target(spec, rate)[0]) for spec in ("bf16", "int8", "int4")}
-    first = "int8" if worthwhile(gains["int8"]) else "bf16"
-    following = "int4" if worthwhile(gains["int4"] / gains[first]) else "-"
+    """Return the row of a rate at which trainings were measured: medians over ways to smooth losses decide."""
+    gains = {spec: median(smoothed(spec, rate)) for spec in ONE_ANSWER[1:]}
+    first, following = chosen("", gains.__getitem__)
     claims = f"time {first} {rate}", f"time {following} {rate} smoothings"
     briefly = f"{network}, four hosts on two CPU cores"
     return Row(network, "4 x 1", "GPT 19 M, two CPU cores", first, claims[0], following, claims[1], MEASURED, briefly)
 
 
-def worthwhile(gain: float) -> bool:
-    """Return True if a table names a compressor for a speed-up over the one before it, by the rule of `advise`."""
-    return gain >= Rule().worthwhile
+def chosen(prefix: str, gain: Callable[[str], float]) -> tuple[str, str]:
+    """Return what to try first and next, by their speed-ups over bf16: what gains too little over any before it is left out.
+
+    The rule of `advise`, with speed-ups to two digits.
+    """
+    one, other = (f"{prefix}{spec}" for spec in ONE_ANSWER[1:])
+    least = Rule().worthwhile
+    first = one if round(gain(one), 2) >= least else f"{prefix}bf16"
+    following = other if round(gain(other) / max(1.0, gain(one)), 2) >= least else "-"
+    return first, following
 
 
 def of_prediction(each: Situation) -> Row:
-    """Return the row of a prediction: bf16 where int8 gains too little."""
-    prefix = "hosts+" if each.gpus_per_host > 1 and each.hosts > 1 else ""
-    specs = [f"{prefix}int8", f"{prefix}int4"]
-    first = specs[0] if worthwhile(each.speed_up(specs[0])[0]) else f"{prefix}bf16"
-    gain = each.speed_up(specs[1])[0] / each.speed_up(first)[0]
-    following = specs[1] if worthwhile(gain) else "-"
+    """Return the row of a prediction."""
+    first, following = chosen("hosts+" if each.gpus_per_host > 1 and each.hosts > 1 else "", lambda it: each.speed_up(it)[0])
     network = "GPUs in one box without NVLink" if each.network is None else f"{each.network:g} Gbit/s Ethernet"
     hosts = f"{each.hosts} x {each.gpus_per_host}"
     places = {"2 x 1": f"{network}, two hosts", "2 x 8": f"{network}, two hosts of 8 GPUs", "1 x 8": network}
-    claims = (name_of(each, spec) for spec in (first, following))
-    names = zip((first, following), claims, strict=True)
-    (first, one), (following, other) = names
+    claims = name_of(each, first), name_of(each, following)
     kind = PREDICTED if each.network else f"{PREDICTED} from one report"
-    return Row(network, hosts, f"{each.model}, {each.gpu}", first, one, following, other, kind, places.get(hosts))
+    machine = f"{each.model}, {each.gpu}"
+    return Row(network, hosts, machine, first, claims[0], following, claims[1], kind, places.get(hosts))
 
 
 @cache
@@ -144,10 +146,11 @@ def losses(
 
 def cell_of_losses(claims: Mapping[str, Claim], name: str) -> str:
     """Return the losses of a compressor with an optimizer, one after the other."""
-    networks = {f"{name}, {network}": f"{network}: " for network in NETWORKS.values()}
-    kinds = (COLD, f"{ENOUGH} seeds", "longest")
-    names = {name: "", **dict.fromkeys((f"{name}, {kind}" for kind in kinds), ""), **networks}
-    found = (f"{about}{evidence(claims[each])}" for each, about in names.items() if each in claims)
+    found = []
+    for network in ("", *NETWORKS):
+        for kind in ("", f"{ENOUGH} seeds", COLD, "longest"):
+            claim = claims.get(", ".join(filter(None, (name, network, kind))))
+            found += [f"{network}: " * bool(network) + evidence(claim)] if claim else []
     return "<br>".join(found) or "not run"
 
 
