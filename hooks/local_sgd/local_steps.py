@@ -21,7 +21,7 @@ from ...compress.builder.spelling import whole_number
 from ...ddp_core.averaging.same_kernels import varies_with_threads
 from ...ddp_core.transport.protocol import DEFAULT_TIMEOUT, Decorator
 from ...ddp_core.transport.rank_messages import checksum
-from ..internet.rendezvous import Rendezvous, TrainingEnded
+from ..internet.client import Rendezvous, TrainingEnded
 from ..model_kinds import sharded_modules
 from . import arguments, saved
 from .arguments import rounds_of
