@@ -231,7 +231,7 @@ MUTANTS = [
     ),
     Mutant(
         "torch reads an average in another memory format than it lies in",
-        "ddp_core/buckets/lying.py",
+        "ddp_core/buckets/memory_format.py",
         "here.copy_(there.clone())",
         "pass",
         "tests/hooks/test_memory_formats.py -k add_up",
