@@ -34,7 +34,7 @@ from ..measure.step import Step
 from ..memory.model_memory import ModelMemory, Snapshot
 from ..transport.launchers import on_launched_hosts
 from ..transport.protocol import Decorator, Pending
-from ..transport.rank_messages import alike
+from ..transport.same_setup import alike
 from .plans import Bound, Plan, ProgramPlan, Route, Sent, SparsePlan, SumPlan, labelled
 from .same_kernels import agree_on_kernels, compile_kernels, varies_with_threads
 from .segments import program_of, segments_of

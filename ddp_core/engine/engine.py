@@ -19,7 +19,7 @@ from ...compress.protocol.layout import Scope
 from ...kernels import pool
 from ..transport.lost_ranks import explained
 from ..transport.protocol import DEFAULT_TIMEOUT, Pending, Transport
-from ..transport.rank_messages import agree
+from ..transport.same_setup import agree
 from .lanes import Driver, HookError, Lanes, ProgramError, Task, WaitedTask
 from .side_stream import NO_LIMIT, SideStream
 
