@@ -14,10 +14,10 @@ MUTANTS = [
     ),
     Mutant(
         "a new loss scale changes residuals the wrong way round",
-        "ddp_core/memory/loss_scale.py",
+        "ddp_core/memory/rescaled_residuals.py",
         "self._rescale(scale / before)",
         "self._rescale(before / scale)",
-        "tests/ddp_core/memory/test_loss_scale.py",
+        "tests/ddp_core/memory/test_rescaled_residuals.py",
     ),
     Mutant(
         "a step that is not finite leaves its traces in the residual",
