@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...compress import Compressor, Layout, specification, warm_up
-from ...compress.builder.advice import advice
 from ...compress.builder.build import fingerprint
+from ...compress.builder.sent_in_vain import sent_in_vain
 from ...compress.protocol.requests import Op
 from ...compress.simulate import operations_of
 from ...compress.state.gauge import EVERY
@@ -290,7 +290,7 @@ class CompressedAverager(SteppedAverager):
     def _log_advice(self, layout: Layout) -> None:
         """Say once, on the first rank, what the compressor sends in vain. Every rank asks: none raises alone."""
         ranks = on_launched_hosts(layout.ranks) if layout.ranks.per_host == 1 else layout.ranks
-        for found in advice(self.memory.compressor, layout.dtype, ranks):
+        for found in sent_in_vain(self.memory.compressor, layout.dtype, ranks):
             if found not in self._advised and self.engines.group.rank() == 0:
                 self._advised.add(found)
                 logger.warning("gradwire: %s", found)
