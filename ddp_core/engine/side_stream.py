@@ -45,7 +45,7 @@ class SideStream(Driver):
         if task.needs_future:  # making and filling one is dear
             task.future = future = Awaited(devices=[self._device])
             future.queued = weakref.ref(queued)
-        task.left = True  # it goes on when this thread comes back
+        task.left_to_waiter = True  # it goes on when this thread comes back
         self._running.append(queued)
         self._training = self.current()
         self._gradients.record(self._training)

@@ -17,7 +17,7 @@ from ...compress.shards.layout import ShardLayout
 from ...compress.shards.weights import WeightKind
 from ...ddp_core import Pending, start_all_gather
 from ...ddp_core.averaging.shard_averager import ShardAverager
-from ...ddp_core.engine.lanes import MODULES_IN_FLIGHT
+from ...ddp_core.engine.in_flight import MODULES_IN_FLIGHT
 from ...kernels import temporary
 from .arrivals import Arrivals
 from .modules import ShardedModule

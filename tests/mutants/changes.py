@@ -393,7 +393,7 @@ MUTANTS = [
     Mutant(
         "a save waits for gradients that nobody awaits any more",
         "ddp_core/engine/engine.py",
-        "return not all(task.left for task in self._live)",
+        "return not all(task.left_to_waiter for task in self._live)",
         "return bool(self._live)",
         "tests/hooks/fsdp/test_state.py -k broke_off",
     ),
