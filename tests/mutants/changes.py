@@ -253,7 +253,7 @@ MUTANTS = [
     Mutant(
         "weights that were swapped in are gathered as differences alone",
         "compress/shards/weights.py",
-        "if not steps and bool(gathered[:, -1].any()):",
+        "if not advances and bool(gathered[:, -1].any()):",
         "if False:",
         "tests/hooks/fsdp/test_differences.py -k swapped_in",
     ),
