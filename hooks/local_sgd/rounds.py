@@ -69,7 +69,7 @@ class Round:
     """One attempt at a round, in one meeting: tell, find the claim, catch up, average, apply.
 
     A failure before `apply` leaves what the sites have in common as it was, but for a model that `catch_up` has taken over
-    whole: `Rounds.replaced` says so, and the next attempt gives no difference from the model before.
+    whole: `Rounds.took_over` says so, and the next attempt gives no difference from the model before.
     """
 
     def __init__(self, rounds: Rounds, meeting: Meeting, given: Given) -> None:
@@ -162,7 +162,7 @@ class Round:
             logger.warning("the model of %s differs from the majority's, which these sites take over", others)
         takers = [site for site, each in enumerate(digests) if each != digest]
         self._take_over(source, digest, joined(rounds.fragments, reports[source].flags), takers)
-        rounds.replaced = rounds.replaced or meeting.ranks.rank in takers
+        rounds.took_over = rounds.took_over or meeting.ranks.rank in takers
         rounds.lineage = digest
         return [alike and (number == NEW or each == digest) for alike, each in zip(current, digests, strict=True)]
 
@@ -278,7 +278,7 @@ class Rounds:
         self.lineage = 0  # alike at sites whose models are: which meeting's average was the last, or a digest
         self.memories: dict[int, BucketMemory] = {}  # by fragment
         self.outer, self.compressor, self.decorate = outer, compressor, decorate
-        self.outliers, self.replaced = outliers, False  # True: another model was taken over in this round
+        self.outliers, self.took_over = outliers, False  # True: another model was taken over in this round
         self._abandoned = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gradwire-local-steps")
         # the interpreter's end waits for that thread; what the standard library registers for this runs after it
@@ -311,10 +311,10 @@ class Rounds:
         return self._thread.submit(self._until_done, Given(difference, buffers, unfrozen, weight))
 
     def _until_done(self, given: Given) -> RoundStats:
-        began, failures, stood_at, self.replaced = time.perf_counter(), 0, self.round, False
+        began, failures, stood_at, self.took_over = time.perf_counter(), 0, self.round, False
         while True:
             meeting = self.sites.meet(self.claim)
-            if self.round != stood_at or self.replaced:  # a model was taken over before a failure
+            if self.round != stood_at or self.took_over:  # a model was taken over before a failure
                 given = replace(given, difference=None, buffers=None)
             try:
                 return Round(self, meeting, given).run(began)
