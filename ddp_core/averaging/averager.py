@@ -219,21 +219,22 @@ class CompressedAverager(SteppedAverager):
             found = segments_of(memory, bucket, templates, layout)
         pool.release()  # of what former buckets and the move of their state took: torch's first one is the whole model
         segments = [program_of(each, memory, engine, index, buffer) for each in found]
-        op: Op | None = None if scale in (None, 1.0) else "sum"  # of what comes divided by the ranks
-        if op is None and memory.averages and all(places is None for _, places in found):
+        op: Op | None = None
+        if flat.numel() and scale not in (None, 1.0):
+            op = "sum"
+        elif flat.numel() and memory.averages and all(places is None for _, places in found):
             op = "mean"
         hooked, sliced = scale is None, isinstance(bucket, BucketSlice)
-        sums = op is not None and flat.numel() > 0
         forms = list(map(as_form, templates.values()))
         parts: Parts = partial(parts_of_bucket, layout.names, forms)
         if isinstance(bucket, BucketSlice):
             parts = partial(parts_of_slice, bucket.layout(layout))
         may_turn = turnable(named, forms) if self.copies and isinstance(bucket, dist.GradBucket) else {}
-        on_wait = sums and not (hooked or self.sparse)
+        on_wait = op is not None and not (hooked or self.sparse)
         route = Route(engine, needs_future=hooked, on_wait=on_wait, per_host=layout.ranks.per_host)
         names = [*(sent.names for _, sent in segments), layout.names]
         bound = Bound(self._epoch, scale, named, route, self.shown, parts, forms, may_turn, names)
-        if op is None or not sums:  # `sums` has an op, which mypy does not know
+        if op is None:
             return ProgramPlan(bound, memory, segments)
         whole = sliced or len(bucket.parameters()) == len(named)  # and not only what some rank has used in this step
         elements, size = flat.numel() if whole else layout.numel, flat.element_size()
