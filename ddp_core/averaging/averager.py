@@ -210,7 +210,14 @@ class CompressedAverager(SteppedAverager):
         return plan
 
     def _bind_dense(self, bucket: Bucket, named: Mapping[str, Tensor], engine: Engine, scale: float | None) -> Plan:
-        """Return the plan of a bucket of dense gradients: one all-reduce where nothing is remembered, else programs."""
+        """Return the plan of a bucket of dense gradients: one all-reduce where nothing is remembered, else programs.
+
+        | `op` | gradients | plan |
+        | --- | --- | --- |
+        | sum | come divided by the ranks, in our own DDP | an all-reduce adds them up |
+        | mean | come whole, as to a hook, and are only averaged | an all-reduce divides, then adds them up |
+        | None | are encoded, belong to several loaded buckets, or are none | programs |
+        """
         memory, index, buffer = self.memory, bucket.index(), bucket.buffer()
         flat = as_real(buffer)  # first: it refuses sparse gradients
         templates = dict(zip(named, self._templates(bucket, list(named.values())), strict=True))
@@ -218,6 +225,7 @@ class CompressedAverager(SteppedAverager):
         with self.steps.lock:
             found = segments_of(memory, bucket, templates, layout)
         pool.release()  # of what former buckets and the move of their state took: torch's first one is the whole model
+        # before `op` is known: it opens the channels, which sums need as well
         segments = [program_of(each, memory, engine, index, buffer) for each in found]
         op: Op | None = None
         if flat.numel() and scale not in (None, 1.0):

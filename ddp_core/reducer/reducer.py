@@ -303,7 +303,11 @@ class Reducer:
 
     @torch._disable_dynamo
     def _finish(self) -> None:
-        """Have the averages handed out; nothing else of this backward comes."""
+        """Have the averages handed out; nothing else of this backward comes.
+
+        Autograd calls it behind the last hook of the backward, where `start` or `fired` has sent the last bucket and queued
+        it. If `_end`, which is called then as well, sends the last bucket, it calls this itself.
+        """
         backward = self._backward
         if backward is None or backward.stage is not Stage.SENT:
             return

@@ -108,7 +108,17 @@ def _warn(asked: Sharding, sharded: Collection[Tensor]) -> None:
 def _take_shards(
     modules: Sequence[ShardedModule], averager: ShardAverager, arrivals: Arrivals, *, replicated: bool
 ) -> None:
-    """Have weights gathered, and gradients reduced, among those that share parameters."""
+    """Have weights gathered, and gradients reduced, among the S ranks that share parameters. R ranks have the same shards.
+
+    gradwire multiplies the mean over shards by `scale`, and torch divides by `divisor` after all sums:
+
+    | user's divisor | averages over replicas | `scale` | `divisor` |
+    | --- | --- | --- | --- |
+    | none | torch | 1 | R |
+    | none | gradwire | 1 | 1 |
+    | d | torch | S / d | 1 |
+    | d | gradwire | S R / d | 1 |
+    """
     grad_mode = GradMode()
     for module in modules:
         others = 1 if module.replica_group is None else module.replica_group.size()

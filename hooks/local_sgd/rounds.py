@@ -95,9 +95,9 @@ class Round:
             task = self.average()
             self.apply(task.result, largest_average(reports, self.shares, self.clipped, rounds.outliers))
             rounds.differ = self._meeting.differ
-            compared = rounds.differ and rounds.round % COMPARED == 0  # by the lineages of the next reports
+            compared = rounds.differ and rounds.round % COMPARED == 0
             rounds.lineage = rounds.digest() if compared else self._meeting.lineage
-            if joining:
+            if joining:  # after `apply`, which needs the fragment as it was averaged: this changes its layout
                 rounds.join(rounds.joined | joining.keys(), joining)
         return self._stats(task, began, before)
 
@@ -252,7 +252,8 @@ class Rounds:
     `buffers`: flat, of a model that has any, averaged with the last fragment. `round`: finished ones; it tells whose turn it
     is among the fragments. A site that missed one takes the anchors of those that did not. One round runs at a time.
     `moved`: pieces of a model that have come from another site. A round may succeed at some sites alone, which others do
-    again: `lineage` tells their models apart.
+    again: `lineage` tells their models apart. It is a cheap stand-in for a digest: sites of equal lineage have equal models.
+    Where sites may round differently, each round of number k * COMPARED makes it a digest, and the next reports compare.
     `training`: its identity, which all sites share, empty before the first round.
     A parameter that any site has unfrozen before a round is averaged at all sites after it. `divided`: other ranks of the
     site average other parts of the model, with rounds of their own.

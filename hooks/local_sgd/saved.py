@@ -19,7 +19,7 @@ from .resharded import held_back, loaded, of_this_rank
 from .rounds import Rounds
 
 logger = logging.getLogger(__name__)
-FORMAT = 7
+FORMAT = 7  # of local SGD's states; see ddp_core/memory/checkpoint.py for DDP's, hooks/fsdp/state.py for FSDP2's
 FIELDS = (
     "gradwire_local_steps",
     "setup",
