@@ -8,7 +8,7 @@ from .handle import Handle
 from .measure.stats import Stats
 from .measure.step import BucketStats
 from .measure.timeline import trace
-from .memory.loss_scale import Scaler
+from .memory.rescaled_residuals import Scaler
 from .module import DistributedDataParallel
 from .observed import Observed
 from .reducer.autograd import gradient_node, keep_from_compiler, watched

@@ -16,8 +16,8 @@ from .averaging.averager import CompressedAverager
 from .buckets.grad_bucket import plain_names
 from .memory import checkpoint
 from .memory.checkpoint import merged
-from .memory.loss_scale import Scaler
 from .memory.model_memory import Snapshot
+from .memory.rescaled_residuals import Scaler
 from .observed import Observed
 from .transport.lost_ranks import await_all
 from .transport.protocol import DEFAULT_TIMEOUT, Decorator

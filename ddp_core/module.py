@@ -21,7 +21,7 @@ from .averaging.user_hook import HookAverager
 from .buckets.assignment import BucketAssignment, allocate_own
 from .handle import Handle
 from .measure.timeline import StepTimes
-from .memory.loss_scale import Scaler
+from .memory.rescaled_residuals import Scaler
 from .reducer.autograd import outside_transforms, transformed, watched, weak_call
 from .reducer.bucket_order import BucketOrder
 from .reducer.forks import ForkGuard

@@ -15,7 +15,7 @@ from .averaging.averager import CompressedAverager
 from .averaging.shard_averager import ShardAverager
 from .averaging.shown_averages import OnAverage
 from .measure.stats import Stats, metrics
-from .memory.loss_scale import LossScale, Scaler
+from .memory.rescaled_residuals import LossScale, Scaler
 
 if TYPE_CHECKING:
     from .watching.watch import Watch

@@ -14,7 +14,7 @@ from ..compress import compressor as compressor_of
 from ..compress.builder.spelling import nearest_named, whole_number
 from ..compress.simulate import steady_traffic, work_memory
 from ..ddp_core import assigned, caps_in_bytes, layout_of
-from ..ddp_core.engine.lanes import in_flight
+from ..ddp_core.engine.in_flight import in_flight
 from ..ddp_core.memory.out_of_memory import kept_bytes
 
 META = torch.device("meta")

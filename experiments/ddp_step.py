@@ -13,8 +13,9 @@ from ..compress import Ranks, compressor
 from ..compress.state.shares import ranks_seen
 from ..ddp_core.measure.step_model import LinkCost
 from .advice.arithmetic import Arithmetic
+from .advice.card_traffic import through_card
 from .advice.network import Kind, KindCost
-from .advice.predict import Measured, Prediction, predicted, requests_on, through_card
+from .advice.predict import Measured, Prediction, predicted, requests_on
 from .advice.shared_cores import Work
 from .advice.timed_training import Computation
 from .bucket_plan import bucket_layouts

@@ -16,7 +16,7 @@ from ..compress.shards.weights import HeldWeights, OwnRows, WeightGather, Weight
 from ..compress.simulate import WorkMemory, memory_of, requests_in, traffic
 from ..compress.state.shares import placed_on_hosts
 from ..ddp_core import layout_of
-from ..ddp_core.engine.lanes import MODULES_IN_FLIGHT
+from ..ddp_core.engine.in_flight import MODULES_IN_FLIGHT
 from .bucket_plan import META, Plan
 
 

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from ..compress import compressor
 from ..hooks.report_loss import COMPRESSOR, FOLDER, STEPS
-from .advice.expected_losses import ANSWERED, uncertainty
+from .advice.candidates import ANSWERED, uncertainty
 from .ranks.child import CommandFailure, run_to_end
 from .ranks.stopping import sigterm_interrupts
 from .results.files import check_file, figures_document, prepared_folder, write_json

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .hooks.frameworks.accelerate import accelerate, accelerate_locally
     from .hooks.frameworks.accelerate_kwargs import AccelerateKwargs
     from .hooks.frameworks.gathered_state import GatheredState
-    from .hooks.internet.rendezvous import Rendezvous
+    from .hooks.internet.client import Rendezvous
     from .hooks.local_sgd.local_steps import LocalSteps
     from .hooks.overlap import overlap
     from .hooks.report_loss import report_loss
@@ -45,7 +45,7 @@ _FILES = {  # imported when they are first asked for
     "GatheredState": "hooks.frameworks.gathered_state",
     "LocalSteps": "hooks.local_sgd.local_steps",
     "Plan": "experiments.bucket_plan",
-    "Rendezvous": "hooks.internet.rendezvous",
+    "Rendezvous": "hooks.internet.client",
     "accelerate": "hooks.frameworks.accelerate",
     "accelerate_locally": "hooks.frameworks.accelerate",
     "advise": "experiments.advice",

@@ -12,8 +12,9 @@ from torch import nn
 from ..compress import Spec
 from ..ddp_core import Decorator, Handle
 from .fsdp.arrivals import Arrivals
+from .fsdp.finite_everywhere import FiniteEverywhere
 from .fsdp.modules import ShardedModule, modules_of
-from .fsdp.replicas import FiniteEverywhere, take_replicas
+from .fsdp.replicas import take_replicas
 
 
 class ReplicateHandle(Handle):

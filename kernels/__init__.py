@@ -6,10 +6,11 @@ choose by hand.
 """
 
 from . import cuda, native, triton_kernels
+from .bases import normalize, orthogonalize
 from .casting import cast_scaled, gather_scaled
 from .dispatch import Backend, backends, operation, operations, register_backend, use_backend
 from .finite import all_finite
-from .low_rank import low_rank_finish, low_rank_left, low_rank_right, normalize, orthogonalize
+from .low_rank import low_rank_finish, low_rank_left, low_rank_right
 from .memory_pool import pool, temporary
 from .operands import Block, Factors, Matrix, Places, Residual, Rows
 from .quantization import dequantize_mean, quantize_blocks

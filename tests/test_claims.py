@@ -10,14 +10,14 @@ import pytest
 import yaml
 
 from gradwire.compress import compressor
-from gradwire.experiments.advice.candidates import candidates
-from gradwire.experiments.advice.expected_losses import (
+from gradwire.experiments.advice.candidates import (
     ANSWERED,
     CANDIDATES,
     LARGER,
     LONGER,
     MOST_SEED,
     SEED,
+    candidates,
     uncertainty,
 )
 from gradwire.experiments.compare.config import CompareConfig

@@ -150,13 +150,13 @@ class WeightGather:
         return dataclasses.replace(self, per_host=1 if per_host == ranks else per_host)
 
     def gather(
-        self, mine: Tensor, out: Tensor, kind: WeightKind, held: HeldWeights | None = None, *, steps: bool = True
+        self, mine: Tensor, out: Tensor, kind: WeightKind, held: HeldWeights | None = None, *, advances: bool = True
     ) -> Program[Tensor]:
         """Gather all ranks' rows in `out`, (ranks * row,), as a codec decodes them, one's own too; `mine` is this rank's.
 
         So all ranks compute with the same numbers, and none with the exact ones. `mine` may be a part of `out`. `kind`: the
-        parameters. `held`: of the module, with `differences`. `steps`: False outside of training, where no further step
-        mends what a codec loses.
+        parameters. `held`: of the module, with `differences`. `advances`: False outside of training, where no later
+        gather mends what a codec loses.
         """
         cut = kind.cut(self.codec)
         if cut is None:
@@ -165,7 +165,7 @@ class WeightGather:
             return _gather_encoded(mine, out, cut, self.per_host)
         if held.rows is None and not held.resumes:
             return _gather_first(mine, out, held, self.per_host)
-        return _gather_differences(mine, out, held, cut, self.per_host, steps=steps)
+        return _gather_differences(mine, out, held, cut, self.per_host, advances=advances)
 
     def gather_kinds(
         self,
@@ -174,17 +174,17 @@ class WeightGather:
         kinds: Sequence[WeightKind],
         held: Sequence[HeldWeights | None],
         *,
-        steps: bool = True,
+        advances: bool = True,
     ) -> Program[Tensor]:
         """Gather rows of bytes, in which numbers of several types lie: each type by itself, all in one round.
 
-        What are no numbers of 16 bits or more travels as it is. `steps`: as for `gather`.
+        What are no numbers of 16 bits or more travels as it is. `advances`: as for `gather`.
         """
         ranks, wholes, programs = out.numel() // mine.numel(), [], []
         for kind, of_kind in zip(kinds, held, strict=True):
             own = torch.cat([mine[first:end] for first, end in kind.spans]).view(kind.dtype)
             wholes.append(own.new_empty(ranks * own.numel()))
-            programs.append(self.gather(own, wholes[-1], kind, of_kind, steps=steps))
+            programs.append(self.gather(own, wholes[-1], kind, of_kind, advances=advances))
         yield from together(*programs)
         rows = out.view(ranks, -1)
         for kind, whole in zip(kinds, wholes, strict=True):
@@ -232,7 +232,7 @@ def _decoded_rows(gathered: Tensor, row: int, cut: Cut, dtype: torch.dtype) -> T
 
 
 def _gather_differences(
-    mine: Tensor, out: Tensor, held: HeldWeights, cut: Cut, per_host: int, *, steps: bool
+    mine: Tensor, out: Tensor, held: HeldWeights, cut: Cut, per_host: int, *, advances: bool
 ) -> Program[Tensor]:
     """Add what all ranks' payloads say to the weights in use.
 
@@ -260,10 +260,10 @@ def _gather_differences(
     before = gathered[:, size:end].reshape(-1).view(mine.dtype) if held.rows is None else held.rows
     held.rows = before.nan_to_num_(0.0, 0.0, 0.0).view(len(gathered), -1)  # no difference mends what is not finite
     held.rows.add_(_decoded_rows(gathered[:, :size].unsqueeze(1), mine.numel(), cut, difference.dtype))
-    if not steps and bool(gathered[:, -1].any()):
+    if not advances and bool(gathered[:, -1].any()):
         yield from _gather_exact(mine, out, per_host)
         held.rows.view(-1).copy_(out)
-    elif steps:
+    elif advances:
         usual = torch.where(changed, torch.where(usual > 0, torch.fmin(moved, 2 * usual), moved), usual)
     _note_own(held, held.rows[held.own.layout.whole.ranks.rank], mine, usual)
     out.copy_(held.rows.view(-1))  # last: `mine` may be a part of it

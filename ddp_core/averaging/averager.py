@@ -15,15 +15,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...compress import Compressor, Layout, specification, warm_up
-from ...compress.builder.advice import advice
 from ...compress.builder.build import fingerprint
+from ...compress.builder.sent_in_vain import sent_in_vain
 from ...compress.protocol.requests import Op
 from ...compress.simulate import operations_of
 from ...compress.state.gauge import EVERY
 from ...kernels import pool
 from ..buckets.assignment import Allocate
 from ..buckets.grad_bucket import GradBucket, as_real, axis_order, layout_of
-from ..buckets.lying import as_form, lying_in, turnable
+from ..buckets.memory_format import as_form, templates_in, turnable
 from ..buckets.protocol import Bucket, LastingBucket
 from ..buckets.slices import BucketSlice, Sendable
 from ..buckets.sparse import SPARSE_ROUNDS, SparseBucket
@@ -34,7 +34,7 @@ from ..measure.step import Step
 from ..memory.model_memory import ModelMemory, Snapshot
 from ..transport.launchers import on_launched_hosts
 from ..transport.protocol import Decorator, Pending
-from ..transport.rank_messages import alike
+from ..transport.same_setup import alike
 from .plans import Bound, Plan, ProgramPlan, Route, Sent, SparsePlan, SumPlan, labelled
 from .same_kernels import agree_on_kernels, compile_kernels, varies_with_threads
 from .segments import program_of, segments_of
@@ -181,7 +181,7 @@ class CompressedAverager(SteppedAverager):
         """Start to average a bucket that a hook was given. torch makes a new object for each call, so its index counts."""
         plan, parameters = self._hooked.get(bucket.index()), bucket.parameters()
         known = plan is not None and list(map(id, plan.bound.named.values())) == list(map(id, parameters))
-        if plan is None or not known or (self._torch_has_rebuilt and self._lies_anew(plan, bucket)):
+        if plan is None or not known or (self._torch_has_rebuilt and self._format_changed(plan, bucket)):
             plan = self._hooked[bucket.index()] = self.bind(bucket, parameters)
         pending = plan.start(self.step, bucket)
         assert isinstance(pending, FuturePending)
@@ -210,65 +210,75 @@ class CompressedAverager(SteppedAverager):
         return plan
 
     def _bind_dense(self, bucket: Bucket, named: Mapping[str, Tensor], engine: Engine, scale: float | None) -> Plan:
-        """Return the plan of a bucket of dense gradients: one all-reduce where nothing is remembered, else programs."""
+        """Return the plan of a bucket of dense gradients: one all-reduce where nothing is remembered, else programs.
+
+        | `op` | gradients | plan |
+        | --- | --- | --- |
+        | sum | come divided by the ranks, in our own DDP | an all-reduce adds them up |
+        | mean | come whole, as to a hook, and are only averaged | an all-reduce divides, then adds them up |
+        | None | are encoded, belong to several loaded buckets, or are none | programs |
+        """
         memory, index, buffer = self.memory, bucket.index(), bucket.buffer()
         flat = as_real(buffer)  # first: it refuses sparse gradients
-        lying = dict(zip(named, self._lying(bucket, list(named.values())), strict=True))
-        layout = self._met(named, lying, flat, engine)
+        templates = dict(zip(named, self._templates(bucket, list(named.values())), strict=True))
+        layout = self._met(named, templates, flat, engine)
         with self.steps.lock:
-            found = segments_of(memory, bucket, lying, layout)
+            found = segments_of(memory, bucket, templates, layout)
         pool.release()  # of what former buckets and the move of their state took: torch's first one is the whole model
+        # before `op` is known: it opens the channels, which sums need as well
         segments = [program_of(each, memory, engine, index, buffer) for each in found]
-        op: Op | None = None if scale in (None, 1.0) else "sum"  # of what comes divided by the ranks
-        if op is None and memory.averages and all(places is None for _, places in found):
+        op: Op | None = None
+        if flat.numel() and scale not in (None, 1.0):
+            op = "sum"
+        elif flat.numel() and memory.averages and all(places is None for _, places in found):
             op = "mean"
         hooked, sliced = scale is None, isinstance(bucket, BucketSlice)
-        sums = op is not None and flat.numel() > 0
-        forms = list(map(as_form, lying.values()))
+        forms = list(map(as_form, templates.values()))
         parts: Parts = partial(parts_of_bucket, layout.names, forms)
         if isinstance(bucket, BucketSlice):
             parts = partial(parts_of_slice, bucket.layout(layout))
         may_turn = turnable(named, forms) if self.copies and isinstance(bucket, dist.GradBucket) else {}
-        on_wait = sums and not (hooked or self.sparse)
+        on_wait = op is not None and not (hooked or self.sparse)
         route = Route(engine, needs_future=hooked, on_wait=on_wait, per_host=layout.ranks.per_host)
         names = [*(sent.names for _, sent in segments), layout.names]
         bound = Bound(self._epoch, scale, named, route, self.shown, parts, forms, may_turn, names)
-        if op is None or not sums:  # `sums` has an op, which mypy does not know
+        if op is None:
             return ProgramPlan(bound, memory, segments)
         whole = sliced or len(bucket.parameters()) == len(named)  # and not only what some rank has used in this step
         elements, size = flat.numel() if whole else layout.numel, flat.element_size()
         sent = Sent(labelled(index, layout.names), layout.names, elements, size, elements * size)
         return SumPlan(bound, op, sent, buffer if whole and not hooked else None)
 
-    def _lying(self, bucket: Bucket, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Tensors that lie as the gradients of the parameters do in a bucket's buffer."""
+    def _templates(self, bucket: Bucket, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Tensors in the memory formats of the parameters' gradients in a bucket's buffer."""
         if isinstance(bucket, GradBucket | BucketSlice):
             return bucket.views
-        return lying_in(bucket, self.strides) if isinstance(bucket, dist.GradBucket) else parameters
+        return templates_in(bucket, self.strides) if isinstance(bucket, dist.GradBucket) else parameters
 
     @property
     def _torch_has_rebuilt(self) -> bool:
         """True in the first step of the buckets that torch's DDP has made anew: it does so once, after its first step."""
         return self.engines.agreement.step == 2
 
-    def _lies_anew(self, plan: Plan, bucket: Bucket) -> bool:
-        """Return True if gradients lie in another memory format."""
-        now = self._lying(bucket, bucket.parameters())
+    def _format_changed(self, plan: Plan, bucket: Bucket) -> bool:
+        """Return True if gradients have another memory format."""
+        now = self._templates(bucket, bucket.parameters())
         return bool(plan.bound.forms) and list(map(axis_order, now)) != list(map(axis_order, plan.bound.forms))
 
-    def _met(self, named: Mapping[str, Tensor], lying: Mapping[str, Tensor], flat: Tensor, engine: Engine) -> Layout:
+    def _met(
+        self, named: Mapping[str, Tensor], templates: Mapping[str, Tensor], flat: Tensor, engine: Engine
+    ) -> Layout:
         """The layout of a bucket that was not there before; the first one tells whether all ranks have the same."""
         ranks = self.engines.placed_ranks(self.memory.compressor, flat.device)
         engine.transport.arrange(ranks.per_host)
-        layout = layout_of(lying, flat.dtype, flat.device, ranks)
+        layout = layout_of(templates, flat.dtype, flat.device, ranks)
         if not self.memory.averages:
             compile_kernels(self.memory.compressor, layout)
         if not self._agreed:
             self.memory.claims.expect(self.names.values(), self.memory.compressor, ranks.per_host)
             values = self.starting_values.text(named.values()) if self.starting_values.due else None
             self.engines.agreement.barrier(engine.transport)
-            memory = self.memory
-            engine.agree(setup(memory, layout, values))
+            engine.agree(setup(self.memory, layout, values))
             operations = operations_of(self.memory.compressor, flat.dtype, ranks)
             dtypes = {flat.dtype, *(each.dtype.to_real() for each in self.names)}
             varies = varies_with_threads(self.memory.compressor, operations, dtypes)
@@ -289,7 +299,7 @@ class CompressedAverager(SteppedAverager):
     def _log_advice(self, layout: Layout) -> None:
         """Say once, on the first rank, what the compressor sends in vain. Every rank asks: none raises alone."""
         ranks = on_launched_hosts(layout.ranks) if layout.ranks.per_host == 1 else layout.ranks
-        for found in advice(self.memory.compressor, layout.dtype, ranks):
+        for found in sent_in_vain(self.memory.compressor, layout.dtype, ranks):
             if found not in self._advised and self.engines.group.rank() == 0:
                 self._advised.add(found)
                 logger.warning("gradwire: %s", found)

@@ -16,7 +16,7 @@ from ...compress import AllReduce, Program
 from ...compress.protocol.requests import Op
 from ...compress.state.gauge import Gauge
 from ..buckets.grad_bucket import as_real
-from ..buckets.lying import Turnable, as_torch_reads
+from ..buckets.memory_format import Turnable, as_torch_reads
 from ..buckets.protocol import Bucket
 from ..engine.engine import Engine
 from ..engine.lanes import FuturePending, Task
@@ -101,7 +101,7 @@ class Bound:
         named: the parameters, by name.
         shown: shows averages to a function of the user's.
         parts: makes the average of each parameter from that of the bucket.
-        forms: tensors of no memory that lie as each gradient does in the buffer.
+        forms: tensors of no memory, each in the memory format of a gradient in the buffer.
         turnable: where torch reads averages as parameters lie now, those that may have been turned since.
         buckets: the names in each bucket of the memory inside this one, then in all of it.
     """

@@ -39,14 +39,14 @@ def places_in(layout: Layout, names: Sequence[str]) -> Places:
     return tuple(spans[name] for name in names)
 
 
-def segments_of(memory: ModelMemory, bucket: Bucket, lying: Mapping[str, Tensor], layout: Layout) -> list[Segment]:
-    """The buckets of ours inside one of `layout`: those of a loaded state, or all of it. `lying`: see `lying_in`."""
-    orders = {name: axis_order(each) for name, each in lying.items()}
+def segments_of(memory: ModelMemory, bucket: Bucket, templates: Mapping[str, Tensor], layout: Layout) -> list[Segment]:
+    """The buckets of ours inside one of `layout`: those of a loaded state, or all of it. `templates`: see `templates_in`."""
+    orders = {name: axis_order(each) for name, each in templates.items()}
     if isinstance(bucket, BucketSlice):
         return [(slice_of(memory, bucket, layout, orders), None)]
     segments: list[Segment] = []
     for names in memory.claims.split(layout.names):
-        own = layout_of({name: lying[name] for name in names}, layout.dtype, layout.device, layout.ranks)
+        own = layout_of({name: templates[name] for name in names}, layout.dtype, layout.device, layout.ranks)
         mine = {name: orders[name] for name in names}
         (found,) = (memory.get(own, orders=mine) or memory.add(own, orders=mine)).slices
         segments.append((found, None if own == layout else places_in(layout, names)))

@@ -34,11 +34,11 @@ class Shown:
         return average
 
 
-def parts_of_bucket(names: Sequence[str], lying: Sequence[Tensor], average: Tensor) -> dict[str, Tensor]:
-    """Return the average of each parameter in its shape. `lying`: tensors that lie as these do, of any memory."""
+def parts_of_bucket(names: Sequence[str], templates: Sequence[Tensor], average: Tensor) -> dict[str, Tensor]:
+    """Return the average of each parameter in its shape. `templates`: tensors of the memory formats of these."""
     if average.is_sparse:
         return {names[0]: average}
-    return dict(zip(names, as_views(average, lying), strict=True))
+    return dict(zip(names, as_views(average, templates), strict=True))
 
 
 def parts_of_slice(layout: Layout, average: Tensor) -> dict[str, Tensor]:

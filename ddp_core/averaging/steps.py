@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from ..measure.stats import Stats, Totals
 from ..measure.step import Step
-from ..memory.loss_scale import LossScale
+from ..memory.rescaled_residuals import LossScale
 from ..memory.step_memory import StepMemory
 from ..transport.protocol import Decorator
 from .engines import Engines

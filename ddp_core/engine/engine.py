@@ -19,7 +19,7 @@ from ...compress.protocol.layout import Scope
 from ...kernels import pool
 from ..transport.lost_ranks import explained
 from ..transport.protocol import DEFAULT_TIMEOUT, Pending, Transport
-from ..transport.rank_messages import agree
+from ..transport.same_setup import agree
 from .lanes import Driver, HookError, Lanes, ProgramError, Task, WaitedTask
 from .side_stream import NO_LIMIT, SideStream
 
@@ -95,7 +95,7 @@ class Engine:
             return self._gathers.submit(task)
         if not on_wait:
             return self._beside.submit(task)
-        task.left, waited = True, WaitedTask(task, self.transport, self._ended)
+        task.left_to_waiter, waited = True, WaitedTask(task, self.transport, self._ended)
         noted = not self._on_cuda or task.now is not time.perf_counter  # on a GPU it is dear, so in measured steps only
         try:
             waited.runs = task.advance(self.transport, 0, NO_LIMIT if self._on_cuda else self._timeout, late=noted)
@@ -130,7 +130,7 @@ class Engine:
     def runs(self) -> bool:
         """True if any task runs. One that whoever waits for it runs does so from then on."""
         with self._lock:
-            return not all(task.left for task in self._live)
+            return not all(task.left_to_waiter for task in self._live)
 
     def close(self, limit: timedelta | None = None) -> None:
         """End the engine's threads; what is under way comes to its end first, if it does within `limit`."""

@@ -14,13 +14,12 @@ from __future__ import annotations
 import inspect
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from itertools import accumulate
 from queue import SimpleQueue
 from typing import Protocol, TypeAlias
 
@@ -30,8 +29,7 @@ from torch import Tensor
 from ...compress.protocol.requests import Program
 from ..measure.step import Record
 from ..transport.protocol import Pending, Reply, Transport
-
-FEWEST, MOST_BYTES = 3, 64 << 20  # tasks that may be on their way whatever their size; bytes of gradients of more
+from .in_flight import InFlight
 
 
 class ProgramError(RuntimeError):
@@ -55,7 +53,7 @@ class Task:
     `label`: what messages call it. `needs_future`: others than our reducer wait for it, by a future of torch's. `result`:
     what the program returned. `future`: of it, where whoever waits does not run the task. `closed`: it was given up. `now`:
     takes the marks of its record, see `Step`. `nbytes`: of the gradients. `lent`: the result is memory of whoever waits.
-    `left`: to whoever will wait for it.
+    `left_to_waiter`: no other thread runs it.
     """
 
     program: Program[Tensor]
@@ -68,7 +66,7 @@ class Task:
     now: Callable[[], float] = time.perf_counter
     nbytes: int = 0
     lent: bool = False
-    left: bool = False
+    left_to_waiter: bool = False
     _pending: Reply | None = None
     _since: float = 0.0
 
@@ -180,7 +178,7 @@ class WaitedTask:
 
     def wait(self, timeout: timedelta) -> Tensor:
         """Run the task to its end; raises what `on_end` makes of an error."""
-        channel, self.task.left = 1, False
+        channel, self.task.left_to_waiter = 1, False
         try:
             if self.error is not None:
                 raise self.error
@@ -192,42 +190,6 @@ class WaitedTask:
         self.on_end(self.task, None)
         assert self.task.result is not None
         return self.task.result
-
-
-MODULES_IN_FLIGHT = 4  # of FSDP2, whose shards are on their way; each keeps the memory of all ranks' shards
-
-
-def in_flight(nbytes: Sequence[int]) -> int:
-    """Return how many of these tasks, in the order submitted, may be on their way at once; `nbytes`: of their gradients."""
-    together = list(accumulate(nbytes))
-    return max(min(FEWEST, len(together)), sum(total <= MOST_BYTES for total in together))
-
-
-class InFlight:
-    """The tasks that have begun and not ended."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._tasks = self._bytes = 0
-
-    def enter(self, nbytes: int, limit: float) -> None:
-        """Wait until a task with so many bytes may begin. Raises RuntimeError where no task ends within `limit` seconds.
-
-        The task counts in either case, until it leaves.
-        """
-        with self._changed:
-            moves = True
-            while moves and self._tasks >= FEWEST and self._bytes + nbytes > MOST_BYTES:
-                moves = self._changed.wait(limit)
-            self._tasks, self._bytes = self._tasks + 1, self._bytes + nbytes
-        if not moves:
-            raise RuntimeError(f"none of {self._tasks - 1} buckets that are on their way arrived within {limit:.0f} s")
-
-    def leave(self, nbytes: int) -> None:
-        """Note that a task has ended, however."""
-        with self._changed:
-            self._tasks, self._bytes = self._tasks - 1, self._bytes - nbytes
-            self._changed.notify()
 
 
 class Lanes(Driver):

@@ -1,7 +1,11 @@
 """Tasks on CUDA: a side stream, on which the rounds of neighbouring tasks take turns.
 
-A task's round is sent behind the next task's round before it: while the link carries one, the stream decodes the other. The
-order depends on the order of tasks and waits alone, so it is the same on every rank.
+A task's round is sent behind the next task's round before it: while the link carries one, the stream decodes the other.
+
+    submit A: A1 | submit B: B1 A2 | submit C: C1 B2 A3
+
+The order depends on the order of tasks and waits alone, which is the same on every rank: the reducer waits for buckets in
+their order, `overlap` and the hook of torch's DDP call `send_all` before any wait, and FSDP2 waits for each task at once.
 """
 
 from __future__ import annotations
@@ -45,7 +49,7 @@ class SideStream(Driver):
         if task.needs_future:  # making and filling one is dear
             task.future = future = Awaited(devices=[self._device])
             future.queued = weakref.ref(queued)
-        task.left = True  # it goes on when this thread comes back
+        task.left_to_waiter = True  # it goes on when this thread comes back
         self._running.append(queued)
         self._training = self.current()
         self._gradients.record(self._training)

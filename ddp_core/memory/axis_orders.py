@@ -48,8 +48,8 @@ class Move:
         if numbers.numel() != count or not count:
             return numbers
         longer = [size for size in self.shape_before if size > 1]
-        lying = numbers.reshape(longer).permute([self.before.index(axis) for axis in self.after])
-        return lying.reshape(self.shape if numbers.dim() > 1 else (-1,))
+        permuted = numbers.reshape(longer).permute([self.before.index(axis) for axis in self.after])
+        return permuted.reshape(self.shape if numbers.dim() > 1 else (-1,))
 
 
 def moved(

@@ -22,6 +22,7 @@ from .axis_orders import Move, moved
 from .bucket_memory import CARRIED_OVER, BucketMemory
 
 logger = logging.getLogger(__name__)
+# Of DDP's states; FSDP2's have their own in hooks/fsdp/state.py, local SGD's in hooks/local_sgd/saved.py.
 FORMAT = 6  # the default options of compressors belong to it: tests/ddp_core/memory/test_checkpoint.py lists them
 FIELDS = ("step", "buckets", "parameters")
 RANKS = "ranks"  # the field of the states of all ranks

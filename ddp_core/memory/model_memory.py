@@ -57,8 +57,15 @@ class Snapshot:
 class ModelMemory(StepMemory):
     """The memory of all buckets of a model. It follows parameters by name when buckets change. `undo`: see `StepMemory`.
 
-    `claims`: the state that no bucket holds. `carrying`: any rank may owe something outside a compressor's state; the same
-    on all ranks.
+    `claims`: the state that no bucket holds. The questions about steps, of which `carrying` is the same on all ranks:
+
+    | name | question |
+    | --- | --- |
+    | `averages` | May gradients come divided by the ranks, as nothing is encoded, added or kept? |
+    | `remembers` | May a step keep a part of its gradients, or send what was kept? |
+    | `watched` | Does a step have anything to undo, so that it must know whether averages are finite? |
+    | `carrying` | May any rank owe gradients outside a compressor's state, as after a swap or new buckets? |
+    | `_stateful` | Does any bucket have something to undo? None until a step has met them all |
     """
 
     def __init__(self, compressor: Compressor, *, partial: bool = False, undo: bool = True) -> None:
@@ -70,7 +77,7 @@ class ModelMemory(StepMemory):
         self._live: dict[tuple[str, ...], SlicedMemory] = {}
         self.carrying = False
         self._names_before: list[tuple[str, ...]] = []  # of the buckets when the step that is under way began
-        self._stateful: bool | None = None  # whether any bucket is; None until a step has met them all
+        self._stateful: bool | None = None
         self._others_finite: list[DeviceFlag] = []  # of the step that is under way: of what is in no bucket
 
     @property
@@ -105,7 +112,7 @@ class ModelMemory(StepMemory):
         """Return True if any rank may carry something over once the last step is committed."""
         if not self.carrying or self.claims.parameters or not self._live:
             return self.carrying
-        # reversed: within a step the last one has not
+        # the last bucket first: while a step is under way it has no average, and no flag of a GPU is waited for
         came = all(each.brought_out for bucket in reversed(self._live.values()) for each in reversed(bucket.slices))
         return not (came and self._finite())
 
@@ -205,7 +212,7 @@ class ModelMemory(StepMemory):
     def replace(self, compressor: Compressor) -> None:
         """Go on with another compressor, which was not refused; what was held back is carried to the next average."""
         self.commit()
-        # the residuals of a loaded state may all be on another rank of the host: then this rank carries, too
+        # a loaded state's residuals may all be on another rank of the host (compress/state/shares.py): this one carries, too
         may_owe = bool(self.claims.buckets) and (self.carrying or not self._plain)
         self.claims.swap(self._live, self.step)
         self._choose(compressor)

@@ -228,7 +228,7 @@ class Overlap(Delivery):
             each.give_up()
         left = [each for each in pending if each is not update or not each.begun]
         told = RuntimeError(error_messages.not_updated(str(error), *(self._names(each) for each in (made, left))))
-        self._reducer.fail(update.backward, told)
+        self._reducer.break_off(update.backward, told)
         return told
 
     def _names(self, updates: Iterable[PendingUpdate]) -> list[str]:

@@ -105,7 +105,7 @@ class Reducer:
         """Return the names of parameters."""
         return [self.names[index] for index in indices]
 
-    def _failure(self, text: str) -> RuntimeError:
+    def _given_up(self, text: str) -> RuntimeError:
         """Return the error to raise. This reducer averages no more; another one may."""
         self.hooks.detach()
         return RuntimeError(text)
@@ -167,10 +167,10 @@ class Reducer:
         if backward is None or not self.unfinished:
             return
         if backward.stage is Stage.BROKEN:
-            raise self._failure(error_messages.broken(backward.why_broken))
+            raise self._given_up(error_messages.broken(backward.why_broken))
         absent = {index: self.names[index] for index, missing in enumerate(backward.missing) if missing > 0}
         static, watched, rank = self._firings is not None, self.rules.find_unused_parameters, self.transport.ranks.rank
-        raise self._failure(error_messages.unfinished(absent, rank, static=static, watched=watched))
+        raise self._given_up(error_messages.unfinished(absent, rank, static=static, watched=watched))
 
     def start(self) -> None:
         """Begin the backward, at a sink or the first gradient: parameters that it will not reach are ready."""
@@ -218,12 +218,12 @@ class Reducer:
             return
         backward.order.append(index)
         if self._shared.places and self._shared.came_elsewhere(index):
-            raise self._failure(error_messages.shared_view(self.names[index]))
+            raise self._given_up(error_messages.shared_view(self.names[index]))
         if backward.stage is Stage.COUNTING:
             return
         if backward.missing[index] < 0:  # this backward does not come to its end
             static, passed_over = self._firings is not None, backward.order.count(index) == 1
-            raise self._failure(error_messages.twice(self.names[index], static=static, passed_over=passed_over))
+            raise self._given_up(error_messages.twice(self.names[index], static=static, passed_over=passed_over))
         bucket, unready = self.assignment.bucket_of[index], self.assignment.unready
         unready[bucket.number] -= 1
         if not unready[bucket.number]:
@@ -273,11 +273,11 @@ class Reducer:
                 undifferentiated(bucket.fill, used) if create_graph else bucket.fill(used)
             except RuntimeError as error:
                 if sparse := bucket.sparse_members():
-                    raise self._failure(error_messages.sparse(self.names_of(sparse))) from error
+                    raise self._given_up(error_messages.sparse(self.names_of(sparse))) from error
                 raise
         # a gradient that came in this backward, of a parameter without one now: zeros would stand for it
         if bucket.absent and (came := set(bucket.absent).intersection(backward.order) - backward.undefined):
-            raise self._failure(error_messages.removed(self.names_of(sorted(came))))
+            raise self._given_up(error_messages.removed(self.names_of(sorted(came))))
         if not backward.step.number:  # the first bucket that leaves
             self.averager.begin_step(backward.step)
         backward.step.launched[bucket.number] = time.perf_counter()
@@ -303,7 +303,11 @@ class Reducer:
 
     @torch._disable_dynamo
     def _finish(self) -> None:
-        """Have the averages handed out; nothing else of this backward comes."""
+        """Have the averages handed out; nothing else of this backward comes.
+
+        Autograd calls it behind the last hook of the backward, where `start` or `fired` has sent the last bucket and queued
+        it. If `_end`, which is called then as well, sends the last bucket, it calls this itself.
+        """
         backward = self._backward
         if backward is None or backward.stage is not Stage.SENT:
             return
@@ -315,7 +319,7 @@ class Reducer:
             self.delivery.deliver(self, backward)
         except BaseException as error:
             if self._backward is backward:
-                self.fail(backward, error)
+                self.break_off(backward, error)
             raise
         for step in self.optimizers:
             step()
@@ -328,7 +332,7 @@ class Reducer:
             average = bucket.pending.wait(self._timeout)
         except Exception as error:
             names = self.names_of(bucket.members)
-            raise self._failure(error_messages.failed(bucket.number, names, error)) from error
+            raise self._given_up(error_messages.failed(bucket.number, names, error)) from error
         bucket.pending = None
         backward.step.done.setdefault(bucket.number, time.perf_counter())
         return average
@@ -356,7 +360,7 @@ class Reducer:
         """Return those of the parameters that have got a gradient on this rank since the last synchronization."""
         return [index for index in indices if self._used[index]]
 
-    def fail(self, backward: Backward, error: BaseException) -> None:
+    def break_off(self, backward: Backward, error: BaseException) -> None:
         """Keep for the next iteration why averages did not come."""
         backward.stage, backward.why_broken = Stage.BROKEN, str(error) or type(error).__name__
         self._backward = backward

@@ -11,7 +11,8 @@ from torch import Tensor
 from ...compress import Spec, compressor, specification
 from ...compress.builder.build import fingerprint
 from ..transport.protocol import Transport
-from ..transport.rank_messages import alike, broadcast, compared, exchange, largest, told
+from ..transport.rank_messages import broadcast, exchange, largest
+from ..transport.same_setup import alike, compared, told
 from .unused_parameters import Rules
 
 

@@ -81,4 +81,4 @@ class Usage:
 
 @cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
+    return torch.cuda.Stream(device)  # without priority: it copies and waits, and has no kernels

@@ -54,7 +54,7 @@ class TorchReducer(Reducer):
             for bucket in self.assignment.buckets:
                 self.average_of(bucket, backward)
         except BaseException as error:
-            self.fail(backward, error)
+            self.break_off(backward, error)
             raise
         self.end(backward)
         backward.step.ended = time.perf_counter()
@@ -69,9 +69,9 @@ class TorchReducer(Reducer):
         if backward.usage is None and backward.asks:
             self._ask(backward, nothing)
 
-    def _failure(self, text: str) -> RuntimeError:
+    def _given_up(self, text: str) -> RuntimeError:
         self.failure = text
-        return super()._failure(text)
+        return super()._given_up(text)
 
     def _ddp_graph_static(self) -> bool:
         """Return True if all steps so far have reached the same parameters."""

@@ -97,7 +97,7 @@ class GroupPending(Reply):
                     polled(work, part)
                 waits = False
             except RuntimeError as error:
-                failed = time.monotonic() - began < part / 2
+                failed = time.monotonic() - began < part / 2  # too early for a timeout: a connection was lost
                 self.check()
                 if failed:
                     raise
@@ -128,7 +128,7 @@ class LocalReply(Reply):
 
 
 class ProcessGroup(Transport):
-    """Carries requests over `group`. `timeout`: for making the channels, and of what travels on the CPU. `check`: see there.
+    """Carries requests over `group`. `timeout`: of making channels, and of travels on the CPU. `check`: see `GroupPending`.
 
     Requests within and across hosts have groups of their own, which the ranks make at the first such request of a channel.
     """
@@ -221,7 +221,7 @@ class ProcessGroup(Transport):
             large = equal and rows * request.tensor.nbytes >= LARGE
             if large and (direct := self._direct(request, channel, group)) is not None:
                 return direct
-        if TAKERS:
+        if TAKERS:  # a context takes time in each request of each bucket; messages are few, and always have one
             with OWN_REQUESTS:
                 return started(request, group, self.check, by_streams=self._by_streams)
         return started(request, group, self.check, by_streams=self._by_streams)

@@ -17,8 +17,7 @@ from statistics import median
 from typing import Any
 
 from gradwire.experiments.advice import Rule
-from gradwire.experiments.advice.candidates import TWO_LEVELS, UNCOMPRESSED
-from gradwire.experiments.advice.expected_losses import CANDIDATES, SGD
+from gradwire.experiments.advice.candidates import CANDIDATES, SGD, TWO_LEVELS, UNCOMPRESSED
 
 Key = tuple[str, str]  # compressor and order
 Pairs = dict[Key, tuple[float, float]]  # predicted and measured seconds

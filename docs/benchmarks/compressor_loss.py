@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from gradwire.compress import Compressor, compressor, specification, tuned
-from gradwire.experiments.advice.expected_losses import CANDIDATES
+from gradwire.experiments.advice.candidates import CANDIDATES
 from gradwire.experiments.compare.config import CompareConfig
 from gradwire.experiments.workloads.data import DataConfig, Dataset, load_dataset
 from gradwire.experiments.workloads.evaluation import evaluation_of, held_out_sums

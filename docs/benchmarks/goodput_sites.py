@@ -15,7 +15,7 @@ from pathlib import Path
 
 from driver import parser_of, write_results
 
-from gradwire.hooks.internet.gathering import Arrival, Gathering
+from gradwire.hooks.internet.server_meetings import Arrival, Gathering
 from gradwire.hooks.internet.standing import NEW, Claim
 
 HOUR = 3600.0

@@ -25,8 +25,7 @@ from ...ddp_core.transport.protocol import time_limit
 from ...ddp_core.transport.torch_groups import orders_streams
 from ..bucket_plan import bucket_layouts
 from .arithmetic import Arithmetic, copy_seconds, gradient_pool, measured_arithmetic, sampled
-from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED, candidates, family, narrowed
-from .expected_losses import Candidate
+from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED, Candidate, candidates, family, narrowed
 from .network import Kind, Network
 from .predict import Measured, buckets, memory, peak_bytes, predicted, requests_on
 from .rank_group import RankGroup, tried

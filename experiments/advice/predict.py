@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...compress import Layout, Ranks, compressor
 from ...compress.protocol.layout import Scope
-from ...compress.protocol.requests import AllGather, AllReduce, AllToAll
+from ...compress.protocol.requests import AllGather
 from ...compress.simulate import STEADY, requests_of
 from ...compress.state.shares import ranks_seen
 from ...ddp_core.measure.link_schedule import optimal, priority_order
@@ -20,6 +20,7 @@ from ...ddp_core.measure.step_model import Piece, StepModel
 from ..bucket_plan import bucket_layouts, state_bytes, work_bytes
 from .arithmetic import Arithmetic
 from .candidates import PRIORITY
+from .card_traffic import TRAVELS, through_card
 from .network import FREE, Kind, KindCost, kind_of, messages
 from .shared_cores import Work
 from .simulated_step import Parcel, Pipeline, Round
@@ -27,7 +28,6 @@ from .slice_sizes import gradient_mb, parts_of
 from .timed_training import Computation
 
 STEPS = (STEADY, STEADY + 1)  # a method may alternate
-TRAVELS = ("all", "across")  # scopes of requests that leave a host
 
 
 @dataclass(frozen=True)
@@ -113,31 +113,6 @@ def predicted(measured: Measured, spec: str, order: str, ranks: Ranks, bucket_mb
     seconds = step.seconds(until_needed=overlaps) + host
     network = sum(map(_wire, parcels))
     return Prediction(seconds, bound, sent_bytes, computation.seconds, encode, host, network, card_bytes)
-
-
-def through_card(kind: Kind, ranks: Ranks, *, rings: bool) -> float:
-    """Return the bytes that leave a host through its network card, for each byte that one of its ranks sends.
-
-    A ring through all ranks leaves a host once. `rings` False: all-reduces follow a tree of hosts, as NCCL's may. In an
-    all-to-all each rank of the host sends to all ranks elsewhere.
-
-    >>> import torch
-    >>> kind = (AllReduce, torch.float32, "all")
-    >>> through_card(kind, Ranks(16, 0, 8), rings=True), round(through_card(kind, Ranks(16, 0, 8), rings=False), 3)
-    (1.0, 0.533)
-    >>> through_card((AllToAll, torch.int8, "all"), Ranks(16, 0, 8), rings=True)
-    4.266666666666667
-    """
-    form, _, scope = kind
-    if ranks.hosts == 1 or scope not in TRAVELS:
-        return 0.0
-    if scope == "across":
-        return float(ranks.per_host)
-    if form is AllToAll:
-        return ranks.per_host * (ranks.world_size - ranks.per_host) / (ranks.world_size - 1)
-    if form is AllReduce and not rings:
-        return (1 - 1 / ranks.hosts) / (1 - 1 / ranks.world_size)
-    return 1.0
 
 
 def memory(measured: Measured, spec: str, order: str, ranks: Ranks, bucket_mb: float | None) -> tuple[int, int]:

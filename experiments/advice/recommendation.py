@@ -6,8 +6,7 @@ import math
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED
-from .expected_losses import Candidate, uncertainty
+from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED, Candidate, uncertainty
 from .predict import Measured, Prediction
 
 TIE = 0.03  # of a step: what is nearer than that is as fast

@@ -17,7 +17,7 @@ import torch
 from ...compress import compressor, compressors
 from ...ddp_core import adopt_launcher
 from ...ddp_core.transport.host_places import pairs
-from ..advice.expected_losses import CANDIDATES
+from ..advice.candidates import CANDIDATES
 from ..bench.config import BenchConfig
 from ..bench.rows import row
 from ..bench.run import measure

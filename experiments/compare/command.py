@@ -29,11 +29,11 @@ from ..results.comparison import NO_LINK, ONE_PROCESS, SIMULATED, Results, RunRe
 from ..results.files import command_line, environment, prepared_folder
 from ..results.loggers import check_loggers, log
 from ..results.optional import optional_files
-from ..results.recommendation import filled, losses, recommendation
 from ..results.report import write_report
 from ..results.seeds import over_seeds, seeds_table
 from ..results.table import table
 from ..results.time_to_loss import steps_behind
+from ..results.verdict import filled, losses, recommendation
 from ..workloads.checkpoint import Checkpoint
 from ..workloads.data import Dataset, load_dataset
 from ..workloads.history import Steps

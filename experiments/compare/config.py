@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ...compress import compressor
-from ..advice.expected_losses import ANSWERED
+from ..advice.candidates import ANSWERED
 from ..network.lab import backend_here
 from ..network.link import links_of
 from ..results.files import check_folder

@@ -10,9 +10,9 @@ from typing import Any
 
 from . import table
 from .comparison import Results
-from .recommendation import filled, losses, recommendation
 from .seeds import over_seeds, seeds_line
 from .time_to_loss import meaning, steps_behind
+from .verdict import filled, losses, recommendation
 
 TEMPLATE = "report.html.j2"
 REMARKS = (

@@ -28,7 +28,8 @@ from ...ddp_core.engine.engine import DEVICES, Engine
 from ...ddp_core.engine.lanes import FuturePending, ProgramError, Task
 from ...ddp_core.transport.lost_ranks import await_all, meet, place
 from ...ddp_core.transport.process_group import ProcessGroup, over
-from ...ddp_core.transport.rank_messages import agree, exchange
+from ...ddp_core.transport.rank_messages import exchange
+from ...ddp_core.transport.same_setup import agree
 from ...ddp_core.transport.taken_over import Collective, Taker, hand_back, take_over
 from .programs import all_reduced, averaging, gathered, reduce_scattered
 

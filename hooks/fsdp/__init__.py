@@ -1,6 +1,7 @@
 """gradwire on FSDP2 (`torch.distributed.fsdp.fully_shard`)."""
 
-from .attach import Sharding, attach_sharded
+from .attach import attach_sharded
 from .handle import ShardHandle
+from .sharding import Sharding
 
 __all__ = ["ShardHandle", "Sharding", "attach_sharded"]

@@ -16,24 +16,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ...compress import Optimizers, Spec, tuned
 from ...compress.builder.optimizer_defaults import innermost, optimizers_of
 from ...compress.shards.reduction import shard_sum
 from ...compress.shards.weights import weight_gather
-from ...ddp_core import Decorator, Handle
+from ...ddp_core import Decorator
 from ...ddp_core.averaging.shard_averager import ShardAverager
 from .arrivals import Arrivals
 from .communication import GradMode, ShardGather, ShardReduction
+from .finite_everywhere import FiniteEverywhere
 from .handle import ShardHandle
 from .modules import ShardedModule, modules_of
-from .replicas import DIVISOR, FiniteEverywhere, take_replicas
+from .replicas import handle_of_replicas, take_replicas
+from .sharding import Sharding
 
 logger = logging.getLogger(__name__)
 WHAT = {"gather": "weights", "reduce": "gradients"}
@@ -45,25 +45,6 @@ MUON = (
 )
 
 
-@dataclass(frozen=True)
-class Sharding:
-    """The ways in which weights are gathered, gradients reduced, and these averaged over replicas; None: as torch does.
-
-    `optimizer`: decides on what is left open of error feedback. `undo`: see `StepMemory`.
-    """
-
-    gather: Spec | None
-    reduce: Spec | None
-    replicas: Spec | None
-    optimizer: Optimizers | None = None
-    undo: bool = False
-
-    @property
-    def of_shards(self) -> bool:
-        """True if gradwire communicates among shards: not if it is to communicate among replicas alone."""
-        return self.replicas is None or self.gather is not None or self.reduce is not None
-
-
 def attach_sharded(model: nn.Module, asked: Sharding, timeout: timedelta, transport: Decorator | None) -> ShardHandle:
     """Communicate for an FSDP2 model.
 
@@ -71,7 +52,7 @@ def attach_sharded(model: nn.Module, asked: Sharding, timeout: timedelta, transp
     """
     weights, reduction = weight_gather(asked.gather or "none"), shard_sum(asked.reduce or "none", asked.optimizer)
     modules = modules_of(model)
-    replicas = _handle_of_replicas(modules, asked, timeout, transport)
+    replicas = handle_of_replicas(modules, asked, timeout, transport)
     alone = modules[0].alone
     of_shards = asked.of_shards and not (alone and replicas is not None)
     among_replicas = None if replicas is None else replicas.averager
@@ -127,7 +108,17 @@ def _warn(asked: Sharding, sharded: Collection[Tensor]) -> None:
 def _take_shards(
     modules: Sequence[ShardedModule], averager: ShardAverager, arrivals: Arrivals, *, replicated: bool
 ) -> None:
-    """Have weights gathered, and gradients reduced, among those that share parameters."""
+    """Have weights gathered, and gradients reduced, among the S ranks that share parameters. R ranks have the same shards.
+
+    gradwire multiplies the mean over shards by `scale`, and torch divides by `divisor` after all sums:
+
+    | user's divisor | averages over replicas | `scale` | `divisor` |
+    | --- | --- | --- | --- |
+    | none | torch | 1 | R |
+    | none | gradwire | 1 | 1 |
+    | d | torch | S / d | 1 |
+    | d | gradwire | S R / d | 1 |
+    """
     grad_mode = GradMode()
     for module in modules:
         others = 1 if module.replica_group is None else module.replica_group.size()
@@ -137,17 +128,3 @@ def _take_shards(
         divisor = 1.0 if module.divisor is not None or replicated else float(others)
         reduction = ShardReduction(module, averager, arrivals, scale, total)
         module.take(ShardGather(module, averager, grad_mode), reduction, divisor)
-
-
-def _handle_of_replicas(
-    modules: Sequence[ShardedModule], asked: Sharding, timeout: timedelta, transport: Decorator | None
-) -> Handle | None:
-    """The handle of what averages over replicas."""
-    if asked.replicas is None:
-        return None
-    group = modules[0].replica_group
-    if group is None:
-        raise ValueError("it has no replicas: fully_shard(model, mesh=...) with a mesh of two dimensions makes some")
-    if not asked.of_shards and any(module.divisor is not None and not module.alone for module in modules):
-        raise ValueError(DIVISOR)
-    return Handle(tuned(asked.replicas, asked.optimizer), group, timeout, transport=transport, undo=asked.undo)

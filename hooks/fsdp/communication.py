@@ -17,7 +17,7 @@ from ...compress.shards.layout import ShardLayout
 from ...compress.shards.weights import WeightKind
 from ...ddp_core import Pending, start_all_gather
 from ...ddp_core.averaging.shard_averager import ShardAverager
-from ...ddp_core.engine.lanes import MODULES_IN_FLIGHT
+from ...ddp_core.engine.in_flight import MODULES_IN_FLIGHT
 from ...kernels import temporary
 from .arrivals import Arrivals
 from .modules import ShardedModule
@@ -91,16 +91,16 @@ class ShardGather:
             averager.note_gather(module.names, input_tensor, output_tensor, training=training)
             return start_all_gather(output_tensor, input_tensor, group, async_op=async_op or on_cpu)
         in_backward = torch._C._current_graph_task_id() != -1
-        steps = in_backward or (training and module.in_forward and self._grad_mode.enabled)
+        advances = in_backward or (training and module.in_forward and self._grad_mode.enabled)
         keys = [(module.index, kind.dtype) if weights.differences and kind.numbers else None for kind in kinds]
         held = [key and averager.in_use.get(key, kind.layout) for key, kind in zip(keys, kinds, strict=True)]
         if len(kinds) > 1:  # parts of a row in several types, each with a codec or as they are
-            program = weights.gather_kinds(input_tensor, output_tensor, kinds, held, steps=steps)
+            program = weights.gather_kinds(input_tensor, output_tensor, kinds, held, advances=advances)
         elif held[0] and held[0].rows is not None and in_backward:  # gathered in forward, and held by all ranks
             averager.gather_again(module.names, held[0].rows, output_tensor)
             return None
         else:  # rows of one type, or their differences to those in use
-            program = weights.gather(input_tensor, output_tensor, kinds[0], held[0], steps=steps)
+            program = weights.gather(input_tensor, output_tensor, kinds[0], held[0], advances=advances)
         pending = averager.gather(module.index, module.names, program, output_tensor, training=training)
         timeout = averager.engines.timeout
         if on_cpu:

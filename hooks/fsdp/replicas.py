@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from datetime import timedelta
 from itertools import count
 
 import torch
 from torch import Tensor
 
-from ...ddp_core import Handle
-from ...ddp_core.averaging.averager import CompressedAverager
-from ...ddp_core.averaging.engines import Engines
+from ...compress import tuned
+from ...ddp_core import Decorator, Handle
 from ...ddp_core.averaging.plans import AllPending
-from ...ddp_core.averaging.shard_averager import ShardAverager
 from ...ddp_core.buckets.protocol import FlatBucket
-from ...ddp_core.transport.rank_messages import FINITE, true_everywhere
 from .arrivals import Arrivals
 from .modules import ShardedModule
+from .sharding import Sharding
 
 NOTHING = torch.empty(0, device="cpu")
 
@@ -37,28 +35,6 @@ class ShardBucket(FlatBucket):
     def is_last(self) -> bool:
         """False: the end of a step is known in another way."""
         return False
-
-
-@dataclass(frozen=True)
-class FiniteEverywhere:
-    """A message of ranks before a step ends: it counts on no rank if gradients or averages of any are not finite.
-
-    Of both averagers those of gradwire's; `sharing`: engines of the ranks that share parameters, if there are several.
-    """
-
-    among_replicas: CompressedAverager | None = None
-    among_shards: ShardAverager | None = None
-    sharing: Engines | None = None
-
-    def __call__(self) -> None:
-        """Agree. A collective call."""
-        averager = self.among_replicas
-        memory = averager.memory if averager is not None and averager.inside else None
-        if memory is not None and self.sharing is not None and (finite := memory.finite_here) is not None:
-            memory.note_finite(true_everywhere(finite, self.sharing.transport(finite.device), what=FINITE))
-        finite = None if self.among_shards is None else self.among_shards.hear_replicas()
-        if memory is not None and finite is not None:
-            memory.note_finite(finite)
 
 
 DIVISOR = "set_gradient_divide_factor holds for gradwire's sums alone: say reduce='none', too"
@@ -120,6 +96,20 @@ class ReplicaMean:
             buckets.append(ShardBucket(self._indices[place], self._parameters[first : first + number]))
             first += number
         return buckets
+
+
+def handle_of_replicas(
+    modules: Sequence[ShardedModule], asked: Sharding, timeout: timedelta, transport: Decorator | None
+) -> Handle | None:
+    """The handle of what averages over replicas."""
+    if asked.replicas is None:
+        return None
+    group = modules[0].replica_group
+    if group is None:
+        raise ValueError("it has no replicas: fully_shard(model, mesh=...) with a mesh of two dimensions makes some")
+    if not asked.of_shards and any(module.divisor is not None and not module.alone for module in modules):
+        raise ValueError(DIVISOR)
+    return Handle(tuned(asked.replicas, asked.optimizer), group, timeout, transport=transport, undo=asked.undo)
 
 
 def take_replicas(modules: Sequence[ShardedModule], handle: Handle, arrivals: Arrivals) -> None:

@@ -19,7 +19,7 @@ from ...ddp_core.memory.checkpoint import ADVICE, LEFT_OUT, check_form, check_wh
 from ...ddp_core.memory.checkpoint import merged as merged_replicas
 
 logger = logging.getLogger(__name__)
-FORMAT = 5
+FORMAT = 5  # of FSDP2's states; see ddp_core/memory/checkpoint.py for DDP's, hooks/local_sgd/saved.py for local SGD's
 FIELDS = ("gradwire", "reduce", "step", "parameters", "weights")
 HELD = {"residual"}  # the fields of a parameter, as `ShardState` names them
 

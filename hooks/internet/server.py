@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from .background import Background
-from .gathering import Answer, Arrival, Gathering
 from .link import Link, LinkError, Listener
 from .records import BYTES, BadRecord, field, read, written
 from .relay import Room
 from .secret import Secret
+from .server_meetings import Answer, Arrival, Gathering
 
 logger = logging.getLogger(__name__)
 TRAININGS = 4096  # that the server remembers, one for each rank of a site; an idle one makes room for the next

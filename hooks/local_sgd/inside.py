@@ -14,7 +14,7 @@ from ...ddp_core.buckets.grad_bucket import plain_names
 from ...ddp_core.transport.private_group import new_name, private_group
 from ...ddp_core.transport.process_group import over
 from ...ddp_core.transport.rank_messages import broadcast
-from ..internet.rendezvous import Rendezvous
+from ..internet.client import Rendezvous
 from .sites import FixedSites, GroupMeeting
 
 Sites: TypeAlias = FixedSites | Rendezvous  # how those that take part find each other

@@ -21,7 +21,7 @@ from ...compress.builder.spelling import whole_number
 from ...ddp_core.averaging.same_kernels import varies_with_threads
 from ...ddp_core.transport.protocol import DEFAULT_TIMEOUT, Decorator
 from ...ddp_core.transport.rank_messages import checksum
-from ..internet.rendezvous import Rendezvous, TrainingEnded
+from ..internet.client import Rendezvous, TrainingEnded
 from ..model_kinds import sharded_modules
 from . import arguments, saved
 from .arguments import rounds_of
@@ -125,7 +125,7 @@ class LocalSteps:
         self._missed = self._missed_in_a_row = 0  # rounds to which this site gave nothing
         self._flight: Future[RoundStats] | None = None  # the round on its way, until training has taken it up
         self._hung_at: int | None = None  # what had moved when it did not end in time: nobody waits until more has
-        self._replaced = False  # a round brought another model, which the next turn takes over
+        self._reset_due = False  # a round brought another model, which the next turn takes over
         self._warned: set[str] = set()  # names of parameters that a warning has named
         self._lock = threading.RLock()  # held at a turn, and while a thread saves or loads
         dtypes = {part.layout.dtype for part in self._parts}
@@ -220,7 +220,7 @@ class LocalSteps:
         """Wait for the round that is on its way, and bring what it has changed into the model."""
         self._land()
         show_shards(self._sharded)
-        if self._replaced:
+        if self._reset_due:
             return self._reset()
         for index, part in enumerate(self._parts):
             if part.captured is not None:
@@ -258,13 +258,13 @@ class LocalSteps:
         self._own_round = stats.round
         if counts:
             self._count_missed(stats)
-        self._replaced = self._replaced or stats.replaced
+        self._reset_due = self._reset_due or stats.replaced
 
     def _let_go(self, ended: Future[RoundStats]) -> None:
         """Forget a round that has ended. One that failed has no average: the next difference has the same changes again."""
         self._flight, self._hung_at = None, None
         if ended.exception() is not None:
-            self._replaced = self._replaced or self._rounds.replaced
+            self._reset_due = self._reset_due or self._rounds.took_over
             for part in self._parts:
                 part.captured = None
 
@@ -284,7 +284,7 @@ class LocalSteps:
 
     def _reset(self) -> None:
         """Take what all sites have in common for the model."""
-        self._replaced = False
+        self._reset_due = False
         show_shards(self._sharded)
         for part in self._parts:
             part.reset()
@@ -367,8 +367,8 @@ class LocalSteps:
         """
         with self._lock:
             stats = self._arrived()
-            replaced = self._replaced or (stats is not None and stats.replaced)
-            return saved.state_of(self._setup, self.steps, self._rounds, self._inside, replaced=replaced)
+            reset_due = self._reset_due or (stats is not None and stats.replaced)
+            return saved.state_of(self._setup, self.steps, self._rounds, self._inside, reset_due=reset_due)
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Continue from a saved state, loaded after the model. A state from before the sites' round leaves their model.
@@ -384,7 +384,7 @@ class LocalSteps:
         with self._lock, torch.no_grad():
             self._land()
             found = saved.load(state, self._setup, self._rounds, self._inside, fresh=not self.steps)
-            self.steps, self._replaced, ahead = found
+            self.steps, self._reset_due, ahead = found
             self.round = self._own_round = self._rounds.round
             self._set_due()
             if ahead or not isinstance(state, Mapping):

@@ -69,7 +69,7 @@ class Round:
     """One attempt at a round, in one meeting: tell, find the claim, catch up, average, apply.
 
     A failure before `apply` leaves what the sites have in common as it was, but for a model that `catch_up` has taken over
-    whole: `Rounds.replaced` says so, and the next attempt gives no difference from the model before.
+    whole: `Rounds.took_over` says so, and the next attempt gives no difference from the model before.
     """
 
     def __init__(self, rounds: Rounds, meeting: Meeting, given: Given) -> None:
@@ -95,9 +95,9 @@ class Round:
             task = self.average()
             self.apply(task.result, largest_average(reports, self.shares, self.clipped, rounds.outliers))
             rounds.differ = self._meeting.differ
-            compared = rounds.differ and rounds.round % COMPARED == 0  # by the lineages of the next reports
+            compared = rounds.differ and rounds.round % COMPARED == 0
             rounds.lineage = rounds.digest() if compared else self._meeting.lineage
-            if joining:
+            if joining:  # after `apply`, which needs the fragment as it was averaged: this changes its layout
                 rounds.join(rounds.joined | joining.keys(), joining)
         return self._stats(task, began, before)
 
@@ -162,7 +162,7 @@ class Round:
             logger.warning("the model of %s differs from the majority's, which these sites take over", others)
         takers = [site for site, each in enumerate(digests) if each != digest]
         self._take_over(source, digest, joined(rounds.fragments, reports[source].flags), takers)
-        rounds.replaced = rounds.replaced or meeting.ranks.rank in takers
+        rounds.took_over = rounds.took_over or meeting.ranks.rank in takers
         rounds.lineage = digest
         return [alike and (number == NEW or each == digest) for alike, each in zip(current, digests, strict=True)]
 
@@ -252,7 +252,8 @@ class Rounds:
     `buffers`: flat, of a model that has any, averaged with the last fragment. `round`: finished ones; it tells whose turn it
     is among the fragments. A site that missed one takes the anchors of those that did not. One round runs at a time.
     `moved`: pieces of a model that have come from another site. A round may succeed at some sites alone, which others do
-    again: `lineage` tells their models apart.
+    again: `lineage` tells their models apart. It is a cheap stand-in for a digest: sites of equal lineage have equal models.
+    Where sites may round differently, each round of number k * COMPARED makes it a digest, and the next reports compare.
     `training`: its identity, which all sites share, empty before the first round.
     A parameter that any site has unfrozen before a round is averaged at all sites after it. `divided`: other ranks of the
     site average other parts of the model, with rounds of their own.
@@ -278,7 +279,7 @@ class Rounds:
         self.lineage = 0  # alike at sites whose models are: which meeting's average was the last, or a digest
         self.memories: dict[int, BucketMemory] = {}  # by fragment
         self.outer, self.compressor, self.decorate = outer, compressor, decorate
-        self.outliers, self.replaced = outliers, False  # True: another model was taken over in this round
+        self.outliers, self.took_over = outliers, False  # True: another model was taken over in this round
         self._abandoned = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gradwire-local-steps")
         # the interpreter's end waits for that thread; what the standard library registers for this runs after it
@@ -311,10 +312,10 @@ class Rounds:
         return self._thread.submit(self._until_done, Given(difference, buffers, unfrozen, weight))
 
     def _until_done(self, given: Given) -> RoundStats:
-        began, failures, stood_at, self.replaced = time.perf_counter(), 0, self.round, False
+        began, failures, stood_at, self.took_over = time.perf_counter(), 0, self.round, False
         while True:
             meeting = self.sites.meet(self.claim)
-            if self.round != stood_at or self.replaced:  # a model was taken over before a failure
+            if self.round != stood_at or self.took_over:  # a model was taken over before a failure
                 given = replace(given, difference=None, buffers=None)
             try:
                 return Round(self, meeting, given).run(began)

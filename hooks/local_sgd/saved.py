@@ -19,7 +19,7 @@ from .resharded import held_back, loaded, of_this_rank
 from .rounds import Rounds
 
 logger = logging.getLogger(__name__)
-FORMAT = 7
+FORMAT = 7  # of local SGD's states; see ddp_core/memory/checkpoint.py for DDP's, hooks/fsdp/state.py for FSDP2's
 FIELDS = (
     "gradwire_local_steps",
     "setup",
@@ -40,10 +40,10 @@ def digest(value: object) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()[:12]
 
 
-def state_of(setup: str, steps: int, rounds: Rounds, inside: Inside, *, replaced: bool) -> dict[str, Any]:
+def state_of(setup: str, steps: int, rounds: Rounds, inside: Inside, *, reset_due: bool) -> dict[str, Any]:
     """The state between two rounds; safe with `torch.load(weights_only=True)`.
 
-    `replaced`: the last round brought another model, which the next turn takes over.
+    `reset_due`: the last round brought another model, which the next turn takes over.
 
     {"parameters": {name: {"anchor", "momentum", and "captured" where its round has ended and is not applied yet}},
     "fragments": [{"world_size", "rank", "memory": {name: {field: tensor}}} or None],
@@ -52,7 +52,7 @@ def state_of(setup: str, steps: int, rounds: Rounds, inside: Inside, *, replaced
     """
     parameters: dict[str, dict[str, Tensor]] = {}
     for part in rounds.fragments:
-        for field, flat in _fields(part, replaced).items():
+        for field, flat in _fields(part, reset_due).items():
             for name, view in part.layout.views(flat).items():
                 parameters.setdefault(name, {})[field] = view.clone()
     memories = [rounds.memories.get(index) for index in range(len(rounds.fragments))]
@@ -65,16 +65,16 @@ def state_of(setup: str, steps: int, rounds: Rounds, inside: Inside, *, replaced
         "parameters": parameters,
         "fragments": [None if memory is None else _saved(memory) for memory in memories],
         "buffers": rounds.buffers.clone(),
-        "replaced": replaced,
+        "replaced": reset_due,
         "inside": [inside.rank, inside.size],
         "axis": dict(inside.axis),
         "unfrozen": {name: each.clone() for part in rounds.fragments for name, each in part.unfrozen.items()},
     }
 
 
-def _fields(part: Fragment, replaced: bool) -> dict[str, Tensor]:
+def _fields(part: Fragment, reset_due: bool) -> dict[str, Tensor]:
     fields = {"anchor": part.anchor, "momentum": part.momentum}
-    return fields if part.captured is None or replaced else {**fields, "captured": part.captured}
+    return fields if part.captured is None or reset_due else {**fields, "captured": part.captured}
 
 
 def _saved(memory: BucketMemory) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from ...ddp_core.averaging.same_kernels import agree_on_kernels
 from ...ddp_core.transport.private_group import new_name, private_group
 from ...ddp_core.transport.process_group import over, started
 from ...ddp_core.transport.protocol import Reply
-from ...ddp_core.transport.rank_messages import agree
+from ...ddp_core.transport.same_setup import agree
 from ..internet.meeting import CPU, Meeting
 from ..internet.standing import Claim
 

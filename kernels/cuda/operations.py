@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..argument_checks import FLOATS, WIDE
-from ..low_rank import orthogonalize
+from ..bases import orthogonalize
 from ..operands import Factors, Residual
 from ..selection import select_largest
 from . import module

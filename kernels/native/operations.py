@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from ..argument_checks import FLOATS, STORED, WIDE, check_gather
+from ..bases import normalize, orthogonalize
 from ..casting import cast_scaled, gather_scaled
 from ..finite import all_finite, with_gaps
-from ..low_rank import low_rank_finish, low_rank_left, low_rank_right, normalize, orthogonalize
+from ..low_rank import low_rank_finish, low_rank_left, low_rank_right
 from ..operands import Factors, Places, Residual, Rows
 from ..quantization import FORMATS, dequantize_mean, quantize_blocks, steps_of
 from ..rotation import decoded_rotated, encoded_rotated, rotate_blocks

@@ -21,11 +21,12 @@ import torch
 from torch import Tensor
 
 from ..argument_checks import FLOATS, STORED, WIDE
+from ..bases import normalize, orthogonalize
 from ..casting import cast_scaled, gather_scaled
 from ..contract import Supports, Unless
 from ..dispatch import Operation, register_backend
 from ..finite import all_finite, with_gaps
-from ..low_rank import low_rank_finish, low_rank_left, low_rank_right, normalize, orthogonalize
+from ..low_rank import low_rank_finish, low_rank_left, low_rank_right
 from ..operands import Residual
 from ..quantization import dequantize_mean, quantize_blocks
 from ..rotation import rotate_blocks

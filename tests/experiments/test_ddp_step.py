@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gradwire.compress import AllGather, AllReduce, AllToAll, Ranks
-from gradwire.experiments.advice.predict import through_card
+from gradwire.experiments.advice.card_traffic import through_card
 from gradwire.experiments.ddp_step import (
     COSTS,
     GOODPUT,

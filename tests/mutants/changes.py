@@ -14,10 +14,10 @@ MUTANTS = [
     ),
     Mutant(
         "a new loss scale changes residuals the wrong way round",
-        "ddp_core/memory/loss_scale.py",
+        "ddp_core/memory/rescaled_residuals.py",
         "self._rescale(scale / before)",
         "self._rescale(before / scale)",
-        "tests/ddp_core/memory/test_loss_scale.py",
+        "tests/ddp_core/memory/test_rescaled_residuals.py",
     ),
     Mutant(
         "a step that is not finite leaves its traces in the residual",
@@ -231,7 +231,7 @@ MUTANTS = [
     ),
     Mutant(
         "torch reads an average in another memory format than it lies in",
-        "ddp_core/buckets/lying.py",
+        "ddp_core/buckets/memory_format.py",
         "here.copy_(there.clone())",
         "pass",
         "tests/hooks/test_memory_formats.py -k add_up",
@@ -253,7 +253,7 @@ MUTANTS = [
     Mutant(
         "weights that were swapped in are gathered as differences alone",
         "compress/shards/weights.py",
-        "if not steps and bool(gathered[:, -1].any()):",
+        "if not advances and bool(gathered[:, -1].any()):",
         "if False:",
         "tests/hooks/fsdp/test_differences.py -k swapped_in",
     ),
@@ -294,24 +294,24 @@ MUTANTS = [
     ),
     Mutant(
         "a minority of sites waits a third of the limit",
-        "hooks/internet/gathering.py",
+        "hooks/internet/server_meetings.py",
         "return any(now - each.since >= PHASES * each.phase for each in came or gone)",
         "return any(now - each.since >= each.phase for each in came or gone)",
-        "tests/hooks/internet/test_gathering.py",
+        "tests/hooks/internet/test_server_meetings.py",
     ),
     Mutant(
         "the grace of a majority begins with the first site",
-        "hooks/internet/gathering.py",
+        "hooks/internet/server_meetings.py",
         "most = here[len(group) // 2]  # with it they were more than half",
         "most = here[0]",
-        "tests/hooks/internet/test_gathering.py",
+        "tests/hooks/internet/test_server_meetings.py",
     ),
     Mutant(
         "the end of a minority ends the training of the others",
-        "hooks/internet/gathering.py",
+        "hooks/internet/server_meetings.py",
         "if 0 < meeting == self.majority:",
         "if meeting:",
-        "tests/hooks/internet/test_gathering.py",
+        "tests/hooks/internet/test_server_meetings.py",
     ),
     Mutant(
         "the word of a site is not bounded",
@@ -393,7 +393,7 @@ MUTANTS = [
     Mutant(
         "a save waits for gradients that nobody awaits any more",
         "ddp_core/engine/engine.py",
-        "return not all(task.left for task in self._live)",
+        "return not all(task.left_to_waiter for task in self._live)",
         "return bool(self._live)",
         "tests/hooks/fsdp/test_state.py -k broke_off",
     ),

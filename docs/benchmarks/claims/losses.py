@@ -10,7 +10,7 @@ from statistics import mean
 from typing import Any
 
 from claims.claim import MEASURED, Claim, Source, loss, only, per_cent, raw, times, whole_per_cent
-from gradwire.experiments.advice.expected_losses import ADAMW, CANDIDATES, MUON, OPTIMIZERS, SGD
+from gradwire.experiments.advice.candidates import ADAMW, CANDIDATES, MUON, OPTIMIZERS, SGD
 
 H200, RANKS = "one H200", "4 simulated ranks on two CPU cores"
 QUALITY = "python docs/benchmarks/gpu_quality.py"

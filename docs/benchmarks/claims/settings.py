@@ -16,7 +16,7 @@ from gradwire.experiments.advice import Rule
 from gradwire.experiments.plan import plan_command
 from gradwire.experiments.plan_config import PlanConfig
 from gradwire.experiments.sharded_plan import plan_sharded
-from gradwire.hooks.internet.rendezvous import SEARCH
+from gradwire.hooks.internet.client import SEARCH
 
 PLAN = Source("experiments/bucket_plan.py", "gradwire.plan", "computed from shapes", "124 M")
 BOX = Source("experiments/bucket_plan.py", "gradwire.plan", "computed from shapes", "1.2 B")
@@ -112,7 +112,7 @@ def _minutes(parameter: str) -> Iterator[float]:
 
 def of_defaults() -> Iterator[Claim]:
     """Yield defaults that pages name."""
-    rendezvous = Source("hooks/internet/rendezvous.py", "gradwire.Rendezvous", "the code")
+    rendezvous = Source("hooks/internet/client.py", "gradwire.Rendezvous", "the code")
     for name in ("limit", "start"):
         yield Claim(name, SETTING, rendezvous, lambda name=name: list(_minutes(name)), number("minutes"))
     yield Claim("search", SETTING, rendezvous, lambda: [SEARCH], number("seconds"))

@@ -7,7 +7,6 @@ from functools import cache
 from typing import TypeAlias
 
 import torch
-
 from predicted_steps import H100_STEP
 
 from claims.claim import (
@@ -108,7 +107,9 @@ def to_target(spec: str, rate: str, reaches: Reaches = by_average) -> tuple[list
         return [], len(simulated)
     runs = [[row for row in point["rows"] if row.get("netlab.rate") == rate] for point in points]
     labs = [{row["compressor"]: row for row in rows if row["steps"] < 120} for rows in runs]
-    apart = ([lab for lab in labs if name in lab] for name in ("bf16", spec))  # PowerSGD's runs follow those of the others
+    apart = (
+        [lab for lab in labs if name in lab] for name in ("bf16", spec)
+    )  # PowerSGD's runs follow those of the others
     both = [one | other for one, other in zip(*apart, strict=False)]
     timed = [[speed_up(*each, lab, reaches) for each in simulated] for lab in both]
     return [sum(filter(None, each)) / len(each) for each in timed], len(simulated)
@@ -243,7 +244,9 @@ def of_fsdp() -> Iterator[Claim]:
         yield Claim(f"fsdp {pair} earlier", MEASURED, about, compute, two_decimals)
     for rate, pairs_of_hosts in FSDP_HOSTS.items():
         file = f"docs/benchmarks/fsdp-hosts-{rate}.json"
-        seconds = {case["case"].removeprefix("fsdp:").removesuffix("@0"): case["median_s"] for case in raw(file)["cases"]}
+        seconds = {
+            case["case"].removeprefix("fsdp:").removesuffix("@0"): case["median_s"] for case in raw(file)["cases"]
+        }
         about = dataclasses.replace(source, file=file, machine="two emulated hosts of two ranks on two CPU cores")
         for one in pairs_of_hosts:
             two = "/".join(f"hosts:ranks=2+{each}" for each in one.split("/"))

@@ -60,7 +60,9 @@ def chosen(prefix: str, gain: Callable[[str], float]) -> tuple[str, str]:
 
 def of_prediction(each: Situation) -> Row:
     """Return the row of a prediction."""
-    first, following = chosen("hosts+" if each.gpus_per_host > 1 and each.hosts > 1 else "", lambda it: each.speed_up(it)[0])
+    first, following = chosen(
+        "hosts+" if each.gpus_per_host > 1 and each.hosts > 1 else "", lambda it: each.speed_up(it)[0]
+    )
     network = "GPUs in one box without NVLink" if each.network is None else f"{each.network:g} Gbit/s Ethernet"
     hosts = f"{each.hosts} x {each.gpus_per_host}"
     places = {"2 x 1": f"{network}, two hosts", "2 x 8": f"{network}, two hosts of 8 GPUs", "1 x 8": network}

@@ -9,7 +9,7 @@ import torch
 from gradwire.compress import AllReduce, Ranks, all_reduce
 from gradwire.compress.simulate import Traffic, traffic
 from gradwire.ddp_core import Engine
-from gradwire.ddp_core.engine import lanes
+from gradwire.ddp_core.engine import in_flight
 from gradwire.ddp_core.engine.lanes import Task
 from gradwire.ddp_core.transport.protocol import Reply, Transport
 
@@ -63,7 +63,7 @@ class Begun:
 def test_tasks_begin_while_their_gradients_are_few_and_another_one_for_each_that_ends(
     monkeypatch, nbytes, limit, expected
 ):
-    monkeypatch.setattr(lanes, "MOST_BYTES", limit)
+    monkeypatch.setattr(in_flight, "MOST_BYTES", limit)
     transport, begun = Held(), Begun()
     engine = Engine(transport, torch.device("cpu"), LIMIT)
     pendings = [engine.submit(Task(begun.program(), str(number), nbytes=nbytes)) for number in range(TASKS)]
@@ -77,7 +77,7 @@ def test_tasks_begin_while_their_gradients_are_few_and_another_one_for_each_that
 
 
 def test_tasks_that_wait_for_their_turn_end_with_the_error_of_one_that_failed(monkeypatch):
-    monkeypatch.setattr(lanes, "MOST_BYTES", 0)
+    monkeypatch.setattr(in_flight, "MOST_BYTES", 0)
     transport, begun = Held(), Begun()
     engine = Engine(transport, torch.device("cpu"), LIMIT)
     pendings = [engine.submit(Task(begun.program(fails=True), str(number), nbytes=1)) for number in range(TASKS)]
@@ -89,13 +89,13 @@ def test_tasks_that_wait_for_their_turn_end_with_the_error_of_one_that_failed(mo
 
 
 def test_a_task_that_waits_for_its_turn_waits_no_longer_than_the_limit(monkeypatch):
-    monkeypatch.setattr(lanes, "MOST_BYTES", 0)
-    waiting = lanes.InFlight()
-    for _ in range(lanes.FEWEST):
+    monkeypatch.setattr(in_flight, "MOST_BYTES", 0)
+    waiting = in_flight.InFlight()
+    for _ in range(in_flight.FEWEST):
         waiting.enter(1, LIMIT.total_seconds())
-    with pytest.raises(RuntimeError, match=f"none of {lanes.FEWEST} buckets that are on their way arrived within"):
+    with pytest.raises(RuntimeError, match=f"none of {in_flight.FEWEST} buckets that are on their way arrived within"):
         waiting.enter(1, 0.01)
-    for _ in range(lanes.FEWEST + 1):  # it counts, and leaves as others do
+    for _ in range(in_flight.FEWEST + 1):  # it counts, and leaves as others do
         waiting.leave(1)
     assert (waiting._tasks, waiting._bytes) == (0, 0)
 

@@ -238,8 +238,8 @@ def pooled(rank, world_size, spec):
     """Bytes of the pool at most, with one bucket on its way at a time, once torch has built its buckets anew."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules["gradwire.kernels.memory_pool"], "SMALLEST", 1)
-        patch.setattr(sys.modules["gradwire.ddp_core.engine.lanes"], "FEWEST", 1)
-        patch.setattr(sys.modules["gradwire.ddp_core.engine.lanes"], "MOST_BYTES", 0)
+        patch.setattr(sys.modules["gradwire.ddp_core.engine.in_flight"], "FEWEST", 1)
+        patch.setattr(sys.modules["gradwire.ddp_core.engine.in_flight"], "MOST_BYTES", 0)
         model = TorchDDP(square(WIDTH), gradient_as_bucket_view=True, bucket_cap_mb=0.1)
         handle = gradwire.attach(model, spec)
         for _ in range(4):

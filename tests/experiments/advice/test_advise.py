@@ -19,7 +19,7 @@ from gradwire.ddp_core.measure.clock import clock_of
 from gradwire.ddp_core.transport import host_places
 from gradwire.experiments.advice import Choice
 from gradwire.experiments.advice import trials as trials_module
-from gradwire.experiments.advice.expected_losses import MUON, Candidate
+from gradwire.experiments.advice.candidates import MUON, Candidate
 from gradwire.experiments.advice.predict import Prediction
 from gradwire.experiments.advice.rank_group import RankGroup, cores_each
 from gradwire.experiments.advice.timed_training import Training

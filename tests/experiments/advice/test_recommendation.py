@@ -8,8 +8,16 @@ import torch
 
 from gradwire.compress import compressor
 from gradwire.experiments.advice import Choice, Forecast, Rule
-from gradwire.experiments.advice.candidates import TWO_LEVELS, candidates, family
-from gradwire.experiments.advice.expected_losses import ADAMW, CANDIDATES, MUON, SGD, Candidate
+from gradwire.experiments.advice.candidates import (
+    ADAMW,
+    CANDIDATES,
+    MUON,
+    SGD,
+    TWO_LEVELS,
+    Candidate,
+    candidates,
+    family,
+)
 from gradwire.experiments.advice.predict import Prediction
 
 

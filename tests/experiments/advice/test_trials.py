@@ -1,8 +1,7 @@
 """What a recommendation rests on is tried, of trials made by hand."""
 
 from gradwire.experiments.advice import Choice, Forecast, Rule
-from gradwire.experiments.advice.candidates import BACKWARD, PRIORITY
-from gradwire.experiments.advice.expected_losses import Candidate
+from gradwire.experiments.advice.candidates import BACKWARD, PRIORITY, Candidate
 from gradwire.experiments.advice.predict import Prediction
 from gradwire.experiments.advice.trials import Tried, confirmed
 

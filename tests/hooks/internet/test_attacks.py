@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gradwire import Rendezvous
-from gradwire.hooks.internet import link, rendezvous
+from gradwire.hooks.internet import client, link
 from gradwire.hooks.internet.link import FRAME, MAGIC, Link, LinkError, Listener, dial
 from gradwire.hooks.internet.mesh import Parking, connected
 from gradwire.hooks.internet.records import Site
@@ -445,7 +445,7 @@ class ClosesEarly(Recorder):
 
 
 def test_a_connection_that_is_closed_early_is_no_refusal(server, monkeypatch):
-    monkeypatch.setattr(rendezvous, "PAUSE", 0.01)
+    monkeypatch.setattr(client, "PAUSE", 0.01)
     proxy = ClosesEarly(server.port)
     Rendezvous(f"{HERE}:{proxy.port}", 1, secret=SECRET).close()
     proxy.close()

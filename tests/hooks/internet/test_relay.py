@@ -10,7 +10,7 @@ import torch
 
 from gradwire import Rendezvous
 from gradwire.compress.protocol.requests import AllGather, AllReduce, AllToAll, ReduceScatter
-from gradwire.hooks.internet import rendezvous
+from gradwire.hooks.internet import client
 from gradwire.hooks.internet.background import Background
 from gradwire.hooks.internet.link import Link, dial
 from gradwire.hooks.internet.records import BadRecord
@@ -29,7 +29,7 @@ WAIT = timedelta(seconds=EVENT)
 def relay(monkeypatch):
     """A rendezvous that relays, for sites at which nobody can listen."""
     server = Server(relay=True)
-    monkeypatch.setattr(rendezvous, "Listener", None)
+    monkeypatch.setattr(client, "Listener", None)
     yield server
     server.close()
 
@@ -51,13 +51,13 @@ def test_sites_that_nobody_can_dial_train_as_those_that_reach_each_other(relay, 
     through = together(2, lambda place: trained(place, made[place], seed=0, compressor="none"))
     direct = places(2), places(2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rendezvous, "Listener", Listener)
+        patch.setattr(client, "Listener", Listener)
         expected = together(2, lambda place: trained(place, direct[place], seed=0, compressor="none"))
     assert_same(model for model, _, _ in (*through, *expected))
     assert not relay._rooms
 
 
-Listener = rendezvous.Listener
+Listener = client.Listener
 
 
 def test_every_collective_through_a_relay_is_what_it_says(relay):
@@ -102,7 +102,7 @@ def test_an_all_gather_leaves_a_site_once_and_not_once_for_each_other(relay, pla
 
     _made, meetings = met(relay, count)
     assert 1.0 < bytes_sent(meetings, "the relay") < 1.01
-    monkeypatch.setattr(rendezvous, "Listener", Listener)
+    monkeypatch.setattr(client, "Listener", Listener)
     direct = [places(count) for _ in range(count)]
     for each in direct:
         each.join("alike")
@@ -115,8 +115,8 @@ def test_when_a_site_leaves_the_others_go_on_through_the_relay(relay):
 
 
 def test_a_relay_that_dies_is_named(relay, monkeypatch, caplog):
-    monkeypatch.setattr(rendezvous, "SEARCH", 0.5)
-    monkeypatch.setattr(rendezvous, "PAUSE", 0.1)
+    monkeypatch.setattr(client, "SEARCH", 0.5)
+    monkeypatch.setattr(client, "PAUSE", 0.1)
     made, meetings = met(relay, 2)
     relay.close()
     for error in together(2, lambda place: meetings[place].tell([5])):
@@ -128,8 +128,8 @@ def test_a_relay_that_dies_is_named(relay, monkeypatch, caplog):
 
 
 def test_when_a_relay_dies_all_sites_continue_at_the_next_one_and_end_with_one_model(relay, monkeypatch, caplog):
-    monkeypatch.setattr(rendezvous, "SEARCH", 0.5)
-    monkeypatch.setattr(rendezvous, "PAUSE", 0.1)
+    monkeypatch.setattr(client, "SEARCH", 0.5)
+    monkeypatch.setattr(client, "PAUSE", 0.1)
     second = Server(relay=True)
     address = f"{HERE}:{relay.port}, {HERE}:{second.port}"
     options = {"limit": timedelta(seconds=LIMIT), "start": timedelta(seconds=EVENT)}
@@ -156,7 +156,7 @@ def test_a_site_that_does_not_come_to_the_relay_is_told_of(relay, monkeypatch):
     made = [site(relay, 2, f"site {place}", limit=timedelta(seconds=1.5)) for place in range(2)]
     for each in made:
         each.join("alike")
-    monkeypatch.setattr(rendezvous, "ATTEMPTS", 1)
+    monkeypatch.setattr(client, "ATTEMPTS", 1)
     monkeypatch.setattr(made[1], "_connected", lambda record: None)
     error, _ = together(2, lambda place: made[place].meet())
     assert isinstance(error, RuntimeError)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gradwire import Rendezvous
-from gradwire.hooks.internet import link, rendezvous, secret
+from gradwire.hooks.internet import client, link, secret
 from gradwire.hooks.internet.link import MAGIC, LinkError, Listener, NotProven, dial
 from gradwire.hooks.internet.secret import Secret
 from gradwire.hooks.internet.server import Server
@@ -154,8 +154,8 @@ def test_without_a_certificate_the_same_can_be_read():
 
 
 def test_sites_with_different_certificates_or_none_do_not_connect(pairs, monkeypatch, background):
-    monkeypatch.setattr(rendezvous, "SEARCH", 0.3)
-    monkeypatch.setattr(rendezvous, "PAUSE", 0.1)
+    monkeypatch.setattr(client, "SEARCH", 0.3)
+    monkeypatch.setattr(client, "PAUSE", 0.1)
     first, second = map(Secret.of, pairs)
     plain = Secret(first.text)  # the same key, without TLS
     sealed, open_ = Server(secret=first), Server(secret=plain)

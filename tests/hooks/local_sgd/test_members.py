@@ -8,7 +8,7 @@ import torch
 import gradwire
 from gradwire import LocalSteps
 from gradwire.ddp_core.averaging.same_kernels import follow_kernels, kernel_offer
-from gradwire.hooks.internet import rendezvous
+from gradwire.hooks.internet import client
 from gradwire.hooks.internet.meeting import CPU
 from gradwire.hooks.internet.offers import checked_offers
 from gradwire.hooks.internet.records import written
@@ -141,7 +141,7 @@ def test_sites_go_on_with_a_member_whose_offer_of_kernels_cannot_be(places, monk
     for each in made:
         each.join("alike", {"quantize_blocks"})
     bad = made[1]._kernels
-    monkeypatch.setattr(rendezvous, "written", lambda record: b'{"offers": 3}' if record is bad else written(record))
+    monkeypatch.setattr(client, "written", lambda record: b'{"offers": 3}' if record is bad else written(record))
     meetings = together(2, lambda site: made[site].meet())
     assert together(2, lambda site: meetings[site].tell([5])) == [[[5], [5]]] * 2
 

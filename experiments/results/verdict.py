@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import TypeAlias
 
-from ..advice.expected_losses import uncertainty
+from ..advice.candidates import uncertainty
 from .comparison import NO_LINK, SIMULATED, Results, RunResult
 from .statistics import NEAR, smoothed
 from .time_to_loss import FEWEST_REPEATS, UNCOMPRESSED, TimeToLoss, digits, reference, times_to_loss

@@ -1,4 +1,4 @@
-"""Advice for the log: compressors that send more bytes than they need to. No program runs for it."""
+"""Sentences for the log of compressors that send more bytes than they need to. No program runs for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..protocol.layout import Ranks
 from .build import specification
 
 
-def advice(compressor: Compressor, dtype: torch.dtype, ranks: Ranks) -> Iterator[str]:
+def sent_in_vain(compressor: Compressor, dtype: torch.dtype, ranks: Ranks) -> Iterator[str]:
     """Yield a sentence for each way in which a compressor sends more than it needs to.
 
     Args:

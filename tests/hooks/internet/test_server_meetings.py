@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradwire.hooks.internet.gathering import Arrival, Gathering
+from gradwire.hooks.internet.server_meetings import Arrival, Gathering
 from gradwire.hooks.internet.standing import NEW, Claim
 
 PHASE, START, SITES = 10.0, 1000.0, 3

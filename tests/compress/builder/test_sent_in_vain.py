@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradwire.compress import AllToAll, Layout, Ranks, compressor
-from gradwire.compress.builder.advice import advice
+from gradwire.compress.builder.sent_in_vain import sent_in_vain
 from gradwire.compress.simulate import STEADY, requests_of
 
 HOSTS = Ranks(world_size=16, per_host=8)
@@ -12,7 +12,7 @@ FLOAT32, BFLOAT16, FLOAT16 = torch.float32, torch.bfloat16, torch.float16
 
 
 def told(spec, dtype=FLOAT32, ranks=HOSTS):
-    return list(advice(compressor(spec), dtype, ranks))
+    return list(sent_in_vain(compressor(spec), dtype, ranks))
 
 
 def through_card(spec, ranks):
@@ -82,4 +82,4 @@ class Unread:
 
 
 def test_a_plug_in_is_neither_run_nor_compared():
-    assert list(advice(Unread(), BFLOAT16, HOSTS)) == []
+    assert list(sent_in_vain(Unread(), BFLOAT16, HOSTS)) == []

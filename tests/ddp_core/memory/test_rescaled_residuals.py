@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gradwire.ddp_core.memory.loss_scale import LossScale
+from gradwire.ddp_core.memory.rescaled_residuals import LossScale
 
 
 def test_each_change_of_the_scale_is_followed_once():

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from gradwire.experiments.results.recommendation import NO_DIFFERENCE, recommendation
+from gradwire.experiments.results.verdict import NO_DIFFERENCE, recommendation
 
 from ..given import results_of, run_of, timed_run
 

@@ -1,4 +1,4 @@
-"""Sites that come and go: before each round they ask a rendezvous for the next meeting, and go on with those that came."""
+"""A site at the rendezvous: before each round it asks for the next meeting, and goes on with those that came."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from typing import Any
 from ...ddp_core.averaging.same_kernels import follow_kernels, kernel_offer
 from ...kernels.dispatch import requested_backends
 from .background import Background, Closed
-from .gathering import PHASES
 from .link import Link, LinkError, Listener, NotProven, dial, shown
 from .meeting import CPU, Lines, Meeting, SiteMeeting
 from .mesh import Mesh, Parking, connected
@@ -27,6 +26,7 @@ from .records import BYTES, BadRecord, checked_name, field, is_text, read, site_
 from .relay import joined
 from .secret import Secret
 from .server import refuse_open
+from .server_meetings import PHASES
 from .standing import Claim, is_identity
 
 logger = logging.getLogger(__name__)

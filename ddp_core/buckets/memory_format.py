@@ -16,32 +16,32 @@ from .grad_bucket import as_numbers, as_views, axis_order
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of axes
 
 
-def lying_in(bucket: dist.GradBucket, strides: Mapping[Tensor, tuple[int, ...]]) -> list[Tensor]:
-    """Return tensors that lie as each parameter's gradient does in a bucket of torch's.
+def templates_in(bucket: dist.GradBucket, strides: Mapping[Tensor, tuple[int, ...]]) -> list[Tensor]:
+    """Return tensors in the memory format that each parameter's gradient has in a bucket of torch's.
 
     torch lays gradients out as the parameters lay when it made the bucket: at the wrap, and once more after the first step.
     `model.to(memory_format=...)` may have come since. `strides`: of the parameters when the compression got to know them.
     """
     parameters = bucket.parameters()
     pieces = as_numbers(bucket.buffer(), parameters).split([each.numel() for each in parameters])
-    return [_lying(piece, each, strides.get(each)) for piece, each in zip(pieces, parameters, strict=True)]
+    return [_template(piece, each, strides.get(each)) for piece, each in zip(pieces, parameters, strict=True)]
 
 
 def as_form(tensor: Tensor) -> Tensor:
-    """Return a tensor of no memory that lies as this one does."""
+    """Return a tensor of no memory in the memory format of this one."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 @dataclass(frozen=True)
 class Turnable:
-    """A parameter of several axes in a bucket of torch's, from element `start` on. `form`: lies as its gradient there."""
+    """A parameter of several axes in a bucket of torch's, from element `start` on. `form`: as `as_form`, of its gradient."""
 
     parameter: Tensor
     start: int
     form: Tensor
 
     def turned(self, buffer: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return its average as it lies in the buffer, and as torch reads it there; None where these are the same."""
+        """Return its average in the buffer's memory format, and as torch reads it there; None where these are the same."""
         if self.parameter.stride() == self.form.stride() or axis_order(self.parameter) == axis_order(self.form):
             return None
         piece = as_numbers(buffer, [self.form]).narrow(0, self.start, self.form.numel())
@@ -67,7 +67,7 @@ def as_torch_reads(program: Program[Tensor], turned: Sequence[tuple[Tensor, Tens
     return average
 
 
-def _lying(piece: Tensor, parameter: Tensor, strides: tuple[int, ...] | None) -> Tensor:
+def _template(piece: Tensor, parameter: Tensor, strides: tuple[int, ...] | None) -> Tensor:
     grad = parameter.grad
     if grad is not None and grad.layout != torch.strided:
         return parameter

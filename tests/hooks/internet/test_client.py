@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from gradwire import LocalSteps, Rendezvous
-from gradwire.hooks.internet import rendezvous
-from gradwire.hooks.internet.gathering import Gathering
+from gradwire.hooks.internet import client
 from gradwire.hooks.internet.secret import Secret
 from gradwire.hooks.internet.server import Server, refuse_open
+from gradwire.hooks.internet.server_meetings import Gathering
 from gradwire.hooks.internet.standing import Claim
 
 from ..local_sgd.sites import EVENT, GRACE, LIMIT, Net, descend, together, until
@@ -85,7 +85,7 @@ def test_a_site_whose_last_round_failed_where_the_others_succeeded_raises(places
     made, _ = joined(places, 2)
     made[0].end(7)
     made[1].break_up(RuntimeError("on purpose"))
-    with pytest.raises(rendezvous.TrainingEnded, match="site 1 has missed its end") as raised:
+    with pytest.raises(client.TrainingEnded, match="site 1 has missed its end") as raised:
         made[1].meet()
     assert raised.value.round == 7
 
@@ -152,7 +152,7 @@ def test_a_server_that_starts_anew_is_found_again_and_the_training_goes_on(unuse
 
 
 def test_a_site_that_waits_where_the_server_ends_sees_it(monkeypatch, caplog):
-    monkeypatch.setattr(rendezvous, "SEARCH", 0.1)
+    monkeypatch.setattr(client, "SEARCH", 0.1)
     server, waiting = Server(), threading.Event()
     met = Gathering.add
     monkeypatch.setattr(Gathering, "add", lambda *args: (met(*args), waiting.set()))
@@ -234,8 +234,8 @@ def test_an_address_may_be_of_ipv6():
 
 
 def test_where_no_server_answers_that_is_told_at_the_first_attempt(monkeypatch, caplog):
-    monkeypatch.setattr(rendezvous, "SEARCH", 0.1)
-    monkeypatch.setattr(rendezvous, "PAUSE", 0.1)
+    monkeypatch.setattr(client, "SEARCH", 0.1)
+    monkeypatch.setattr(client, "PAUSE", 0.1)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # nobody listens
         port = taken.getsockname()[1]
@@ -258,13 +258,13 @@ def test_a_server_that_starts_a_little_later_is_found(unused_port, caplog):
         refused.wait(60)
         kept.append(Server(port=unused_port))
 
-    rendezvous.logger.addHandler(told := Told())
+    client.logger.addHandler(told := Told())
     thread = threading.Thread(target=start, daemon=True)
     thread.start()
     try:
         at = Rendezvous(f"127.0.0.1:{unused_port}", 1)
     finally:
-        rendezvous.logger.removeHandler(told)
+        client.logger.removeHandler(told)
         thread.join(60)
     at.join("alone")
     assert at.meet().ranks.world_size == 1
@@ -319,7 +319,7 @@ def test_a_site_without_a_secret_warns_of_what_that_means(places, caplog):
 def test_sites_of_another_release_are_refused(places, monkeypatch):
     made = [places(2) for _ in range(2)]
     for site, each in enumerate(made):
-        monkeypatch.setattr(rendezvous, "_release", lambda site=site: f"9.{site}")
+        monkeypatch.setattr(client, "_release", lambda site=site: f"9.{site}")
         each.join("alike")
     results = together(2, lambda site: made[site].meet())
     (error,) = [each for each in results if isinstance(each, ValueError)]
