@@ -14,7 +14,8 @@ TABLES = {  # a title: the file, and the settings of its rows; the first row is 
     "Full fine-tuning": ("finetune", {"lora": False}),
     "AdamW": ("pretrain", {"optimizer": "adamw"}),
     "Muon": ("pretrain", {"optimizer": "muon"}),
-    "FSDP2": ("fsdp", {}),
+    "FSDP2, AdamW": ("fsdp", {"optimizer": "adamw"}),
+    "FSDP2, Muon": ("fsdp", {"optimizer": "muon"}),
 }
 HEAD = "| compressor | bytes per step | seeds | validation loss | perplexity per byte | loss over the first row |\n"
 

@@ -17,7 +17,7 @@ QUALITY = "python docs/benchmarks/gpu_quality.py"
 GPT2, SMALL, FEWER = (f"docs/benchmarks/h200/quality-{name}.jsonl" for name in ("gpt2", "small", "fewer-bytes"))
 STUDY = "docs/results/time-to-accuracy-gpt/points.jsonl"
 TABLE, FEEDBACK, WARM_UP = (f"docs/results/loss/{name}.json" for name in ("losses", "feedback", "warm-up"))
-EXAMPLES, FINE_TUNED = (f"docs/results/examples/{name}.jsonl" for name in ("pretrain", "finetune"))
+EXAMPLES, FINE_TUNED, SHARDED = (f"docs/results/examples/{name}.jsonl" for name in ("pretrain", "finetune", "fsdp"))
 FEW_BITS = "docs/results/few-bits-muon/runs.json"
 AS_ATTACH = {  # names under which today's compressor ran, by optimizer
     ("int4", ADAMW): ["int4:error_feedback=false"],
@@ -167,23 +167,17 @@ def of_quality(study: str, model: str, optimizer: str, size: float, network: str
     return Trainings(optimizer, size, source, gathered(rows, "eval.loss"), network=network, ratios=ratios)
 
 
-def of_examples(optimizer: str) -> Trainings:
-    """Return the trainings of docs/examples/train_gpt.py."""
-    rows = [row for row in raw(EXAMPLES) if row["optimizer"] == optimizer]
-    script = f"torchrun --nproc-per-node 2 docs/examples/train_gpt.py --optimizer {optimizer}"
-    run = f"{script} --compressor $compressor --seed $seed"
+def of_script(script: str, file: str, optimizer: str, size: float = 0.9, steps: int = 150) -> Trainings:
+    """Return the trainings of a script of docs/examples, all of whose parameters train."""
+    kind, given = (
+        (ADAMW, "") if optimizer == "-" else ({"adamw": ADAMW, "muon": MUON}[optimizer], f" --optimizer {optimizer}")
+    )
+    rows = [row for row in raw(file) if row.get("optimizer", "-") == optimizer and not row.get("lora")]
+    run = f"torchrun --nproc-per-node 2 docs/examples/{script}{given} --compressor $compressor --seed $seed"
     command = f"for compressor in {{compressors}}; do for seed in {{seeds}}; do {run}; done; done"
-    source = Source(EXAMPLES, command, "two ranks on two CPU cores", "0.9 M", "150")
-    return Trainings({"adamw": ADAMW, "muon": MUON}[optimizer], 0.9, source, gathered(rows, "validation_loss"))
-
-
-def of_fine_tuning() -> Trainings:
-    """Return the trainings of docs/examples/train_finetune.py in full."""
-    rows = [row for row in raw(FINE_TUNED) if not row["lora"]]
-    run = "torchrun --nproc-per-node 2 docs/examples/train_finetune.py --compressor $compressor --seed $seed"
-    command = f"for compressor in {{compressors}}; do for seed in {{seeds}}; do {run}; done; done"
-    source = Source(FINE_TUNED, command, "two ranks on two CPU cores", "0.8 M", "100")
-    return Trainings(ADAMW, 0.8, source, gathered(rows, "validation_loss"))
+    source = Source(file, command, "two ranks on two CPU cores", f"{size} M", str(steps))
+    baseline = "torch" if file == SHARDED else "none"
+    return Trainings(kind, size, source, gathered(rows, "validation_loss"), baseline)
 
 
 @cache
@@ -200,8 +194,7 @@ def all_trainings() -> list[Trainings]:
         of_quality("quality-muon", "gpt", MUON, 2.5),
         of_quality("quality-long", "gpt", ADAMW, 0.5),
         of_quality("quality-long", "resnet18-cifar", SGD, 0.3, "ResNet"),
-        of_examples("adamw"),
-        of_examples("muon"),
+        *(of_script("train_gpt.py", EXAMPLES, optimizer) for optimizer in ("adamw", "muon")),
         *(of_table(file, task) for file, task in of_loss),
         *map(of_few_bits, MUON_TASKS),
         *(of_table(WARM_UP, task) for task in MUON_TASKS),
@@ -378,7 +371,11 @@ def of_warmed() -> tuple[Trainings, str]:
 def of_small_models() -> Iterator[Claim]:
     """Yield losses of smaller models than those of the tables, which pages name."""
     yield _claim("PowerSGD 0.5 M", of_quality("quality-long", "gpt", ADAMW, 0.5), f"{LOW_RANK},start_iter=60")
-    yield _claim("int4 fine-tuning", of_fine_tuning(), "int4")
+    yield _claim("int4 fine-tuning", of_script("train_finetune.py", FINE_TUNED, "-", 0.8, 100), "int4")
+    for pair in ("int8", "int8/int4"):
+        sharded = of_script("train_gpt_fsdp.py", SHARDED, "muon")
+        claim = _claim("", sharded, pair)
+        yield replace(claim, name=f"fsdp Muon {pair}")
 
 
 def claims() -> Iterator[Claim]:

@@ -167,17 +167,6 @@ def to_accuracy() -> Iterator[Claim]:
     yield Claim("within", SETTING, source, lambda: [100 * WITHIN], number("%"))
 
 
-def of_lab() -> Iterator[Claim]:
-    """Yield the speed-ups over bf16 of an earlier run at a rate that two cores hardly carry."""
-    file = "docs/results/gpt-bandwidth/earlier.csv"
-    command = "gradwire sweep --config gpt-bandwidth, with dilate: 20 and netlab.rate: [25gbit]"
-    source = Source(file, command, CORES, "19 M", "2")
-    for row in csv.DictReader((ROOT / file).read_text("utf-8").splitlines()):
-        if row["rate"] == "25gbit":
-            compute = lambda row=row: [float(row["over_bf16"])]  # noqa: E731
-            yield Claim(f"lab {row['compressor']} 25gbit", MEASURED, source, compute, lambda each: f"{each[0]:.2f}x")
-
-
 def of_chart() -> Iterator[Claim]:
     """Yield the speed-ups over bf16 of README's chart at 10 Gbit/s: as computed, and in earlier runs."""
     rows = {row["compressor"]: row for row in study_rows("gpt-bandwidth") if row["netlab.rate"] == "10gbit"}
@@ -339,7 +328,6 @@ def of_memory() -> Iterator[Claim]:
 def claims() -> Iterator[Claim]:
     """Yield all claims of time and bytes."""
     yield from to_accuracy()
-    yield from of_lab()
     yield from of_hosts()
     yield from of_sites()
     yield from of_fsdp()
