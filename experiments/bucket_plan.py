@@ -13,6 +13,7 @@ from ..compress import Compressor, Layout, Ranks, Spec, Traffic
 from ..compress import compressor as compressor_of
 from ..compress.builder.spelling import nearest_named, whole_number
 from ..compress.simulate import steady_traffic, work_memory
+from ..compress.state.shares import placed_on_hosts, ranks_given
 from ..ddp_core import assigned, caps_in_bytes, layout_of
 from ..ddp_core.engine.in_flight import in_flight
 from ..ddp_core.memory.out_of_memory import kept_bytes
@@ -30,8 +31,8 @@ class Plan:
         world_size: the number of ranks.
         payload_bytes_per_step: bytes that the rank hands to collectives.
         sent_bytes_per_step: bytes that leave the rank, in ring all-reduces and direct all-gathers and all-to-alls.
-        compression_ratio: bytes of an uncompressed ring all-reduce of the gradients over `sent_bytes_per_step`; of
-            payloads if there is one rank only.
+        compression_ratio: bytes of an uncompressed ring all-reduce of the gradients over `sent_bytes_per_step`; with
+            `hosts+` in two levels, too; of payloads if there is one rank only.
         state_bytes: memory that stays on the rank between steps, without the copy of `undo=True`.
         work_bytes: the most memory that a step takes in addition, on the CPU: payloads and replies of buckets on their
             way, and temporary tensors. torch's own DDP takes about 2 bytes per parameter more than its gradients.
@@ -109,7 +110,8 @@ def plan(
     ranks = Ranks(world_size, 0, ranks_per_host)
     layouts = bucket_layouts({names[parameter]: parameter for parameter in ready}, bucket_mb, ranks)
     now = steady_traffic(built, layouts)
-    before = _uncompressed(sum(layout.numel * layout.dtype.itemsize for layout in layouts), world_size)
+    two_levels = 1 if ranks_given(built) is None else placed_on_hosts(built, ranks).per_host
+    before = _uncompressed(sum(layout.numel * layout.dtype.itemsize for layout in layouts), world_size, two_levels)
     elements = sum(p.numel() for p in parameters)
     name = compressor if isinstance(compressor, str) else repr(built)
     state, work = state_bytes(built, layouts), work_bytes(built, layouts)
@@ -136,13 +138,17 @@ def work_bytes(built: Compressor, layouts: Sequence[Layout]) -> int:
     return most
 
 
-def ratio(gradient_bytes: int, traffic: Traffic, world_size: int) -> float:
-    """Return the bytes sent by uncompressed ring all-reduces of the gradients, divided by the bytes sent now."""
-    return _ratio(_uncompressed(gradient_bytes, world_size), traffic, world_size)
+def ratio(gradient_bytes: int, traffic: Traffic, world_size: int, per_host: int = 1) -> float:
+    """Return the bytes sent by uncompressed ring all-reduces of the gradients, divided by the bytes sent now.
+
+    `per_host`: ranks of a host, if what is sent now travels in two levels: then uncompressed gradients do, too.
+    """
+    return _ratio(_uncompressed(gradient_bytes, world_size, per_host), traffic, world_size)
 
 
-def _uncompressed(gradient_bytes: int, world_size: int) -> Traffic:
-    return Traffic(1, gradient_bytes, 2 * (world_size - 1) / world_size * gradient_bytes)
+def _uncompressed(gradient_bytes: int, world_size: int, per_host: int) -> Traffic:
+    hosts = world_size // per_host
+    return Traffic(1, gradient_bytes, 2 * (hosts - 1) / hosts * gradient_bytes / per_host)
 
 
 def _ratio(before: Traffic, now: Traffic, world_size: int) -> float:

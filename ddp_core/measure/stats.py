@@ -38,6 +38,11 @@ class Stats:
     total: Record
 
     @property
+    def per_host(self) -> int:
+        """Ranks of a host, if any bucket of the last synchronized step traveled in two levels; else 1."""
+        return max((bucket.per_host for bucket in self.buckets), default=1)
+
+    @property
     def last(self) -> Record:
         """Traffic and seconds of the last synchronized step, all buckets together."""
         return total(self.buckets)

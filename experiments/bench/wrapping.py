@@ -112,8 +112,9 @@ def traffic(model: nn.Module, case: Case, handle: Handle | None, world_size: int
         return Traffic()
     if handle is None:
         return Traffic(payload, 2 * (world_size - 1) / world_size * payload)
-    last = handle.stats().last.traffic
-    return Traffic(last.payload_bytes, last.sent_bytes, ratio(payload, last, world_size))
+    stats = handle.stats()
+    last = stats.last.traffic
+    return Traffic(last.payload_bytes, last.sent_bytes, ratio(payload, last, world_size, stats.per_host))
 
 
 def slice_mb(model: nn.Module, case: Case, world_size: int) -> float | None:

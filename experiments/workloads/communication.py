@@ -16,12 +16,16 @@ NOT_MEASURED = Seconds(encode=0.0, wait=0.0, decode=0.0)
 
 @dataclass(frozen=True)
 class Communication:
-    """`traffic` and `seconds` of an optimizer step; `averages`: of the same numbers, so far, such as steps or rounds."""
+    """`traffic` and `seconds` of an optimizer step; `averages`: of the same numbers, so far, such as steps or rounds.
+
+    `per_host`: ranks of a host, if they traveled in two levels.
+    """
 
     traffic: Traffic
     total_sent_bytes: float
     seconds: Seconds
     averages: int
+    per_host: int = 1
 
 
 def of_handle(handle: Handle | ShardHandle) -> Communication:
@@ -29,7 +33,7 @@ def of_handle(handle: Handle | ShardHandle) -> Communication:
     stats = handle.stats()
     total, steps = stats.total, stats.steps
     seconds = Seconds(encode=total.encode / steps, wait=total.wait / steps, decode=total.decode / steps)
-    return Communication(stats.last.traffic, total.traffic.sent_bytes, seconds, steps)
+    return Communication(stats.last.traffic, total.traffic.sent_bytes, seconds, steps, stats.per_host)
 
 
 def of_local(local: LocalSteps, steps: int) -> Communication:

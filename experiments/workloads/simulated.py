@@ -188,7 +188,8 @@ def train_simulated(
             checkpoint.write(training.state())
     ranks, model = training.ranks, training.model
     seconds = Seconds(encode=training.averaging / config.optimizer_steps, wait=0.0, decode=0.0)
-    sent = Communication(ranks.last, ranks.total.sent_bytes, seconds, config.optimizer_steps)
+    per_host = ranks.buckets[0].layouts[0].ranks.per_host
+    sent = Communication(ranks.last, ranks.total.sent_bytes, seconds, config.optimizer_steps, per_host)
     result = result_here(spec, training.compressor, config, model, dataset, sent, history, world_size)
     if checkpoint is not None:
         checkpoint.delete()

@@ -331,7 +331,7 @@ def result_of(
         seconds=sent.seconds,
         payload_bytes_per_step=sent.traffic.payload_bytes,
         sent_bytes_per_step=sent.traffic.sent_bytes,
-        compression_ratio=ratio(gradient_bytes, sent.traffic, ranks),
+        compression_ratio=ratio(gradient_bytes, sent.traffic, ranks, sent.per_host),
         peak_memory_bytes=peak_bytes,
         train_seconds=tuple(history.train_seconds),
         parameters_digest=digest,

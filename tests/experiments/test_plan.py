@@ -303,6 +303,15 @@ def test_an_optimizer_has_memory_and_decides_on_the_residual(planned, capsys, pa
     assert ("with FSDP2" in printed) == (parallel == "fsdp")
 
 
+def test_two_levels_are_compared_with_two_uncompressed_levels():
+    with torch.device("meta"):
+        model = torch.nn.Linear(1000, 1000, bias=False)
+    half, quarter = (gradwire.plan(model, f"hosts:ranks=2+{inner}", world_size=4) for inner in ("bf16", "int8"))
+    assert half.compression_ratio == 2
+    assert quarter.compression_ratio == pytest.approx(3.88, abs=0.01)
+    assert gradwire.plan(model, "hosts:ranks=2+none", world_size=4).compression_ratio == 1
+
+
 @pytest.mark.parametrize(
     ("flags", "lines"),
     [
