@@ -169,9 +169,11 @@ class Forecast:
     def sentence(self) -> str:
         """The recommendation."""
         best, none = self.best, self.of("none")
+        if best == none:
+            return f"Do not compress here: {best.name} takes {_ms(best.step)} per step."
         if best.free:
-            advice = f"Do not compress further here: {best.name} takes {_ms(best.step)} per step"
-            return advice + ("." if best == none else f", and none {self._seconds(none)}.")
+            more = "Compressing more does not pay here."
+            return f"Use {best.name}: it takes {_ms(best.step)} per step, and none {self._seconds(none)}. {more}"
         return (
             f"Use {best.name}: {_ms(best.step)} per step, a speed-up of {none.step / best.step:.2f}x over none "
             f"({self._seconds(none)}) and {self.gain:.2f}x over the faster of none and bf16, at an expected validation loss "
