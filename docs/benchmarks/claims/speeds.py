@@ -318,7 +318,7 @@ def on_one_gpu() -> Iterator[Claim]:
 
 
 def of_memory() -> Iterator[Claim]:
-    """Yield the most MB that a step takes beyond torch's uncompressed one: buckets on their way, whatever the model's size."""
+    """Yield the most MB that a step takes beyond torch's uncompressed one, of buckets on their way."""
     source = Source(MEMORY, "python docs/benchmarks/memory.py", "two ranks on two CPU cores", "67 M", "6")
     for spec in ("int8", "bf16"):
         found = [raw(MEMORY)["cases"][f"{way}:{spec}"]["beyond torch"] for way in ("own", "views")]
