@@ -1,8 +1,8 @@
 """The compressors that `advise` considers, and the expected loss of each.
 
 Expected losses are the worst of those that the tables show: of the largest model with which a compressor ran, of the
-largest that has three seeds, of the largest that compressed from the first step, of the longest training, and with SGD of
-each network.
+largest that has three seeds, of the largest that compressed from the first step, of the largest with 1,000 steps or more,
+and with SGD of each network.
 `python docs/benchmarks/write_claims.py` writes them into the pages from the raw points; tests/test_claims.py compares.
 """
 

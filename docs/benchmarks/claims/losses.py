@@ -18,7 +18,7 @@ GPT2, SMALL, FEWER = (f"docs/benchmarks/h200/quality-{name}.jsonl" for name in (
 STUDY = "docs/results/time-to-accuracy-gpt/points.jsonl"
 TABLE, FEEDBACK, WARM_UP = (f"docs/results/loss/{name}.json" for name in ("losses", "feedback", "warm-up"))
 EXAMPLES, FINE_TUNED, SHARDED = (f"docs/results/examples/{name}.jsonl" for name in ("pretrain", "finetune", "fsdp"))
-FEW_BITS = "docs/results/few-bits-muon/runs.json"
+FEW_BITS, LONG_RUNS = (f"docs/results/{name}/runs.json" for name in ("few-bits-muon", "hundredfold"))
 AS_ATTACH = {  # names under which today's compressor ran, by optimizer
     ("int4", ADAMW): ["int4:error_feedback=false"],
     ("int4", MUON): ["int4:error_feedback=true"],
@@ -167,6 +167,19 @@ def of_quality(study: str, model: str, optimizer: str, size: float, network: str
     return Trainings(optimizer, size, source, gathered(rows, "eval.loss"), network=network, ratios=ratios)
 
 
+def of_long_runs(optimizer: str) -> Trainings:
+    """Return the trainings of hundredfold.py that average gradients at every step, on 20 tokens per parameter."""
+    prefix, lr = {ADAMW: ("", "none, lr 0.008"), MUON: ("Muon, ", "Muon, none, rate 0.03")}[optimizer]
+    changes = {ADAMW: {"lr": 0.008}, MUON: {"optimizer": "muon", "lr": 0.008}}[optimizer]
+    named = {"none": changes, "int4": changes | {"first": "int4"}}
+    runs = [run for run in raw(LONG_RUNS)["runs"] if run["steps"] == 2688]
+    rows = [{**run, "compressor": name} for run in runs for name, way in named.items() if run["way"] == way]
+    ways = f'"{lr}" "{prefix}int4 at every step"'
+    command = f"python docs/benchmarks/hundredfold.py {LONG_RUNS} --ways {ways} --seeds {{seeds}}"
+    source = Source(LONG_RUNS, command, "4 simulated sites on two CPU cores", "0.1 M", "2,688")
+    return Trainings(optimizer, 0.1, source, gathered(rows))
+
+
 def of_script(script: str, file: str, optimizer: str, size: float = 0.9, steps: int = 150) -> Trainings:
     """Return the trainings of a script of docs/examples, all of whose parameters train."""
     kind, given = (
@@ -197,6 +210,7 @@ def all_trainings() -> list[Trainings]:
         *(of_script("train_gpt.py", EXAMPLES, optimizer) for optimizer in ("adamw", "muon")),
         *(of_table(file, task) for file, task in of_loss),
         *map(of_few_bits, MUON_TASKS),
+        *map(of_long_runs, (ADAMW, MUON)),
         *(of_table(WARM_UP, task) for task in MUON_TASKS),
     ]
 
@@ -232,7 +246,7 @@ def warm(name: str) -> bool:
 
 
 def longest(spec: str, optimizer: str) -> tuple[Trainings, str] | None:
-    """Return the longest trainings of a compressor with an optimizer, over enough seeds; None if none of them is long."""
+    """Return the largest long trainings of a compressor with an optimizer, over enough seeds; None if there are none."""
     found = [
         (trainings, name)
         for trainings in all_trainings()
@@ -240,7 +254,7 @@ def longest(spec: str, optimizer: str) -> tuple[Trainings, str] | None:
         for name in trainings.names_of(spec)
         if len(trainings.excess(name)) >= ENOUGH and steps_of(trainings) >= LONG
     ]
-    return max(found, key=lambda each: steps_of(each[0]), default=None)
+    return max(found, key=lambda each: each[0].size, default=None)
 
 
 def steps_of(trainings: Trainings) -> int:
@@ -276,7 +290,7 @@ def shown_losses(spec: str, optimizer: str) -> dict[str, tuple[Trainings, str]]:
 
     The largest model, with SGD that of each network by its name; where that has fewer than three seeds, also the largest
     that has them; where one of these began with uncompressed steps, also the largest that did not, with three seeds if any
-    has; and the longest training with three seeds.
+    has; and the largest training of at least 1,000 steps with three seeds.
     """
     shown = {}
     for network in NETWORKS if optimizer == SGD else ("",):
