@@ -253,4 +253,7 @@ class ModelMemory(StepMemory):
         self.step, self.committed, self._discarded = int(saved["step"]), True, False
         self.claims = Claims.of(saved, self.compressor)
         self._live, self._stateful = {}, None
-        self.carrying = any(CARRIED_OVER in each.fields for each in self.claims.parameters.values())
+        # It must be alike on all ranks. A part of a compressor's state may have lost its place on some ranks only: in new
+        # buckets whose first step was undone before the save. Where gradients are only averaged, all states owe alike.
+        carried = any(CARRIED_OVER in each.fields for each in self.claims.parameters.values())
+        self.carrying = carried or not self._plain
