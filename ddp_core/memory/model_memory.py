@@ -183,7 +183,7 @@ class ModelMemory(StepMemory):
 
     @property
     def counts(self) -> bool:
-        """True if the last step has changed what is remembered and will be kept, which nobody has decided yet."""
+        """True if the last step, which is not committed yet, has changed what is remembered and will be kept."""
         return self.watched and not self.committed and self._finite()
 
     def begin_step(self) -> int:

@@ -148,7 +148,7 @@ def buckets(
 
 @functools.lru_cache(maxsize=4096)
 def requests_on(spec: str, layout: Layout) -> tuple[Sent, ...]:
-    """Return a step's requests on a bucket, in the order of rounds. `sent_bytes` are the mean of two: some alternate."""
+    """Return a step's requests on a bucket, by round. `sent_bytes` are the mean of two steps, as some alternate."""
     steps = [list(requests_of(compressor(spec), layout, step)) for step in STEPS]
     found: list[Sent] = []
     for requests in zip_longest(*steps):  # a step may have fewer rounds than another

@@ -146,7 +146,7 @@ class ShardReduction:
         self._module, self._averager, self._arrivals = module, averager, arrivals
         self._scale, self._total = scale, total
 
-    @torch._disable_dynamo  # but inside of torch's own no_grad, and no backward runs in inference mode
+    @torch._disable_dynamo  # torch calls it in backward, under no_grad: there is no inference mode to leave
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> None:
