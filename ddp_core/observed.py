@@ -138,9 +138,10 @@ class Observed:
         """Show a function the averages of each bucket before they become gradients; it may change them in place.
 
         It comes after compression, whose residuals it does not touch, and before all that you do with gradients:
-        unscaling, clipping, the optimizer. Gradients are multiplied by the loss scale then. Buckets come one at a time, in
-        no fixed order, perhaps on another thread, and on a GPU on a stream of gradwire's. All ranks see the same
-        numbers, so what the function makes of these alone stays the same on all ranks. It must not communicate.
+        unscaling, clipping, the optimizer. Gradients are multiplied by the loss scale then; those that are not finite are
+        shown, too. Buckets come one at a time, in no fixed order, perhaps on another thread, and on a GPU on a stream of
+        gradwire's. All ranks see the same numbers, so what the function makes of these alone stays the same on all ranks.
+        It must not communicate.
 
         Args:
             function: a function of {parameter name: average}, or None for no function any more. It replaces the one

@@ -28,6 +28,7 @@ class WorkerMomentumState:
 class WorkerMomentum:
     """Each rank compresses u = `momentum` u + gradient; the optimizer then runs without momentum of its own.
 
+    Of the wrappers that options make it is the outermost: a residual is added to u, behind the momentum.
     Without compression the average of u is what SGD with that momentum goes along, at the same learning rate: Lin et al.
     2018, equation 4, without masking. u is float32 or wider; what is compressed has the gradient's dtype. A parameter that
     no rank uses in a step would be given momentum twice, so every step must use all.

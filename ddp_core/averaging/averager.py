@@ -55,7 +55,7 @@ class Averager(Protocol):
 
     @property
     def zero_unused_gradients(self) -> bool:
-        """True if stale gradients, of parameters unused on every rank, must be excluded: they would be carried over."""
+        """True if stale gradients, of parameters unused on every rank, must be excluded: they would be held back."""
 
     def begin_step(self, step: Step) -> None:
         """Begin a synchronized step, before its first bucket."""
@@ -71,7 +71,7 @@ class CompressedAverager(SteppedAverager):
     """The compression of a model's gradients on this rank.
 
     `groups`: among which buckets go in turn; empty stands for the default group. `partial`: backwards may leave parameters
-    out. `decorate`: what to put around each transport. `undo`: see `ModelMemory`.
+    out. `decorate`: what to put around each transport. `undo`: see `StepMemory`.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class CompressedAverager(SteppedAverager):
         self.begun_by_reducer = False  # a reducer of ours begins its steps, and calls a hook for each bucket
         self.copies = False  # torch's DDP calls a hook, and copies gradients from and to its buckets
         self.sparse = False  # whether any bucket of our own DDP is; then all buckets go beside backward, in one order
-        self._plans = WeakValueDictionary[int, Plan]()  # by the index of a bucket, which has it in our own DDP
+        self._plans = WeakValueDictionary[int, Plan]()  # by the index of a bucket that keeps it, or of those below
         self._hooked: dict[int, Plan] = {}  # those of what hooks are given
         self._agreed = False  # with the other ranks, since what is known of buckets was forgotten
         self._epoch = object()  # made anew when what is known of buckets is forgotten
@@ -111,7 +111,7 @@ class CompressedAverager(SteppedAverager):
 
     @property
     def zero_unused_gradients(self) -> bool:
-        """True if stale gradients, of parameters that no rank used, must be excluded: they would be carried over."""
+        """True if stale gradients, of parameters that no rank used, must be excluded: they would be held back."""
         return self.memory.remembers
 
     def measured(self) -> Measured:
@@ -136,7 +136,10 @@ class CompressedAverager(SteppedAverager):
         self.enter_step(step)
 
     def enter_step(self, step: Step | None = None) -> None:
-        """Take part in the step that `steps` has begun, of which this is the record: the step before is committed."""
+        """Take part in the step that `steps` has begun, of which this is the record: the step before is committed.
+
+        `begin_step` calls it. Of FSDP2's replicas `Arrivals` begins `steps` itself, then calls it.
+        """
         if os.getpid() != self._process:
             raise RuntimeError(FORKED)
         step, memory = step or Step(), self.memory
@@ -190,7 +193,7 @@ class CompressedAverager(SteppedAverager):
     def bind(self, bucket: Bucket, parameters: Sequence[Tensor], scale: float | None = None) -> Plan:
         """Meet a bucket that was not there before, or not with this scale. All ranks meet the same one at the same time.
 
-        `scale`: of our own DDP's, see `Bound`; None for what a hook is given.
+        `scale`: of our own DDP's, see `Bound`; None for what a hook of torch's is given, also to average over replicas.
         """
         index, buffer = bucket.index(), bucket.buffer()
         engine, named = self.engines.of(buffer.device, index), {self._name(each): each for each in parameters}
@@ -211,6 +214,8 @@ class CompressedAverager(SteppedAverager):
 
     def _bind_dense(self, bucket: Bucket, named: Mapping[str, Tensor], engine: Engine, scale: float | None) -> Plan:
         """Return the plan of a bucket of dense gradients: one all-reduce where nothing is remembered, else programs.
+
+        The first row that fits holds:
 
         | `op` | gradients | plan |
         | --- | --- | --- |
@@ -268,7 +273,10 @@ class CompressedAverager(SteppedAverager):
     def _met(
         self, named: Mapping[str, Tensor], templates: Mapping[str, Tensor], flat: Tensor, engine: Engine
     ) -> Layout:
-        """The layout of a bucket that was not there before; the first one tells whether all ranks have the same."""
+        """Return the layout of a bucket that was not there before.
+
+        At the first one since a change all ranks meet, and compare their setups, then their kernels: collective calls all.
+        """
         ranks = self.engines.placed_ranks(self.memory.compressor, flat.device)
         engine.transport.arrange(ranks.per_host)
         layout = layout_of(templates, flat.dtype, flat.device, ranks)
@@ -338,7 +346,7 @@ class CompressedAverager(SteppedAverager):
         self._forget()
 
     def _forget(self) -> None:
-        """Forget the plans of all buckets, and a step that is under way."""
+        """Forget the plans of all buckets, and a step that is under way: before its next bucket a rank meets the others."""
         self.totals.count(self.step.programs, self.step)
         self.step = Step()
         self.steps.leave(self)
@@ -361,5 +369,6 @@ def setup(memory: ModelMemory, layout: Layout, values: str | None) -> str:
     bucket = f"{len(layout.names)} parameters, {layout.numel} x {layout.dtype}"
     told = "" if values is None else f", {values}"
     unused = " and find_unused_parameters=True" if memory.partial else ""
+    # `begin_step` has counted this step already
     rest = f" at step {memory.step - 1}{unused} with a first bucket of {bucket}{told}"
     return alike(fingerprint(memory.compressor) + rest, specification(memory.compressor) + rest)

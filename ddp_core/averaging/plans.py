@@ -54,10 +54,10 @@ class Route:
 
     Attributes:
         engine: what runs them.
-        needs_future: torch's DDP, or a user's hook, waits for the average by a future of torch's.
+        needs_future: a future of torch's has the average: torch's DDP or a user's hook waits for it, or FSDP2's replicas.
         on_wait: the waiting thread runs them, where a thread of its own would have nothing to compute.
         lent: the result is memory of whoever waits.
-        gathers: they gather weights, which on a GPU wait for no reduction.
+        gathers: they gather weights, which on a GPU do not wait for what reductions compute.
         per_host: ranks of a host, if they travel in two levels; else 1.
     """
 
@@ -97,7 +97,7 @@ class Bound:
 
     Attributes:
         epoch: the plan holds as long as its averager has this object.
-        scale: the plan holds for gradients that come multiplied by this; None where a hook is given the bucket.
+        scale: the plan holds for gradients that come multiplied by this; None where a hook of torch's is given them.
         named: the parameters, by name.
         shown: shows averages to a function of the user's.
         parts: makes the average of each parameter from that of the bucket.
@@ -165,7 +165,7 @@ class ProgramPlan:
     def start(self, step: Step, bucket: Bucket) -> Pending:
         """Start to average a bucket in place."""
         bound, buffer, memory, pendings = self.bound, bucket.buffer(), self._memory, list[Pending]()
-        number, watched = memory.step - 1, memory.watched
+        number, watched = memory.step - 1, memory.watched  # `begin_step` has counted this step already
         for reduce, sent in self._segments:
             program = bound.handed_out(reduce(buffer, number, watched), sent, buffer)
             pendings.append(bound.route.send(program, sent, step.programs, step.now))

@@ -84,8 +84,9 @@ class Engine:
         `on_wait`: whoever waits for it runs it, once its first request was started here: with nothing to compute beside
         backward, no other thread or stream need take part. Until all tasks so far have ended, the next ones go the same
         way, and are waited for in this order: otherwise ranks would differ in the order of later rounds, where there are
-        any. `gathers`: it gathers weights, which on a GPU do not wait for what reductions compute. Waiting gives the
-        program's result, or raises RuntimeError with the task's label and the cause.
+        any. `gathers`: it gathers weights, which on a GPU do not wait for what reductions compute; but the collectives of
+        both share the group, in the order in which they were started. Waiting gives the program's result, or raises
+        RuntimeError with the task's label and the cause.
         """
         with self._lock:
             if self._failure is not None or self._closed:

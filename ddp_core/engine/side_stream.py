@@ -1,11 +1,13 @@
 """Tasks on CUDA: a side stream, on which the rounds of neighbouring tasks take turns.
 
-A task's round is sent behind the next task's round before it: while the link carries one, the stream decodes the other.
+Round j of a task goes out behind round j - 1 of the next task: while the link carries one, the stream decodes the other.
+All go to one channel, on which the host alone gives the order. Sums of our own DDP run where they are waited for, not here.
 
     submit A: A1 | submit B: B1 A2 | submit C: C1 B2 A3
 
 The order depends on the order of tasks and waits alone, which is the same on every rank: the reducer waits for buckets in
-their order, `overlap` and the hook of torch's DDP call `send_all` before any wait, and FSDP2 waits for each task at once.
+their order, `overlap` and the hook of torch's DDP call `send_all` before any wait, and FSDP2 waits for a module's tasks in
+their order before the next module's come.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ class SideStream(Driver):
     """Carries tasks on when another one is submitted, and to their end when they are waited for, on a stream of its own.
 
     With NCCL, waiting for a collective orders streams: neither the host nor the backward stream is held up. With Gloo the
-    host waits. Replies of a measured step are noted when they come: this stream gets to them behind the next gradient.
+    host waits. Replies of a measured step are noted when they come, but for lent memory: this stream gets to them behind
+    the next gradient.
     """
 
     def __init__(self, transport: Transport, device: torch.device, on_end: OnEnd) -> None:
@@ -43,11 +46,12 @@ class SideStream(Driver):
     def submit(self, task: Task) -> Pending:
         """Send a task's first round behind the gradient's kernels, then the next ones of those before, the newest first.
 
-        Nobody says when torch waits for a future: whoever asked for one calls `send_all` behind the last task.
+        Nobody says when torch waits for a future: whoever asked for one calls `send_all` behind the last task, or waits for
+        it in Python.
         """
         future, queued = None, QueuedTask(task, self, torch.cuda.Event())
         if task.needs_future:  # making and filling one is dear
-            task.future = future = Awaited(devices=[self._device])
+            task.future = future = Awaited(devices=[self._device])  # `on_end` sets its result
             future.queued = weakref.ref(queued)
         task.left_to_waiter = True  # it goes on when this thread comes back
         self._running.append(queued)
@@ -59,7 +63,7 @@ class SideStream(Driver):
         return queued if future is None else FuturePending(future)
 
     def finish(self, queued: QueuedTask) -> None:
-        """Queue the rest of a task."""
+        """Queue the rest of a task; all others move on as far."""
         with torch.cuda.stream(self._stream), _full_precision():
             while queued.runs:
                 self._carry_on()
@@ -73,7 +77,7 @@ class SideStream(Driver):
     def follow(self) -> None:
         """Have the current stream wait for all that is queued here, and on the stream of training.
 
-        That changes state between steps, also after the last task, and a thread that saves may have another stream.
+        Training changes state between steps, also behind the last task, and a thread that saves may have another stream.
         """
         current = self.current()
         for stream in filter(None, (self._stream, self._training)):

@@ -45,7 +45,10 @@ class Snapshot:
         return bool(self.step or self.unclaimed or self.live)
 
     def state_dict(self) -> dict[str, Any]:
-        """{"step", "buckets": names of each bucket in order, "parameters": {name: {field: tensor}}, "orders"}; copies."""
+        """{"step", "buckets": names of each bucket in order, "parameters": {name: {field: tensor}}, "orders"}.
+
+        Tensors of buckets are copies; those that no bucket has claimed yet are the loaded ones.
+        """
         entries = {name: dict(fields) for name, fields in self.unclaimed.items()}
         for bucket in self.live:
             entries.update(bucket.save())
@@ -55,16 +58,17 @@ class Snapshot:
 
 
 class ModelMemory(StepMemory):
-    """The memory of all buckets of a model. It follows parameters by name when buckets change. `undo`: see `StepMemory`.
+    """The memory of all buckets of a model. It follows parameters by name when buckets change.
 
-    `claims`: the state that no bucket holds. The questions about steps, of which `carrying` is the same on all ranks:
+    `partial`: backwards may leave parameters out. `undo`: see `StepMemory`. `claims`: the state that no bucket holds. All
+    ranks answer the questions about steps alike:
 
     | name | question |
     | --- | --- |
     | `averages` | May gradients come divided by the ranks, as nothing is encoded, added or kept? |
-    | `remembers` | May a step keep a part of its gradients, or send what was kept? |
+    | `remembers` | May a step keep a part of its gradients or, with `partial`, send what was kept? |
     | `watched` | Does a step have anything to undo, so that it must know whether averages are finite? |
-    | `carrying` | May any rank owe gradients outside a compressor's state, as after a swap or new buckets? |
+    | `carrying` | May any rank owe gradients outside a compressor's state, since a swap or a load? |
     | `_stateful` | Does any bucket have something to undo? None until a step has met them all |
     """
 
@@ -96,7 +100,7 @@ class ModelMemory(StepMemory):
 
     @property
     def remembers(self) -> bool:
-        """True if a step may keep a part of its gradients, or sends what was kept; the same on all ranks."""
+        """True if a step may keep a part of its gradients or, with `partial`, sends what was kept."""
         return not self._plain or (self.partial and self._still_carrying())
 
     @property
@@ -149,13 +153,15 @@ class ModelMemory(StepMemory):
         return bucket
 
     def arrange(self, order: Iterable[tuple[str, ...]]) -> None:
-        """Have the buckets in this order where they are listed; the first mention counts."""
+        """Put the buckets that are listed first, in this order: saves list them so, and `_still_carrying` asks the last."""
         self._live = {names: self._live[names] for names in (*order, *self._live) if names in self._live}
 
     @property
     def watched(self) -> bool:
         """True if any bucket has something to undo, or may have, where some buckets are not known yet."""
-        return self.carrying or not self._plain if self._stateful is None else self._stateful
+        if self._stateful is not None:
+            return self._stateful
+        return self.carrying or not self._plain
 
     def reduce_sparse(self, world_size: int, gradient: Tensor, *, watched: bool) -> Program[Tensor]:
         """The mean over ranks of a sparse gradient, which no compressor sees. `watched` as for a bucket."""
@@ -166,7 +172,7 @@ class ModelMemory(StepMemory):
 
     @property
     def finite_here(self) -> Tensor | None:
-        """True on the device if all averages of the step that is under way were finite; None if no bucket is watched."""
+        """True on the device if the averages of watched buckets were finite in the step under way; None without any."""
         flags = [each.finite.on_device for _, each in self.live if each.finite is not None]
         return torch.stack(flags).all() if flags else None
 
@@ -177,7 +183,7 @@ class ModelMemory(StepMemory):
 
     @property
     def counts(self) -> bool:
-        """True if the last step is remembered, and can still be undone."""
+        """True if the last step, which is not committed yet, has changed what is remembered and will be kept."""
         return self.watched and not self.committed and self._finite()
 
     def begin_step(self) -> int:
@@ -187,9 +193,9 @@ class ModelMemory(StepMemory):
         return self.step
 
     def commit(self) -> None:
-        """Keep the step before, or undo it everywhere if its average was not finite anywhere, or it was discarded."""
+        """Keep the step before, or undo all of it if any of its averages was not finite, or it was discarded."""
         self.committed = True
-        if self._stateful is False and not self.carrying:
+        if self._stateful is False and not self.carrying:  # there is nothing to undo, and no flag to wait for
             self._names_before, self._discarded = [*self._live, *self.claims.buckets], False
             return
         self.carrying, keep, self._discarded = self._still_carrying(), self._finite(), False
@@ -245,7 +251,7 @@ class ModelMemory(StepMemory):
         on_hosts = {each.ranks_per_host for each in self.claims.parameters.values() if each.ranks_per_host is not None}
         if ranks_given(self.compressor) is not None:
             on_hosts.update(bucket.layout.ranks.per_host for bucket in live)
-        hosts, orders = max(on_hosts, default=None), dict(self.claims.orders)
+        hosts, orders = max(on_hosts, default=None), dict(self.claims.orders)  # all alike: `Claims.expect` sees to it
         return Snapshot(self.compressor, self.step - under_way, buckets, unclaimed, live, hosts, orders)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -253,4 +259,7 @@ class ModelMemory(StepMemory):
         self.step, self.committed, self._discarded = int(saved["step"]), True, False
         self.claims = Claims.of(saved, self.compressor)
         self._live, self._stateful = {}, None
-        self.carrying = any(CARRIED_OVER in each.fields for each in self.claims.parameters.values())
+        # It must be alike on all ranks. A part of a compressor's state may have lost its place on some ranks only: in new
+        # buckets whose first step was undone before the save. Where gradients are only averaged, all states owe alike.
+        carried = any(CARRIED_OVER in each.fields for each in self.claims.parameters.values())
+        self.carrying = carried or not self._plain

@@ -3,11 +3,11 @@
 Backward returns when gradients have left. Each bucket then is a `PendingUpdate`, and its parameters wait for it where they
 are used: see `pending_parameter.py`. What leaves when is `slice_order.py`'s.
 
-Nothing hangs, whatever waits when. All requests of a step are started in backward, in an order that the ranks have agreed
-on, by backward's thread or, for later rounds, by lanes in the same order (on CUDA the rest of all programs is queued at
-backward's end). Who waits starts nothing: no rank's progress depends on where another one waits, only on its running the
-same backwards. So ranks may wait in any order, one may read a gradient that others do not, and a rank that waits in a
-barrier holds up nobody. A wait has the time limit of the model, and ends with the error of whatever has failed.
+Nothing hangs, whatever waits when. Backward submits all programs of a step, in an order that the ranks have agreed on. It
+starts plain sums itself; lanes start all else in the same order, perhaps during forward (on CUDA backward's end queues
+it). Who waits starts nothing: no rank's progress depends on where another one waits, only on its running the same
+backwards. So ranks may wait in any order, one may read a gradient that others do not, and a rank that waits in a barrier
+holds up nobody. A wait ends with the error of whatever has failed; lanes keep the model's time limit in each round.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class OverlapReport:
     """The report of an overlapped model, on this rank.
 
     `step`: the last one whose updates were all made; 0 before the first. `exposed`: seconds that its communication held up
-    training; on CUDA, where the host does not know, those of the last step that was measured, whose forward waited where it
-    used parameters: None before there is one, and always where none is planned ("synchronous", parameters on several
-    GPUs). `order`: "backward" until there is a plan, then "priority"; or "synchronous". `bound`: seconds of the shortest
-    step that any order allows on this link (T*), and `synchronous_bound` of one that waits at backward's end, both computed
-    from measured times; None before these are there. `readers`: how many steps were made to wait between backward and the
-    next forward, by the line of code that did so.
+    training; None if it waited at backward's end. On CUDA, where the host does not know, those of the last measured step:
+    None before there is one, and with parameters on several GPUs. `order`: "backward", "priority" where the plan in use
+    differs from backward's order, or "synchronous". `bound`: seconds of the shortest step that any order allows on this
+    link (T*), and `synchronous_bound` of one that waits at backward's end, both computed from measured times; None before
+    these are there. `readers`: how many steps were made to wait between backward and the next forward, by the line of code
+    that did so.
     """
 
     step: int
@@ -76,7 +76,10 @@ class OverlapReport:
 
 
 class Overlap(Delivery):
-    """The updates of one model that are under way, and who waits for them. `steppers`: take the optimizers' steps."""
+    """The updates of one model that are under way, and who waits for them.
+
+    `steppers`: of its optimizers, which are checked here, and hand them to `step`.
+    """
 
     def __init__(self, module: nn.Module, steppers: Iterable[PartialStep], order: str, slice_mb: float | None) -> None:
         for stepper in steppers:
@@ -90,9 +93,10 @@ class Overlap(Delivery):
         self._members: dict[PartialStep, tuple[object, dict[int, list[list[Tensor]]]]] = {}
         self._began, self._in_forward, self._joins = 0.0, False, False
         self._forward_now = time.perf_counter  # the clock of a forward: that of the step before it, until it ends
-        self._measured = True  # whether the last step was, in the forward after it, or need not be
+        self._measured = True  # False from the backward of a step that is measured to the end of the next forward
         self._unseen: set[int] = set()  # members of the buckets that the last forward was not seen to use
-        self._step_number, self._exposed = 0, 0.0
+        self._step_number = 0
+        self._exposed: float | None = None
         self._warned: set[str] = set()
         self._early_reads = EarlyReadWarning()
 
@@ -128,6 +132,7 @@ class Overlap(Delivery):
         cut = allocate is allocate_own and averager.memory.may_be_cut and not in_parts
         whole = sum(parameter.nbytes for parameter in self._reducer.parameters)
         self._buckets.resize(slice_bytes(averager, whole, self._slice_mb), allocate, cut=cut)
+        # while anything is carried over, gradients come whole, and sums have no buckets in shared memory
         self._sliced_for = averager.memory.compressor, averager.memory.carrying
 
     @property
@@ -144,12 +149,13 @@ class Overlap(Delivery):
             raise RuntimeError(error_messages.CAPTURED)
         if self._unseen and (used := self._reducer.brought_of(self._unseen)):
             self._warn(error_messages.unseen(self._reducer.names_of(used)))
-        if not self.order.overlaps:
-            self._updates = list(self._pending)
-            return super().deliver(reducer, backward)
-        if reason := self._obstacle(backward):
+        reason = self._obstacle(backward) if self.order.overlaps else ""
+        if reason:
             self._warn(error_messages.synchronous(reason))
-            return super().deliver(reducer, backward)
+        if reason or not self.order.overlaps:
+            super().deliver(reducer, backward)
+            self._step_number, self._exposed = backward.step.number or self._step_number, None
+            return
         reducer.end(backward)
         self._hold(backward)
 
@@ -161,8 +167,8 @@ class Overlap(Delivery):
 
     def _obstacle(self, backward: Backward) -> str:
         """Why a step has to be synchronous."""
-        if backward.asks:
-            return "" if self._reducer.rules.static_graph else "find_unused_parameters=True"
+        if backward.asks and not self._reducer.rules.static_graph:  # which asks in its first step alone
+            return "find_unused_parameters=True"
         if any(isinstance(bucket, SparseBucket) for bucket in self._reducer.assignment.buckets):
             return "sparse gradients"
         if self._joins or self._reducer.share != 1.0:
@@ -215,12 +221,13 @@ class Overlap(Delivery):
         backward.step.ended = backward.step.computed + waited
         self._reducer.delivered(backward)
         self._step_number = backward.step.number
+        # from the last gradient on, as in stats
         self._exposed = waited + backward.step.computed - backward.step.last_launch
 
     def _failed(self, update: PendingUpdate, error: Exception) -> RuntimeError:
         """An average did not come, or an update raised: nothing else is updated, and training with it is over.
 
-        What raised in the middle of its update is none of the others, of which each is as before or after its step.
+        Each parameter is as before or after its step, except those whose update raised: these may be half changed.
         """
         made = [each for each in self._updates if each not in self._pending and each.steps]
         pending, self._pending = list(self._pending), {}
@@ -250,6 +257,7 @@ class Overlap(Delivery):
         with self._lock:
             members = self._members_of(stepper)
             for update in list(self._pending):
+                # this step takes a late gradient, too; an earlier step that was asked for comes before this one
                 if update.late or update.precedes(stepper, chain.from_iterable(members[update.bucket.number])):
                     self._settle(update)
             if not self._pending:

@@ -84,16 +84,17 @@ class Reducer:
         self._outside = OutsideGradients()
         living.add(self)
         self.finished = 0
-        self.traced: Sequence[int] = ()  # the parameters that the last step reached, in the order they got ready
+        # for `TorchReducer`: the parameters that the last step reached, in the order they got ready
+        self.traced: Sequence[int] = ()
         self.usage: Usage | None = None  # of the last step
-        self._reached_others = False  # two steps have reached different parameters
+        self._reached_others = False  # two steps have reached different parameters; `TorchReducer` reads it
         self.share = 1.0  # of the ranks that have inputs, where the average is to be over these
         self.optimizers: list[Callable[[], None]] = []  # their steps, at the end of backward
         self.delivery = delivery
         self._shared = SharedParameters()
         self.timeline = Timeline(names)
         self.assignment = assignment
-        self.anchor = torch.zeros((), requires_grad=True, device="cpu")
+        self.anchor = torch.zeros((), requires_grad=True, device="cpu")  # an input of every `Sink`, see `arriving`
         self._anchor_node = gradient_node(self.anchor)
 
     @property
@@ -158,7 +159,7 @@ class Reducer:
 
     @property
     def unfinished(self) -> bool:
-        """True if the last synchronized backward brought some gradients, and not all."""
+        """True if the last synchronized backward began and brought not all gradients, or an average failed."""
         return self._backward is not None and self._backward.under_way
 
     def require_finished(self) -> None:
@@ -190,6 +191,7 @@ class Reducer:
                 if not arrives:
                     self._pass_over(backward, index)
             if backward.leaves_out:
+                # no bucket leaves yet: each waits for the answer, which would hold up backward before its first gradient
                 self._ask(backward, [a or b for a, b in zip(comes, self._used, strict=True)])
             elif self._launch(backward):
                 Variable._execution_engine.queue_callback(self._finish)
@@ -306,7 +308,7 @@ class Reducer:
         """Have the averages handed out; nothing else of this backward comes.
 
         Autograd calls it behind the last hook of the backward, where `start` or `fired` has sent the last bucket and queued
-        it. If `_end`, which is called then as well, sends the last bucket, it calls this itself.
+        it. In a backward that is watched `start` has queued `_end`, too, which calls this if it sends the last bucket.
         """
         backward = self._backward
         if backward is None or backward.stage is not Stage.SENT:

@@ -40,6 +40,7 @@ class Rules:
 class Usage:
     """The sum over ranks of `mine`: by index, 1 for the parameters that this rank used, else 0.
 
+    `Reducer._used` has these, of all backwards since the last synchronization, and a step adds what it is about to reach.
     Made by all ranks at the same place between the same buckets. It is on its way at once, and waited for where the
     answer matters; on CUDA a stream of its own keeps that wait off the backward's kernels.
     """

@@ -130,7 +130,7 @@ class LocalReply(Reply):
 class ProcessGroup(Transport):
     """Carries requests over `group`. `timeout`: of making channels, and of travels on the CPU. `check`: see `GroupPending`.
 
-    Requests within and across hosts have groups of their own, which the ranks make at the first such request of a channel.
+    Requests within and across hosts have groups of their own: `open` makes them on the CPU, the first request on a GPU.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class ProcessGroup(Transport):
         for channel in range(channels):
             on_cuda = self._device.type == "cuda"
             if channel == len(self._names):
-                self._names.append("" if on_cuda else new_name(self))
+                self._names.append("" if on_cuda else new_name(self))  # on CUDA all programs take channel 0
             wanted = EVERYONE if on_cuda or not scopes else scopes[channel]
             for scope in sorted(wanted):
                 if scope != "self" and (channel, scope) not in self._groups:
@@ -185,7 +185,7 @@ class ProcessGroup(Transport):
         return f"{self._names[channel]}{self._arrangement}/{scope}-{self.ranks.members(scope)[0]}"
 
     def _direct(self, request: Request, channel: int, group: dist.ProcessGroup) -> Reply | None:
-        """Start a large request on connections of its own. Return None if the request goes over the group."""
+        """Start a large request on connections of its own; the first one waits for all ranks. None: the group takes it."""
         key = channel, request.scope
         if key not in self._exchanges:
             self._exchanges[key] = self._exchange(f"{self._name(*key)}/direct", group)
@@ -194,9 +194,7 @@ class ProcessGroup(Transport):
         return None if begun is None else GroupPending(*begun, check=self.check)
 
     def _exchange(self, name: str, group: dist.ProcessGroup) -> Exchange | None:
-        """None where the environment of any rank wants Gloo: they vote over connections that there are, so that who is dead
-        is noticed there at once.
-        """
+        """None where the environment of any rank wants Gloo: they vote over the group, which notices who is dead at once."""
         votes = torch.tensor([int(os.environ.get(PINNED) != GLOO)])
         if int(GroupPending(group.allreduce([votes]), votes, check=self.check).wait(self._timeout)) < group.size():
             return None
@@ -239,6 +237,7 @@ class ProcessGroup(Transport):
             tensor = tensor.to(device_of(self.group) if self._device.type == "cpu" else self._device)
             request = replace(request, tensor=tensor)
         timed = tensor.is_cuda or takes_time_limits(self.group, tensor.device)
+        # without `check`: ranks that differ in a swap or a load wait for each other in requests of buckets
         if isinstance(request, AllGather):  # row by row, which every backend knows
             reply = tensor.new_empty((self.group.size(), *tensor.shape))
             with OWN_REQUESTS:
@@ -279,7 +278,7 @@ class ProcessGroup(Transport):
 
 
 class Exchange:
-    """Large all-to-alls and all-gathers on the CPU, straight from rank to rank, among `size` ranks; `direct` does them.
+    """Large all-to-alls and all-gathers on the CPU, among `size` ranks, by `direct`: between hosts from rank to rank.
 
     Bits and bytes are those of Gloo's collectives. Its all-to-all begins to send before it is ready to receive, so that a
     link carries one direction after the other; here both go at once. Its all-gathers pass blocks on from rank to rank.
@@ -329,7 +328,7 @@ def started(
 ) -> GroupPending:
     """A request as a collective of a process group. `timed`: True for groups that gradwire makes, see `takes_time_limits`.
 
-    With NCCL, rows that are equal but for the last ones travel as equal ones; others, and with Gloo all, in all-reduces.
+    Of requests with `sizes`: rows that are equal but for the last ones travel so with NCCL; all others in all-reduces.
     """
     tensor = request.tensor
     pending = partial(GroupPending, check=check, by_streams=by_streams, timed=timed)

@@ -34,7 +34,7 @@ from .shared_cores import Work
 from .timed_training import Computation, Loss, Training
 from .trials import TRIAL_SECONDS, Trials, checked_seconds, confirmed
 
-FEWEST, MOST = 2, 20  # measured steps
+FEWEST_TIMED, MOST_TIMED = 2, 20  # steps whose computation is measured
 STEP_BUDGET = 10.0  # seconds for them
 COPIES = 3  # of the parameters that computation goes over in a step: they, gradients, what an optimizer remembers
 
@@ -177,7 +177,7 @@ def _computation(training: Training, here: RankGroup) -> Computation:
     began = time.perf_counter()
     steps = [here.tried(partial(training.step, notes_use=True))]
     slowest = max(here.gather(time.perf_counter() - began))
-    for _ in range(max(FEWEST, min(MOST, int(STEP_BUDGET / max(slowest, 1e-3))))):
+    for _ in range(max(FEWEST_TIMED, min(MOST_TIMED, int(STEP_BUDGET / max(slowest, 1e-3))))):
         steps.append(here.tried(training.step))
     mine = training.computation(steps)
     ranks = [

@@ -67,7 +67,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A step in seconds, and the least that any order of sending allows (computation and wire alone).
+    """A step in seconds, and the least that any order of sending allows (forward, backward and wire alone, no optimizer).
 
     `computation`: seconds of a step that never communicates. `encode`: seconds of a rank's compression, hidden or not.
     `host`: seconds that the step waits for launches. `network`: seconds that the link is held. `card_bytes`: sent through
@@ -90,7 +90,10 @@ class Prediction:
 
 
 def predicted(measured: Measured, spec: str, order: str, ranks: Ranks, bucket_mb: float | None = None) -> Prediction:
-    """Predict a step with a compressor on `ranks`, after warm-up. `order`: backward or priority, as in gradwire.overlap."""
+    """Predict a step with a compressor on `ranks`, after warm-up.
+
+    `order`: "backward" as of DDP, which waits at backward's end, or "priority" as of gradwire.overlap.
+    """
     overlaps = order == PRIORITY
     layouts, cuts = buckets(measured, spec, ranks, bucket_mb, overlaps=overlaps)
     parcels, travelling = list[Parcel](), list[Sent]()
@@ -109,6 +112,7 @@ def predicted(measured: Measured, spec: str, order: str, ranks: Ranks, bucket_mb
     )
     encode = sum(parcel.encode for parcel in parcels)
     launches = measured.launches + measured.arithmetic[spec].launches * len(parcels)
+    # the host waits where a GPU does its work faster than that is launched
     host = max(0.0, launches - computation.seconds - encode) if measured.launches else 0.0
     seconds = step.seconds(until_needed=overlaps) + host
     network = sum(map(_wire, parcels))
@@ -132,7 +136,7 @@ def peak_bytes(spec: str, layouts: tuple[Layout, ...]) -> int:
 def buckets(
     measured: Measured, spec: str, ranks: Ranks, bucket_mb: float | None, *, overlaps: bool
 ) -> tuple[list[Layout], list[int]]:
-    """The buckets that DistributedDataParallel makes, and into how many slices each is cut."""
+    """The buckets that DistributedDataParallel makes, with overlap of the size of slices, and how many slices each has."""
     ready = {name: measured.parameters[name] for name in measured.computation.ready}
     if not overlaps:
         layouts = bucket_layouts(ready, bucket_mb, ranks_seen(compressor(spec), ranks))
@@ -144,7 +148,7 @@ def buckets(
 
 @functools.lru_cache(maxsize=4096)
 def requests_on(spec: str, layout: Layout) -> tuple[Sent, ...]:
-    """Return a step's requests on a bucket, in the order of rounds. For alternating compressors, average two steps."""
+    """Return a step's requests on a bucket, by round. `sent_bytes` are the mean of two steps, as some alternate."""
     steps = [list(requests_of(compressor(spec), layout, step)) for step in STEPS]
     found: list[Sent] = []
     for requests in zip_longest(*steps):  # a step may have fewer rounds than another
@@ -161,7 +165,7 @@ def _parcel(
     arithmetic, elements = measured.arithmetic[spec], layout.numel / parts
     *before, last = (Work(seconds * elements, arithmetic.cores) for seconds in arithmetic.phases)
     rounds = []
-    for work, request in zip(before, requests, strict=False):
+    for work, request in zip(before, requests, strict=False):  # on one host `hosts+` has fewer rounds than measured
         cost = _cost(measured, request.kind, ranks)
         wire = Work(cost.link.beta * request.sent_bytes / parts, cost.cores)
         rounds.append(Round(work, wire, cost.link.alpha, in_host=not request.travels))
@@ -172,6 +176,7 @@ def _parcel(
         needed=min(computation.needed[name] for name in layout.names),
         copy=Work(measured.copy * elements, 1.0),
         rounds=tuple(rounds),
+        # of a rank's arithmetic this alone goes over what all ranks have sent
         decode=replace(last, seconds=last.seconds * _grown(measured.ranks, spec, layout, ranks)),
         update=Work(optimizer.seconds * share, optimizer.cores),
     )
@@ -187,7 +192,7 @@ def _grown(measured: Ranks, spec: str, layout: Layout, ranks: Ranks) -> float:
 
 
 def _gathered(requests: Sequence[Sent], ranks: Ranks) -> int:
-    """Bytes that a rank has of all ranks in the end."""
+    """Return the bytes that all-gathers over the network bring a rank: it decodes those of every rank."""
     gathers = (each for each in requests if each.kind[0] is AllGather and each.travels)
     return sum(len(ranks.members(each.kind[2])) * each.payload_bytes for each in gathers)
 
@@ -226,7 +231,7 @@ def _model(computation: Computation, parcels: Sequence[Parcel]) -> StepModel:
 def _by_parameters(
     measured: Measured, layouts: Sequence[Layout], cuts: Sequence[int], parcels: Sequence[Parcel]
 ) -> StepModel:
-    """The same with a piece for each parameter, which has its part of its bucket's wire."""
+    """The same with a piece for each parameter, which has its part of its bucket's wire: the bound is over all buckets."""
     computation, pieces, place = measured.computation, list[Piece](), 0
     for layout, parts in zip(layouts, cuts, strict=True):
         wire = parts * _wire(parcels[place])

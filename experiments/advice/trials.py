@@ -26,7 +26,7 @@ from .timed_training import Training
 TRIAL_SECONDS = 40.0
 SETTLED = {BACKWARD: 3, PRIORITY: 12}  # steps, after which buckets and what is sent first stay as they are
 RIVAL = 1.1  # times the best step: what is predicted to be nearer may be better
-FEWEST, MOST = 4, 20  # measured steps
+FEWEST_TRIED, MOST_TRIED = 4, 20  # measured steps of a trial
 FIRST, FAR = 2, 4.0  # so many steps tell whether they take so many times what was predicted: then few more do
 WANTED = 1.0  # seconds of them
 PATIENCE, PATIENT_STEPS = timedelta(seconds=20), 20  # of a trial's waits for other ranks
@@ -92,7 +92,7 @@ def _next(forecast: Forecast, rule: Rule, seconds: float, *, failed: bool) -> Ch
 
 def measured_steps(choice: Choice) -> int:
     """Return the number of steps of a trial that are measured."""
-    return max(FEWEST, min(MOST, round(WANTED / choice.step)))
+    return max(FEWEST_TRIED, min(MOST_TRIED, round(WANTED / choice.step)))
 
 
 def cost(choice: Choice) -> float:
@@ -187,6 +187,6 @@ class Trials:
 
         slowest = max(map(float, exchange(str(train(FIRST)), over(model.process_group, self._here.device))))
         far = slowest > FAR * choice.step
-        steps = min(steps, FEWEST) if far else steps
+        steps = min(steps, FEWEST_TRIED) if far else steps
         train(steps + (0 if far else SETTLED[choice.order] - FIRST))
         return statistics.median(clock.seconds(begin, end) for begin, end in pairwise(marks[-steps - 1 :]))

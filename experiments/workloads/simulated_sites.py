@@ -18,7 +18,7 @@ from ...compress.simulate import answered
 from ...ddp_core.transport.protocol import Reply
 from ...hooks.internet.meeting import Meeting, SiteReply
 from ...hooks.internet.standing import Claim
-from ...hooks.local_sgd.sites import WAITS
+from ...hooks.local_sgd.fixed_sites import WAITS
 from ..results.comparison import RunResult
 from .communication import NOT_MEASURED, of_local
 from .data import Dataset

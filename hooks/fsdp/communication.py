@@ -35,7 +35,7 @@ DIVIDES = (
 
 
 class GatherWork(dist._Work):
-    """Weights on their way; whoever waits for them decodes them."""
+    """Weights on their way. Whoever waits for them decodes them; with `hosts+` lanes do."""
 
     def __init__(self, pending: Pending, timeout: timedelta) -> None:
         super().__init__()
@@ -44,7 +44,10 @@ class GatherWork(dist._Work):
     @OUTSIDE_INFERENCE
     @torch.no_grad()
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Return when they are there; raises RuntimeError where they do not come within the time limit."""
+        """Return when they are there; raises RuntimeError where they do not come within the time limit.
+
+        That is the model's: torch passes no `timeout`.
+        """
         self._pending.wait(self._timeout)
         return True
 
@@ -91,10 +94,11 @@ class ShardGather:
             averager.note_gather(module.names, input_tensor, output_tensor, training=training)
             return start_all_gather(output_tensor, input_tensor, group, async_op=async_op or on_cpu)
         in_backward = torch._C._current_graph_task_id() != -1
+        # else no later gather mends what a codec loses
         advances = in_backward or (training and module.in_forward and self._grad_mode.enabled)
         keys = [(module.index, kind.dtype) if weights.differences and kind.numbers else None for kind in kinds]
         held = [key and averager.in_use.get(key, kind.layout) for key, kind in zip(keys, kinds, strict=True)]
-        if len(kinds) > 1:  # parts of a row in several types, each with a codec or as they are
+        if len(kinds) > 1:  # parts of a row in several types; what has no codec is not held, so backward gathers again
             program = weights.gather_kinds(input_tensor, output_tensor, kinds, held, advances=advances)
         elif held[0] and held[0].rows is not None and in_backward:  # gathered in forward, and held by all ranks
             averager.gather_again(module.names, held[0].rows, output_tensor)
@@ -109,7 +113,10 @@ class ShardGather:
         return None
 
     def _kinds(self, mine: Tensor) -> Sequence[WeightKind]:
-        """The types of numbers in a row, if it has the parameters' own. Say once which ones a codec cannot take."""
+        """Return the types of numbers in a row; none if it has other numbers than the parameters.
+
+        Log once which parameters a codec cannot take.
+        """
         kinds = self._module.kinds
         if len(kinds) == 1:
             own = mine.numel() == kinds[0].layout.row and mine.is_floating_point() and mine.element_size() > 1
@@ -139,14 +146,14 @@ class ShardReduction:
         self._module, self._averager, self._arrivals = module, averager, arrivals
         self._scale, self._total = scale, total
 
-    @torch._disable_dynamo
+    @torch._disable_dynamo  # torch calls it in backward, under no_grad: there is no inference mode to leave
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> None:
         """Fill the output: at once, or where torch does not look at it, by the end of backward.
 
-        Raises RuntimeError where parameters are left out, and what is held back of each is kept, and ValueError where torch
-        relies on a division within the reduce-scatter.
+        Raises RuntimeError where parameters are left out though each has a residual, and ValueError where torch relies on a
+        division within the reduce-scatter.
         """
         module, averager, arrivals = self._module, self._averager, self._arrivals
         if op != dist.ReduceOp.SUM:

@@ -1,4 +1,4 @@
-"""The modules of an FSDP2 model, each with the parameters that travel together. All that is read of torch's own state."""
+"""The modules of an FSDP2 model, each with the parameters that travel together, and all use of torch's own state."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class _Done(dist._Work):
 
 
 class OneBuffer:
-    """The reduce-scatter of one rank, in one buffer: torch copies what it gets to where the result goes, which is there."""
+    """The reduce-scatter of one rank. torch asks for memory for input and result, and copies: both are one tensor."""
 
     def __init__(self, torchs: Any) -> None:
         self._torchs = torchs
         self._result: Tensor | None = None
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return memory for what is reduced, of gradients that are gone where it can, and the same tensor for the result."""
+        """Return memory for what is reduced, and the same tensor for the result, which is asked for next."""
         result, self._result = self._result, None
         if result is None or result.shape != torch.Size(size) or result.dtype != dtype:
             self._result = result = temporary(size, dtype=dtype, device=device)
@@ -64,7 +64,7 @@ class OwnDivisor(float):
 
 
 class ShardedModule:
-    """A module with the group of its parameters; `index` counts them in the model.
+    """A module with torch's group of its parameters, which have these `names`, in order. `index`: of it in the model.
 
     `fully_shard` was applied to it, or `replicate`: then its parameters are `whole` on each rank.
     """
@@ -114,13 +114,13 @@ class ShardedModule:
 
     @property
     def divisor(self) -> float | None:
-        """The user's divisor of gradients; None if they are divided by the number of ranks."""
+        """The divisor of gradients, before `take` the user's; None if they are divided by the number of ranks."""
         divisor: float | None = self.group.gradient_divide_factor
         return divisor
 
     @property
     def divided_anew(self) -> bool:
-        """True if the user has set a divisor since the handle was attached."""
+        """True if torch's divisor is the user's: set since `take`, or where there was none."""
         divisor = self.group.gradient_divide_factor
         return divisor is not None and not isinstance(divisor, OwnDivisor)
 
@@ -135,6 +135,7 @@ class ShardedModule:
     def _places(self) -> tuple[int, ...]:
         """The indices of the parameters whose gradients travel, in the order of these."""
         params = self.group.fsdp_params
+        # a newer torch has sorted them by the dtype of gradients, from the first forward on
         order = getattr(self.group, "_reduce_scatter_param_indices", None) or range(len(params))
         return tuple(place for place in order if params[place].sharded_param.requires_grad)
 
@@ -150,15 +151,15 @@ class ShardedModule:
 
     @cached_property
     def kinds(self) -> tuple[WeightKind, ...]:
-        """The parameters of each type that is gathered; no types where a parameter gives others than its own numbers."""
+        """The parameters, by the type they are gathered in; nothing where one gives torch other numbers than its own."""
         params, places = self.group.fsdp_params, dict[torch.dtype, list[int]]()
         if any(hasattr(param._sharded_local_tensor, "fsdp_pre_all_gather") for param in params):
             return ()
         dtypes = [_gathered_dtype(param) for param in params]
         for place, dtype in enumerate(dtypes):
             places.setdefault(dtype, []).append(place)
-        whole = self._layout_of(tuple(range(len(params))))
-        sizes = [prod(shape) * dtype.itemsize for shape, dtype in zip(whole.shapes, dtypes, strict=True)]
+        every = self._layout_of(tuple(range(len(params))))
+        sizes = [prod(shape) * dtype.itemsize for shape, dtype in zip(every.shapes, dtypes, strict=True)]
         ends = list(itertools.accumulate(sizes))
         return tuple(
             WeightKind(
@@ -172,8 +173,8 @@ class ShardedModule:
         names = tuple(self.names[place] for place in places)
         shapes = tuple(tuple(params[place]._orig_size) for place in places)
         wide = torch.float64 if any(param.sharded_param.dtype == torch.float64 for param in params) else torch.float32
-        whole = Layout(names, shapes, wide, self.device, Ranks(group.size(), group.rank()))
-        return ShardLayout(whole, tuple(params[place].fsdp_placement.dim for place in places))
+        unsharded = Layout(names, shapes, wide, self.device, Ranks(group.size(), group.rank()))
+        return ShardLayout(unsharded, tuple(params[place].fsdp_placement.dim for place in places))
 
     @property
     def left_out(self) -> str:
@@ -192,8 +193,8 @@ class ShardedModule:
     def reads_gradients(self, dtype: torch.dtype) -> bool:
         """Return True if torch reads shards of gradients of a dtype on arrival: it divides, adds up, casts or moves them.
 
-        It has the collective divide in float32 and bfloat16 alone. In other types, and where sums are forced, it divides
-        before and after, or after alone, by factors whose product is the divisor.
+        It then must not get them late. In float32 and bfloat16 a collective divides, unless sums are forced; else torch
+        does, before and after it or after it alone, where the divisor is not 1.
         """
         group = self.group
         divisor = group.gradient_divide_factor
@@ -243,12 +244,12 @@ class ShardedModule:
         self.module.set_all_reduce_hook(hook)
         if self.whole and self.device.type == "cpu":  # on CUDA both buffers belong to streams of their own
             self.group._reduce_scatter_comm = OneBuffer(self.group._reduce_scatter_comm)
-        self.group.mesh_info = copy.copy(self.group.mesh_info)
+        self.group.mesh_info = copy.copy(self.group.mesh_info)  # other groups may have it, and `give_back` restores it
         self.group.mesh_info.replicate_process_group = OneRank()
 
 
 def _gathered_dtype(param: Any) -> torch.dtype:
-    """Return the type in which a parameter is gathered, which torch notes in the first forward."""
+    """Return the type in which a parameter is gathered. torch notes it, too, but not before the first forward."""
     own: torch.dtype = param.sharded_param.dtype
     given: torch.dtype | None = param.mp_policy.param_dtype
     return given if given is not None and own.is_floating_point else own
@@ -260,7 +261,7 @@ def _placements(param: Any) -> Sequence[bool]:
 
 
 def modules_of(model: nn.Module, *, whole: bool = False) -> list[ShardedModule]:
-    """The sharded modules of a model that have parameters; the replicated ones if `whole`.
+    """The sharded or replicated modules of a model that have parameters. `whole`: errors call them replicated.
 
     Raises RuntimeError for a torch before 2.9, ValueError for what cannot be served, with the way out.
     """

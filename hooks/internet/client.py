@@ -70,7 +70,8 @@ class Rendezvous:
         grace: as above; a new value counts from the next round on.
 
     Raises:
-        ValueError: the address, the name, the prefix or the secret is malformed, or the secret can be guessed.
+        ValueError: an argument is malformed or out of range, the secret can be guessed, or strangers may reach a site that
+            has none.
         RuntimeError: no rendezvous answers, or its secret differs.
     """
 
@@ -93,7 +94,8 @@ class Rendezvous:
             raise ValueError(f"sites is at least 1 and limit above 0; got {sites} and {limit}")
         if grace is not None and not 0 <= grace.total_seconds() <= limit.total_seconds() / PHASES:
             raise ValueError(f"grace is from 0 to a third of limit; got {grace}, where limit is {limit}")
-        self.patience = 10 * limit.total_seconds() + start.total_seconds()  # after which a round has failed for sure
+        # after which a round has failed for sure: ten limits, and the wait at the start
+        self.patience = 10 * limit.total_seconds() + start.total_seconds()
         self._sites, self._start, self._phase = sites, start, limit / PHASES
         self.grace = self._phase if grace is None else grace
         self._id = uuid.uuid4().hex[:12]
@@ -109,7 +111,7 @@ class Rendezvous:
         self._kernels: dict[str, Any] = {}  # what this site offers to run operations on
         self._open()
         seen = self._ask({"ask": "look"}, SEARCH)
-        here, self._relayed = seen["own"], seen.get("relay") is True
+        here, self._relayed = seen["own"], seen.get("relay") is True  # all servers relay, or none does
         self._bind = self._listen or (here, 0)
         self._host = here if self._bind[0] in ("0.0.0.0", "::") else self._bind[0]  # to other sites
         if not self._relayed:
@@ -123,7 +125,7 @@ class Rendezvous:
             )
 
     def _open(self) -> None:
-        """Begin to listen; `close` ends it."""
+        """Make the thread of all connections, which `close` ends. The first meeting begins to listen."""
         self._closed, self._background, self._parking = False, Background(), Parking(self._id)
         self._listener: Listener | None = None
         weakref.finalize(self, self._background.close)
@@ -136,7 +138,7 @@ class Rendezvous:
         self._name, self._prefix = name, prefix
 
     def join(self, setup: str, operations: Collection[str] = (), *, varies_with_threads: bool = False) -> None:
-        """Remember how this site is set up; the first meeting compares.
+        """Remember how this site is set up; the server compares at every meeting.
 
         `operations`: of kernels, which run on the same backend at all sites of a meeting.
         `varies_with_threads`: True if a site's threads change its arithmetic.
@@ -152,7 +154,10 @@ class Rendezvous:
             self._open()
 
     def meet(self, claim: Claim = NOBODY) -> Meeting:
-        """Come to the next meeting, and connect with those that did. Raises RuntimeError where that fails repeatedly."""
+        """Come to the next meeting, and connect with those that did.
+
+        Raises RuntimeError where that fails repeatedly, ValueError where sites were set up differently, and TrainingEnded.
+        """
         for attempt in range(ATTEMPTS):
             record = self._arrived(claim)
             names = [site.name for site in record["sites"]]
@@ -176,7 +181,7 @@ class Rendezvous:
         raise AssertionError("unreachable")
 
     def _arrived(self, claim: Claim) -> dict[str, Any]:
-        """Return the record of the next meeting, once it is closed."""
+        """Return the record of the next meeting, once the server waits for no other site."""
         try:
             port, start = self._listening(), self._start.total_seconds()
             who = {"id": self._id, "name": self._name, "host": self._host, "port": port, "link": self._token}
@@ -222,20 +227,20 @@ class Rendezvous:
 
     def _refusal(self, record: Mapping[str, Any]) -> Exception:
         """Return the error for an answer that is no record of a meeting."""
-        kind, said = (field(record, key, str, f"the answer of {self._address}") for key in ("error", "message"))
-        if kind == "ended":
+        reason, said = (field(record, key, str, f"the answer of {self._address}") for key in ("error", "message"))
+        if reason == "ended":
             return TrainingEnded(
                 f"the training at {self._address} has ended, and {self._name} has missed its end: take the model of "
                 "another site, or start all sites from their checkpoints to continue",
                 field(record, "round", int, f"the answer of {self._address}"),
             )
-        if kind == "setup":
+        if reason == "setup":
             return ValueError(f"the sites were set up differently: the others have {said}, here {self._setup}")
-        if kind == "alone":
+        if reason == "alone":
             return RuntimeError(
                 f"{said}. Start the other sites, or give each training at {self._address} a prefix= of its own"
             )
-        if kind == "refused":
+        if reason == "refused":
             return RuntimeError(f"{self._address} refuses {self._name}: {said}")
         return RuntimeError(f"{self._address} refuses a message of {self._name}: {said}")
 
@@ -256,7 +261,8 @@ class Rendezvous:
             offers = meeting.exchange(written(self._kernels))
             meeting.differ = follow_kernels(checked_offers(offers, names, self._kernels), rank, CPU)
         meeting.claim = Claim(record["training"], record["round"])
-        meeting.lineage = int.from_bytes(hashlib.sha256(record["token"].encode()).digest()[:7], "big")
+        lineage = hashlib.sha256(record["token"].encode()).digest()[:7]  # reports hold it as an int64
+        meeting.lineage = int.from_bytes(lineage, "big")
         return meeting
 
     async def _lines(self, record: Mapping[str, Any], rank: int) -> Lines:
@@ -270,7 +276,7 @@ class Rendezvous:
 
     def break_up(self, error: Exception) -> None:
         """Drop the connections; the next meeting finds out who is left."""
-        logger.warning("a round failed, and the sites that are left repeat it: %s", error)
+        logger.warning("a round, or connecting for it, failed, and the sites that are left repeat it: %s", error)
         self._drop()
 
     def _drop(self) -> None:
@@ -302,7 +308,7 @@ class Rendezvous:
             listener.close()
 
     def _ask(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Return the server's answer. Raises RuntimeError where there is none in time, Closed where this is closed."""
+        """Return the server's answer. Raises RuntimeError where there is none in time, Closed after `close`."""
         try:
             return self._background.run(self._answer({**message, "prefix": self._prefix}), seconds + SPARE)
         except TimeoutError as error:
@@ -314,7 +320,10 @@ class Rendezvous:
         return shown(*self._servers[0])
 
     async def _answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Ask until there is an answer: a connection may be lost while the site waits, and the server may start anew."""
+        """Ask until there is an answer: a connection may be lost while the site waits, and the server may start anew.
+
+        For one question each server is left once at most.
+        """
         lost_at, left = 0.0, len(self._servers) - 1
         while True:
             began = time.monotonic()

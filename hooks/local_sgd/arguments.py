@@ -16,12 +16,12 @@ from ...compress import Compressor, Spec, compressor
 from ...compress.protocol.compressor import traits_of
 from ...compress.state.shares import ranks_given
 from ...ddp_core.transport.protocol import Decorator, time_limit
+from .fixed_sites import FixedSites
 from .fragment import fragments
 from .inside import Inside, Sites, named_parameters
 from .outer import outer
 from .reports import checked
 from .rounds import Rounds
-from .sites import FixedSites
 
 of_models: WeakValueDictionary[int, Any] = WeakValueDictionary()  # LocalSteps, by the identity of their model
 

@@ -15,7 +15,7 @@ from ...ddp_core.transport.private_group import new_name, private_group
 from ...ddp_core.transport.process_group import over
 from ...ddp_core.transport.rank_messages import broadcast
 from ..internet.client import Rendezvous
-from .sites import FixedSites, GroupMeeting
+from .fixed_sites import FixedSites, GroupMeeting
 
 Sites: TypeAlias = FixedSites | Rendezvous  # how those that take part find each other
 SUPPORTED = "LocalSteps takes FSDP2 models and models of replicate() on a mesh of one dimension, the ranks of a site"

@@ -74,6 +74,8 @@ class Round:
 
     def __init__(self, rounds: Rounds, meeting: Meeting, given: Given) -> None:
         self._rounds, self._meeting, self._given = rounds, meeting, given
+        self.turn, self.shares, self.clipped = rounds.turn, list[float](), list[float]()
+        self.limits, self.far = list[float](), list[bool]()
 
     def run(self, began: float) -> RoundStats:
         """Take part from the first message to the last. `began`: the time of the first attempt, by time.perf_counter."""
@@ -120,7 +122,7 @@ class Round:
     def find_claim(self, reports: Sequence[Report]) -> Claim:
         """Return the training and the round of the meeting: as the rendezvous found them, or by the sites' own words.
 
-        Raises ValueError where ranks of a process group have loaded states of different trainings or rounds.
+        Raises ValueError where ranks of a process group are of different trainings, or one is more than a round ahead.
         """
         meeting = self._meeting
         if meeting.claim is not None:
@@ -141,7 +143,7 @@ class Round:
     def catch_up(self, reports: Sequence[Report], number: int) -> list[bool]:
         """Have all sites take the model of those at round `number`; return which sites had it already.
 
-        It is the model of the majority of these. At the start it is the first site's.
+        It is the model that most of these have, of a tie the first site's. At the start it is the first site's.
         """
         meeting, rounds = self._meeting, self._rounds
         current = [each.claim.round == number for each in reports]
@@ -183,13 +185,13 @@ class Round:
         if digest_of(fresh) != digest:
             raise RuntimeError(f"the model from {name} is not the one that it has announced")
         if not all(bool(each.isfinite().all()) for each in fresh[1:]):  # a buffer may be infinite, such as a mask
-            raise ValueError(f"the model of {name}, which all sites begin with, has values that are not finite")
+            raise ValueError(f"the model of {name}, which other sites take over, has values that are not finite")
         rounds.join(names, {})
         for mine, theirs in zip(rounds.common, fresh, strict=True):
             mine.copy_(theirs)
 
     def average(self) -> Task:
-        """Run the compressor's program over the meeting; its result is the mean difference, with the buffers' behind it."""
+        """Run the compressor's program. Its result is the mean difference; behind the last fragment's, the buffers'."""
         rounds, meeting, given = self._rounds, self._meeting, self._given
         share, clipped = self.shares[meeting.ranks.rank], self.clipped[meeting.ranks.rank]
         layout = rounds.fragments[self.turn].layout
@@ -199,7 +201,7 @@ class Round:
             buffers = share * within(here, rounds.buffers, self.limits[meeting.ranks.rank])
         else:
             flat, buffers = torch.zeros(layout.numel, dtype=layout.dtype), torch.zeros_like(rounds.buffers)
-        program = rounds.memory(meeting.ranks).reduce(flat, rounds.round // len(rounds.fragments), True)
+        program = rounds.memory(meeting.ranks).reduce(flat, rounds.round // len(rounds.fragments), watched=True)
         if self.turn == len(rounds.fragments) - 1 and buffers.numel():
             program = with_buffers(program, buffers)
         task = Task(program, "a local step's round")
@@ -211,7 +213,7 @@ class Round:
     def apply(self, average: Tensor | None, most: float) -> None:
         """Let the outer optimizer make its step, if the average is finite and its norm at most `most`.
 
-        All sites have the same bits of it, so they decide alike.
+        All sites have the same bits of it, unless they `differ`, and so decide alike.
         """
         assert average is not None
         rounds = self._rounds
@@ -253,10 +255,10 @@ class Rounds:
     is among the fragments. A site that missed one takes the anchors of those that did not. One round runs at a time.
     `moved`: pieces of a model that have come from another site. A round may succeed at some sites alone, which others do
     again: `lineage` tells their models apart. It is a cheap stand-in for a digest: sites of equal lineage have equal models.
-    Where sites may round differently, each round of number k * COMPARED makes it a digest, and the next reports compare.
-    `training`: its identity, which all sites share, empty before the first round.
-    A parameter that any site has unfrozen before a round is averaged at all sites after it. `divided`: other ranks of the
-    site average other parts of the model, with rounds of their own.
+    Where sites may round differently, it is a digest after every COMPARED rounds, which the next reports compare.
+    `training`: its identity, which all sites share, empty before the first round. A parameter that any site has unfrozen
+    before a round is averaged at all sites after it. `divided`: other ranks of the site average other parts of the model,
+    with rounds of their own.
     """
 
     def __init__(
@@ -272,9 +274,7 @@ class Rounds:
         divided: bool = False,
     ) -> None:
         self.sites, self.fragments, self.buffers = sites, list(fragments), buffers
-        self.round, self.divided = NEW, divided
-        self.training = ""
-        self.moved = 0
+        self.round, self.divided, self.training, self.moved = NEW, divided, "", 0
         self.differ = False  # True: the sites of the last meeting may round differently
         self.lineage = 0  # alike at sites whose models are: which meeting's average was the last, or a digest
         self.memories: dict[int, BucketMemory] = {}  # by fragment
@@ -302,10 +302,7 @@ class Rounds:
         return max(self.round, 0) % len(self.fragments)
 
     def begin(self, difference: Tensor | None, buffers: Tensor | None, weight: float = 1.0) -> Future[RoundStats]:
-        """Average a difference of the fragment whose turn it is; None: there is none, as after a start.
-
-        Raises ValueError for a weight that is none.
-        """
+        """Average a difference of the fragment whose turn it is, None after a start. Raises ValueError for a bad weight."""
         if not is_weight(weight):
             raise ValueError(f"the weight of a site is a finite number above 0, such as its batch size; got {weight!r}")
         unfrozen = {name: value for part in self.fragments for name, value in part.unfrozen.items()}
@@ -315,7 +312,7 @@ class Rounds:
         began, failures, stood_at, self.took_over = time.perf_counter(), 0, self.round, False
         while True:
             meeting = self.sites.meet(self.claim)
-            if self.round != stood_at or self.took_over:  # a model was taken over before a failure
+            if self.round != stood_at or self.took_over:  # a failed attempt has changed what the difference is from
                 given = replace(given, difference=None, buffers=None)
             try:
                 return Round(self, meeting, given).run(began)
@@ -325,7 +322,6 @@ class Rounds:
                     memory.end_step(keep=False, carrying=True)
                 if failures == ATTEMPTS:
                     raise RuntimeError(f"a round of LocalSteps failed {failures} times: {error}") from error
-                del meeting  # its connections end with it, which tells the others
                 self.sites.break_up(error)
 
     @property

@@ -112,6 +112,47 @@ def test_a_state_saved_while_parameters_are_cut_goes_on_in_the_same_bits_and_loa
         assert others == [True, True]
 
 
+class Turned(torch.nn.Module):
+    """Three layers that forward uses from the last to the first: buckets are made anew after the first step."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64, bias=False) for _ in range(3))
+
+    def forward(self, inputs):
+        for layer in reversed(self.layers):
+            inputs = layer(inputs).tanh()
+        return inputs
+
+
+def loaded_where_some_ranks_owe(rank, world_size):
+    """Whether the state of this rank owes gradients, and since when each step after its load has its buckets.
+
+    The rank that serves the middle layer serves it in new buckets, too. The others owe what they served, as the first step
+    of these buckets does not count.
+    """
+    setting, since = Setting(rank, "priority", net=Turned, compressor="int4", slice_mb=1.0, link=None), []
+    for step in range(6):
+        setting.optimizer.zero_grad()
+        loss = setting.model(torch.randn(4, 64, generator=setting.generator)).square().mean()
+        (loss * float("inf") if step == 1 else loss).backward()
+        if step != 1:
+            setting.optimizer.step()
+            since.append(setting.model._overlap.order._since)
+            continue
+        setting.optimizer.drain()
+        saved = copy.deepcopy(setting.model.compression.state_dict())
+        setting.model.compression.load_state_dict(saved)
+    setting.end()
+    return any("carried_over" in fields for fields in saved["parameters"].values()), since
+
+
+def test_ranks_that_load_a_state_in_which_some_owe_gradients_have_new_slices_at_the_same_steps(ranks):
+    owe, since = zip(*ranks.run(loaded_where_some_ranks_owe, 3), strict=True)
+    assert set(owe) == {True, False}
+    assert all(each == since[0] for each in since)
+
+
 def planned_in_mid_run(rank, world_size):
     """Whether a training that is planned twice ends as one that never is, and the orders of sending that it had."""
     expected = trained(rank, "synchronous", steps=18)[0]

@@ -450,6 +450,7 @@ def told_to_be_synchronous(rank, world_size):
     for options in (
         {"find_unused_parameters": True},
         {"net": lambda: nn.Sequential(nn.Embedding(16, 16, sparse=True))},
+        {"net": lambda: nn.Sequential(nn.Embedding(16, 16, sparse=True)), "static_graph": True},
     ):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -462,14 +463,13 @@ def told_to_be_synchronous(rank, world_size):
 
 
 def test_what_cannot_overlap_is_synchronous_and_that_is_said_once(ranks):
-    for (unused, waits), (sparse, others) in ranks.run(told_to_be_synchronous, 2):
-        assert (waits, others) == (False, False)
+    for (unused, waits), *both in ranks.run(told_to_be_synchronous, 2):
+        assert not waits
         assert unused == [
             "with find_unused_parameters=True gradwire.overlap() does not overlap: steps wait at the end of backward"
         ]
-        assert sparse == [
-            "with sparse gradients gradwire.overlap() does not overlap: steps wait at the end of backward"
-        ]
+        sparse = ["with sparse gradients gradwire.overlap() does not overlap: steps wait at the end of backward"]
+        assert both == [(sparse, False)] * 2
 
 
 def differentiated(rank, world_size):
@@ -488,6 +488,30 @@ def differentiated(rank, world_size):
 def test_a_backward_that_makes_a_graph_is_synchronous_and_that_is_said_once(ranks):
     told = "with create_graph=True gradwire.overlap() does not overlap: steps wait at the end of backward"
     assert ranks.run(differentiated, 2) == [([told], False)] * 2
+
+
+def reported_without_overlap(rank, world_size):
+    """Step and exposed time of reports: of a synchronous training, and before and after a step that does not overlap."""
+    synchronous = Setting(rank, "synchronous", net=Plain)
+    synchronous.step()
+    setting, reports = Setting(rank, "priority", net=Plain), [synchronous.optimizer.report()]
+    for create_graph in (False, True):
+        setting.optimizer.zero_grad()
+        setting.loss().backward(create_graph=create_graph)
+        setting.optimizer.step()
+        setting.optimizer.drain()
+        reports.append(setting.optimizer.report())
+    synchronous.end()
+    setting.end()
+    return [(report.step, report.exposed) for report in reports]
+
+
+def test_a_step_that_does_not_overlap_counts_and_has_no_exposed_time(ranks):
+    for synchronous, overlapped, behind in ranks.run(reported_without_overlap, 2):
+        assert synchronous == (1, None)
+        assert overlapped[0] == 1
+        assert overlapped[1] > 0
+        assert behind == (2, None)
 
 
 def uneven(rank, world_size):
