@@ -23,6 +23,7 @@ AS_ATTACH = {  # names under which today's compressor ran, by optimizer
     ("int4", ADAMW): ["int4:error_feedback=false"],
     ("int4", MUON): ["int4:error_feedback=true"],
     ("int4:core=4", MUON): ["int4, core 4"],  # the same averages, to the bit
+    ("int4:core=4", ADAMW): ["int4, core 4, no error feedback"],
     ("int4", SGD): ["int4:error_feedback=true"],
     ("int2", ADAMW): ["int2:error_feedback=false"],
     ("int8", ADAMW): ["int8:error_feedback=false"],
@@ -50,8 +51,10 @@ TASKS = {
     "gpt-muon": Task(MUON, 120),
     "gpt-muon-400": Task(MUON, 400),
     "gpt-muon-0.9m": Task(MUON, 400, 0.9),
+    "gpt-adamw-400": Task(ADAMW, 400),
 }
-MUON_TASKS = "gpt-muon-400", "gpt-muon-0.9m"  # of few_bits.py
+MUON_TASKS = "gpt-muon-400", "gpt-muon-0.9m"
+OF_FEW_BITS = *MUON_TASKS, "gpt-adamw-400"  # of few_bits.py
 NETWORKS = "ResNet", "LSTM"  # SGD's, each of which has its own loss
 LOW_RANK = "powersgd:rank=8,payload=int8"
 WARMED = f"{LOW_RANK},start_iter=30,warmup=int8"
@@ -196,7 +199,7 @@ def of_script(script: str, file: str, optimizer: str, size: float = 0.9, steps: 
 @cache
 def all_trainings() -> list[Trainings]:
     """Return all trainings that compare compressors as `attach` sets them, the largest models first."""
-    of_loss = [(file, task) for file in (TABLE, FEEDBACK) for task in TASKS if task not in MUON_TASKS]
+    of_loss = [(file, task) for file in (TABLE, FEEDBACK) for task in TASKS if task not in OF_FEW_BITS]
     return [
         on_a_gpu(GPT2, "adamw", 700),
         on_a_gpu(GPT2, "adamw", 400),
@@ -209,7 +212,7 @@ def all_trainings() -> list[Trainings]:
         of_quality("quality-long", "resnet18-cifar", SGD, 0.3, "ResNet"),
         *(of_script("train_gpt.py", EXAMPLES, optimizer) for optimizer in ("adamw", "muon")),
         *(of_table(file, task) for file, task in of_loss),
-        *map(of_few_bits, MUON_TASKS),
+        *map(of_few_bits, OF_FEW_BITS),
         *map(of_long_runs, (ADAMW, MUON)),
         *(of_table(WARM_UP, task) for task in MUON_TASKS),
     ]
@@ -385,6 +388,7 @@ def of_warmed() -> tuple[Trainings, str]:
 def of_small_models() -> Iterator[Claim]:
     """Yield losses of smaller models than those of the tables, which pages name."""
     yield _claim("PowerSGD 0.5 M", of_quality("quality-long", "gpt", ADAMW, 0.5), f"{LOW_RANK},start_iter=60")
+    yield _claim("int4 AdamW, 2,688 steps", of_long_runs(ADAMW), "int4")
     yield _claim("int4 fine-tuning", of_script("train_finetune.py", FINE_TUNED, "-", 0.8, 100), "int4")
     for pair in ("int8", "int8/int4"):
         sharded = of_script("train_gpt_fsdp.py", SHARDED, "muon")
