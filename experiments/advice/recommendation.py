@@ -169,8 +169,9 @@ class Forecast:
     def sentence(self) -> str:
         """The recommendation."""
         best, none = self.best, self.of("none")
-        if best == none:
-            return f"Do not compress here: {best.name} takes {_ms(best.step)} per step."
+        if best.spec == none.spec:
+            beside = "" if best == none else f", and none {self._seconds(none)}"
+            return f"Do not compress here: {best.name} takes {_ms(best.step)} per step{beside}."
         if best.free:
             more = "Compressing more does not pay here."
             return f"Use {best.name}: it takes {_ms(best.step)} per step, and none {self._seconds(none)}. {more}"
