@@ -289,16 +289,17 @@ POWERSGD, SPARSELOCO = "powersgd:rank={},payload=int4", "sparseloco:share={},ove
 MUON = Way("muon", lr=LR)
 RIVALS = ("SparseLoCo", "Nesterov")  # of other papers, which may gain by other settings
 WAYS = {
-    **{f"none, lr {lr:g}": Way(lr=lr) for lr in (0.001, 0.002, 0.004, 0.008, 0.016)},
+    **{f"none, lr {lr:g}": Way(lr=lr) for lr in (0.001, 0.002, 0.004, 0.008, 0.016, 0.032)},
     **{f"every 16, lr {lr:g}": replace(LOCAL, lr=lr) for lr in (0.001, 0.002, 0.004, 0.008, 0.016)},
     "int4 at every step": Way(lr=LR, first="int4"),
+    "int4 at every step, lr 0.016": Way(lr=0.016, first="int4"),
     **{f"PowerSGD of rank {rank} at every step, int4": Way(lr=LR, first=POWERSGD.format(rank)) for rank in (2, 4)},
     "every 16, int4": INT4,
     "every 8, int2": INT2,
     "every 4, onebit": ONEBIT,
     **{
         f"{name}, lr {lr:g}": replace(way, lr=lr)
-        for (name, way), lr in product((("every 8, int2", INT2), ("every 4, onebit", ONEBIT)), (0.004, 0.016))
+        for (name, way), lr in product((("every 8, int2", INT2), ("every 4, onebit", ONEBIT)), (0.004, 0.016, 0.032))
     },
     "every 2, PowerSGD of rank 4, int4": replace(LOCAL, compressor=POWERSGD.format(4), every=2),
     "every 8, int2, no error feedback": replace(INT2, compressor="int2:error_feedback=false"),
@@ -328,8 +329,10 @@ WAYS = {
         for rank in (2, 4)
     },
     **{
-        f"Muon, every 16, int4, rate {rate}": replace(MUON, start=0.0, compressor="int4", every=16, muon_lr=rate)
-        for rate in (0.015, 0.06)
+        f"Muon, every {every}, {spec}, rate {rate}": replace(
+            MUON, start=0.0, compressor=spec, every=every, muon_lr=rate
+        )
+        for (every, spec), rate in product(((16, "int4"), (8, "int2")), (0.015, 0.06))
     },
     **{
         f"Muon, {name}{after}": replace(MUON, start=0.0, compressor=spec, every=every, outer=step)
