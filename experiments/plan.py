@@ -125,7 +125,8 @@ def _with_muon(
     muon = sum((traffic(each, Ranks(config.ranks)) for each in requests), Traffic())
     before = plans[0].compression_ratio * plans[0].sent_bytes_per_step + muon.sent_bytes
     seconds = network_seconds(requests, config.cluster)
-    ddp = replace(config, parallel="ddp", compressors=["none", *_simplest(config)])
+    ddp = _with_ddp(config)
+    ddp = replace(ddp, compressors=["none", *_simplest(model, order, ddp)])
     whole = [_planned(model, order, spec, ddp) for spec in ddp.specs]
     every = [
         replace(
@@ -170,11 +171,12 @@ def _memory_note(model: nn.Module, plans: Sequence[Plan], config: PlanConfig) ->
 
 def _to_paste(model: nn.Module, order: Sequence[Tensor], config: PlanConfig) -> str:
     """Return what to try on these hosts, as the page on choosing says."""
-    first, _ = _simplest(config)
+    whole, sharded = (_simplest(model, order, each)[0] for each in (_with_ddp(config), config))
+    first = whole if config.parallel == "ddp" else sharded
     optimizer = "[muon, adamw]" if config.optimizer == "muon" else "optimizer"
     lines = {
-        "ddp": f'handle = gradwire.attach(ddp_model, "{first}", optimizer={optimizer})',
-        "fsdp": f'handle = gradwire.attach(model, gather="{first}", reduce="{first}", optimizer={optimizer})',
+        "ddp": f'handle = gradwire.attach(ddp_model, "{whole}", optimizer={optimizer})',
+        "fsdp": f'handle = gradwire.attach(model, gather="{sharded}", reduce="{sharded}", optimizer={optimizer})',
     }
     told = [lines[config.parallel]]
     if config.parallel == "fsdp" and config.optimizer == "muon":
@@ -186,7 +188,7 @@ def _to_paste(model: nn.Module, order: Sequence[Tensor], config: PlanConfig) -> 
 
 def _following(model: nn.Module, order: Sequence[Tensor], config: PlanConfig) -> str:
     """Return what to take if that does not do: nothing with fewer than 8 bits and Muon, nor what saves too little."""
-    first, then = _simplest(config)
+    first, then = _simplest(model, order, config)
     if then.endswith("int4") and config.optimizer == "muon":
         return "Stop there: with Muon, 4 bits cost loss."
     gather, pairs = then.replace("int4", "int8"), [first, then]
@@ -201,10 +203,23 @@ def _following(model: nn.Module, order: Sequence[Tensor], config: PlanConfig) ->
     return f"If steps still wait for the network, take {then}."
 
 
-def _simplest(config: PlanConfig) -> Sequence[str]:
-    """The two compressors to try first. `bf16` saves nothing of gradients in 16 bits."""
+def _simplest(model: nn.Module, order: Sequence[Tensor], config: PlanConfig) -> Sequence[str]:
+    """Return the two compressors to try first. `bf16` saves nothing of gradients in 16 bits.
+
+    Exact sums inside a host come first where ranks share its card, unless they take longer on the bus than they save.
+    """
     first = 0 if config.dtype == "fp32" else 1
-    return (OF_HOSTS if config.shared_card else OF_DDP[1:])[first : first + 2]
+    families = [each[first : first + 2] for each in (OF_HOSTS, OF_DDP[1:])]
+    if not config.shared_card or config.bus is None:
+        return families[0 if config.shared_card else 1]
+    _, *steps = _steps(model, order, replace(config, compressors=[*families[0], *families[1]]))
+    of_hosts, others = (min(each.step for each in both) for both in (steps[:2], steps[2:]))
+    return families[0 if of_hosts < others else 1]
+
+
+def _with_ddp(config: PlanConfig) -> PlanConfig:
+    """Return the plan of the same hosts with DDP."""
+    return replace(config, parallel="ddp", compressors=list(OF_DDP))
 
 
 def _times(steps: Sequence[Prediction], config: PlanConfig) -> Iterator[dict[str, float]]:

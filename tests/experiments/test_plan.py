@@ -185,6 +185,17 @@ def test_ranks_of_a_host_share_its_card_unless_hosts_average_first(planned):
     assert ratios["int8"] < 1 < ratios["int4"]
 
 
+@pytest.mark.parametrize(("bus", "first"), [("12gbit", "bf16"), ("8000gbit", "hosts+bf16")])
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_hosts_are_tried_first_unless_their_bus_is_slow(planned, capsys, bus, first, parallel):
+    flags = ("--parameters=2M", f"--parallel={parallel}", "--hosts=4", "--gpus-per-host=8", "--rate=25gbit")
+    flags = (*flags, f"--bus={bus}", "--step-seconds=0.001")
+    seconds = {row["compressor"]: row["step_seconds"] for row in planned(*flags)["rows"]}
+    assert min([*HOSTS_FIRST[:2], "bf16", "int8"], key=seconds.get).startswith("hosts+") == first.startswith("hosts+")
+    assert main(["plan", *flags]) == 0
+    assert f'Try "{first}" first.' in capsys.readouterr().out
+
+
 def test_one_host_sends_nothing_through_its_card(planned):
     rows = planned("--parameters=2M", "--hosts=1", "--gpus-per-host=8", "--rate=1gbit")["rows"]
     assert {(row["network_seconds"], row["network_ratio"], row["saves_at_most_seconds"]) for row in rows} == {(0, 1, 0)}
