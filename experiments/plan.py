@@ -71,7 +71,7 @@ def plan_command(config: PlanConfig) -> int:
         console.print(MUON, soft_wrap=True)
     if elements > SMALL and any("powersgd" in spec for spec in config.specs):
         console.print(LOW_RANK, soft_wrap=True)
-    if config.hosts > 1 and not config.local_every:
+    if (config.hosts > 1 or config.box) and not config.local_every:
         console.print(_to_paste(model, order, config), soft_wrap=True, markup=False, highlight=False)
     return 0
 
@@ -181,9 +181,11 @@ def _to_paste(model: nn.Module, order: Sequence[Tensor], config: PlanConfig) -> 
     told = [lines[config.parallel]]
     if config.parallel == "fsdp" and config.optimizer == "muon":
         told.append(f"{lines['ddp']}  # in its place, with DDP, if the model fits on a rank")
-    told.append(LAUNCH.format(hosts=config.hosts, per_host=config.gpus_per_host))
+    several = config.hosts > 1
+    launch = LAUNCH if several else "torchrun --nproc-per-node {per_host} train.py"
+    told.append(launch.format(hosts=config.hosts, per_host=config.cluster.gpus_per_host))
     head = f'Try "{first}" first. {_following(model, order, config)}'
-    return "\n    ".join([f"{head} Each host runs this; HOST is the first:", *told])
+    return "\n    ".join([f"{head} {'Each host runs this; HOST is the first' if several else 'Run this'}:", *told])
 
 
 def _following(model: nn.Module, order: Sequence[Tensor], config: PlanConfig) -> str:

@@ -357,6 +357,30 @@ def test_a_plan_of_hosts_ends_with_lines_to_paste(flags, lines, capsys):
     assert launch.strip().startswith(f"torchrun --nnodes 2 {ranks} --rdzv-backend c10d --rdzv-endpoint HOST:29400")
 
 
+@pytest.mark.parametrize("host", [("--workers=8",), ("--hosts=1", "--gpus-per-host=8")])
+@pytest.mark.parametrize(
+    ("flags", "first", "given"),
+    [
+        ((), "bf16", 'ddp_model, "bf16"'),
+        (("--dtype=bf16",), "int8", 'ddp_model, "int8"'),
+        (("--parallel=fsdp",), "bf16", 'model, gather="bf16", reduce="bf16"'),
+    ],
+)
+def test_a_plan_of_one_host_with_a_bus_ends_with_lines_to_paste_too(capsys, host, flags, first, given):
+    assert main(["plan", "--parameters=1M", "--bus=91gbit", *host, *flags]) == 0
+    *_, words, attach, launch = capsys.readouterr().out.splitlines()
+    assert words.startswith(f'Try "{first}" first. ')
+    assert words.endswith(" Run this:")
+    assert attach.strip() == f"handle = gradwire.attach({given}, optimizer=optimizer)"
+    assert launch.strip() == "torchrun --nproc-per-node 8 train.py"
+
+
+@pytest.mark.parametrize("flags", [("--workers=1", "--bus=91gbit"), ("--hosts=1", "--gpus-per-host=8", "--rate=1gbit")])
+def test_one_host_that_sends_nothing_gets_no_lines_to_paste(capsys, flags):
+    assert main(["plan", "--parameters=1M", *flags]) == 0
+    assert "Try" not in capsys.readouterr().out
+
+
 def test_a_plan_names_no_further_compressor_that_saves_too_little(capsys):
     flags = ("--parallel=fsdp", "--dtype=bf16", "--step-seconds=0.01", "--rate=100gbit")
     assert main(["plan", "--parameters=1M", "--hosts=2", *flags]) == 0
