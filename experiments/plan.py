@@ -58,7 +58,7 @@ def plan_command(config: PlanConfig) -> int:
             row.update(times)
         about = {"model": _name(config), "parameters": elements, "world_size": config.ranks}
         if config.optimizer:
-            about["whole_bytes"] = sum(_whole_bytes(model, config).values())
+            about["whole_bytes"] = sum(_whole_bytes(model, config, DTYPES[config.dtype]).values())
         print(json.dumps({**about, "rows": rows}, indent=2))
         return 0
     console = Console()
@@ -146,25 +146,30 @@ def _named(model: nn.Module, config: PlanConfig) -> dict[str, Tensor]:
     return {name: each for part in _modules(model, config) for name, each in part.items()}
 
 
-def _whole_bytes(model: nn.Module, config: PlanConfig) -> dict[str, int]:
-    """The bytes of a rank that has the whole model, without compression and activations. FSDP2 keeps them in float32."""
+def _whole_bytes(model: nn.Module, config: PlanConfig, dtype: torch.dtype) -> dict[str, int]:
+    """Return the bytes of a rank that has the whole model in a dtype, without compression and activations."""
     named = _named(model, config)
-    size = (torch.float32 if config.parallel == "fsdp" else DTYPES[config.dtype]).itemsize
     elements = sum(each.numel() for each in named.values())
-    found = {"weights": size * elements, "gradients": size * elements}
+    found = {"weights": dtype.itemsize * elements, "gradients": dtype.itemsize * elements}
     if config.optimizer:
-        found[config.optimizer] = size * optimizer_elements(named, config.optimizer)
+        found[config.optimizer] = dtype.itemsize * optimizer_elements(named, config.optimizer)
     return found
 
 
 def _memory_note(model: nn.Module, plans: Sequence[Plan], config: PlanConfig) -> str:
-    """Say what a rank keeps before activations, and what compression adds to that."""
-    whole, most = _whole_bytes(model, config), max(plans, key=lambda each: each.peak_bytes)
-    parts = ", ".join(f"{name} {size / plans[0].parameters:.1f}" for name, size in whole.items())
-    shards = f"; with FSDP2 {decimal(sum(whole.values()) // config.ranks)}, and whole modules in use"
+    """Say what a rank keeps before activations, and what compression adds to that.
+
+    DDP has the model in the dtype of its gradients. FSDP2 keeps shards in float32, whatever it sends.
+    """
+    dtype, most = DTYPES[config.dtype], max(plans, key=lambda each: each.peak_bytes)
+    whole, shards = (sum(_whole_bytes(model, config, each).values()) for each in (dtype, torch.float32))
+    sizes = _whole_bytes(model, config, dtype).items()
+    parts = ", ".join(f"{name} {size / plans[0].parameters:.1f}" for name, size in sizes)
+    sharded = f"; {decimal(shards // config.ranks)} with FSDP2 and float32 shards, and whole modules in use"
     return (
-        f"Memory of a rank before activations: {decimal(sum(whole.values()))} with DDP or replicate() (bytes per "
-        f"parameter: {parts}){shards if config.parallel == 'fsdp' else ''}. Compression adds at most "
+        f"Memory of a rank before activations: {decimal(whole)} with DDP or replicate() and "
+        f"{str(dtype).removeprefix('torch.')} weights (bytes per parameter: {parts})"
+        f"{sharded if config.parallel == 'fsdp' else ''}. Compression adds at most "
         f"{decimal(most.peak_bytes)}, with {most.compressor}."
     )
 

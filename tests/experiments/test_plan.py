@@ -314,6 +314,17 @@ def test_an_optimizer_has_memory_and_decides_on_the_residual(planned, capsys, pa
     assert ("with FSDP2" in printed) == (parallel == "fsdp")
 
 
+@pytest.mark.parametrize(("dtype", "size", "name"), [("fp32", 4, "float32"), ("bf16", 2, "bfloat16")])
+def test_the_memory_of_ddp_is_of_the_dtype_of_its_rows_and_that_of_fsdp2_of_float32(planned, capsys, dtype, size, name):
+    flags = ("--parameters=124M", "--workers=4", "--optimizer=sgd", f"--dtype={dtype}")  # SGD has a momentum
+    for parallel in ("ddp", "fsdp"):
+        assert planned(*flags, f"--parallel={parallel}")["whole_bytes"] == 3 * size * 124e6
+        assert main(["plan", *flags, f"--parallel={parallel}"]) == 0
+        printed = capsys.readouterr().out
+        assert f"{name} weights (bytes per parameter: weights {size}.0, gradients {size}.0, sgd {size}.0)" in printed
+    assert "; 372.0 MB with FSDP2 and float32 shards" in printed
+
+
 def test_two_levels_are_compared_with_two_uncompressed_levels():
     with torch.device("meta"):
         model = torch.nn.Linear(1000, 1000, bias=False)
