@@ -66,7 +66,7 @@ def plan_command(config: PlanConfig) -> int:
     if steps:
         console.print(NOTE, HIDDEN[config.parallel], soft_wrap=True)
     if config.optimizer:
-        console.print(_memory_note(model, plans, config), soft_wrap=True)
+        console.print(_memory_note(model, order, plans, config), soft_wrap=True)
     if config.parallel == "fsdp" and config.optimizer == "muon":
         console.print(MUON, soft_wrap=True)
     if elements > SMALL and any("powersgd" in spec for spec in config.specs):
@@ -156,12 +156,17 @@ def _whole_bytes(model: nn.Module, config: PlanConfig, dtype: torch.dtype) -> di
     return found
 
 
-def _memory_note(model: nn.Module, plans: Sequence[Plan], config: PlanConfig) -> str:
+def _memory_note(model: nn.Module, order: Sequence[Tensor], plans: Sequence[Plan], config: PlanConfig) -> str:
     """Say what a rank keeps before activations, and what compression adds to that.
 
-    DDP has the model in the dtype of its gradients. FSDP2 keeps shards in float32, whatever it sends.
+    DDP has the model in the dtype of its gradients. FSDP2 keeps shards in float32, whatever it sends. With Muon, 4 bits are
+    not recommended, so only the compressors to try count.
     """
-    dtype, most = DTYPES[config.dtype], max(plans, key=lambda each: each.peak_bytes)
+    dtype, named = DTYPES[config.dtype], set(_simplest(model, order, config)) if config.optimizer == "muon" else set()
+    tried = [each for each in plans if each.compressor.removeprefix("DDP ") in named and "int4" not in each.compressor]
+    most = max(tried or plans, key=lambda each: each.peak_bytes)
+    size = decimal(most.peak_bytes)
+    adds = "Of the compressors to try, {1} adds the most, {0}." if tried else "Compression adds at most {}, with {}."
     whole, shards = (sum(_whole_bytes(model, config, each).values()) for each in (dtype, torch.float32))
     sizes = _whole_bytes(model, config, dtype).items()
     parts = ", ".join(f"{name} {size / plans[0].parameters:.1f}" for name, size in sizes)
@@ -169,8 +174,8 @@ def _memory_note(model: nn.Module, plans: Sequence[Plan], config: PlanConfig) ->
     return (
         f"Memory of a rank before activations: {decimal(whole)} with DDP or replicate() and "
         f"{str(dtype).removeprefix('torch.')} weights (bytes per parameter: {parts})"
-        f"{sharded if config.parallel == 'fsdp' else ''}. Compression adds at most "
-        f"{decimal(most.peak_bytes)}, with {most.compressor}."
+        f"{sharded if config.parallel == 'fsdp' else ''}. "
+        f"{adds.format(size, most.compressor)}"
     )
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.filesize import decimal
 
 import gradwire
 from gradwire.experiments.cli import main
@@ -323,6 +324,17 @@ def test_the_memory_of_ddp_is_of_the_dtype_of_its_rows_and_that_of_fsdp2_of_floa
         printed = capsys.readouterr().out
         assert f"{name} weights (bytes per parameter: weights {size}.0, gradients {size}.0, sgd {size}.0)" in printed
     assert "; 372.0 MB with FSDP2 and float32 shards" in printed
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize(("dtype", "tried"), [("fp32", ("bf16", "int8")), ("bf16", ("int8",))])
+def test_the_memory_of_compression_with_muon_is_that_of_what_to_try(planned, capsys, parallel, dtype, tried):
+    flags = ("--parameters=124M", "--workers=4", f"--parallel={parallel}", f"--dtype={dtype}", "--optimizer=muon")
+    rows = [row for row in planned(*flags)["rows"] if row["compressor"].removeprefix("DDP ") in tried]
+    most = max(rows, key=lambda row: row["state_bytes"] + row["work_bytes"])
+    assert main(["plan", *flags]) == 0
+    size = decimal(most["state_bytes"] + most["work_bytes"])
+    assert f"Of the compressors to try, {most['compressor']} adds the most, {size}." in capsys.readouterr().out
 
 
 def test_two_levels_are_compared_with_two_uncompressed_levels():
