@@ -337,6 +337,13 @@ def test_the_memory_of_compression_with_muon_is_that_of_what_to_try(planned, cap
     assert f"Of the compressors to try, {most['compressor']} adds the most, {size}." in capsys.readouterr().out
 
 
+def test_the_speed_up_of_fsdp2_is_over_torchs_own(planned, capsys):
+    flags = (*FSDP, "--gpus-per-host=8", "--rate=1gbit", "--compressors=none", "--step-seconds=0.1")
+    assert planned(*flags)["rows"][0]["speed_up"] < 0.9  # exact sums of gradwire's own send more through a shared card
+    assert main(["plan", *flags]) == 0
+    assert "A speed-up of 1.00x is torch's FSDP2 without gradwire." in capsys.readouterr().out
+
+
 def test_two_levels_are_compared_with_two_uncompressed_levels():
     with torch.device("meta"):
         model = torch.nn.Linear(1000, 1000, bias=False)
