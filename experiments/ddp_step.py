@@ -147,6 +147,7 @@ def predicted_step(
         rings=cluster.rings,
         by_need=False,
         launches=step.launches * step.micro_batches,
+        bus=cluster.bus < float("inf"),
     )
     return predicted(parts, spec, "backward", cluster.ranks, bucket_mb)
 

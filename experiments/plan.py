@@ -58,7 +58,7 @@ def plan_command(config: PlanConfig) -> int:
             row.update(times)
         about = {"model": _name(config), "parameters": elements, "world_size": config.ranks}
         if config.optimizer:
-            about["whole_bytes"] = sum(_whole_bytes(model, config).values())
+            about["whole_bytes"] = sum(_whole_bytes(model, config, DTYPES[config.dtype]).values())
         print(json.dumps({**about, "rows": rows}, indent=2))
         return 0
     console = Console()
@@ -66,12 +66,12 @@ def plan_command(config: PlanConfig) -> int:
     if steps:
         console.print(NOTE, HIDDEN[config.parallel], soft_wrap=True)
     if config.optimizer:
-        console.print(_memory_note(model, plans, config), soft_wrap=True)
+        console.print(_memory_note(model, order, plans, config), soft_wrap=True)
     if config.parallel == "fsdp" and config.optimizer == "muon":
         console.print(MUON, soft_wrap=True)
     if elements > SMALL and any("powersgd" in spec for spec in config.specs):
         console.print(LOW_RANK, soft_wrap=True)
-    if config.hosts > 1 and not config.local_every:
+    if (config.hosts > 1 or config.box) and not config.local_every:
         console.print(_to_paste(model, order, config), soft_wrap=True, markup=False, highlight=False)
     return 0
 
@@ -79,7 +79,8 @@ def plan_command(config: PlanConfig) -> int:
 HIDDEN = {
     "ddp": "if two thirds of a micro-batch's computation are backward, which hides communication. Latency is left out.",
     "fsdp": "if a module's computation hides the weights of the next one and the gradients of the one before. Latency is "
-    "left out, and no compressed step of FSDP2 was measured on several GPUs.",
+    "left out, and no compressed step of FSDP2 was measured on several GPUs. A speed-up of 1.00x is torch's FSDP2 without "
+    "gradwire.",
 }
 LOW_RANK = (
     "PowerSGD: with 128 million parameters, powersgd:rank=32,payload=int4 ended 27.3 % above the loss of none, after 400 "
@@ -125,7 +126,8 @@ def _with_muon(
     muon = sum((traffic(each, Ranks(config.ranks)) for each in requests), Traffic())
     before = plans[0].compression_ratio * plans[0].sent_bytes_per_step + muon.sent_bytes
     seconds = network_seconds(requests, config.cluster)
-    ddp = replace(config, parallel="ddp", compressors=["none", *_simplest(config)])
+    ddp = _with_ddp(config)
+    ddp = replace(ddp, compressors=["none", *_simplest(model, order, ddp)])
     whole = [_planned(model, order, spec, ddp) for spec in ddp.specs]
     every = [
         replace(
@@ -145,48 +147,61 @@ def _named(model: nn.Module, config: PlanConfig) -> dict[str, Tensor]:
     return {name: each for part in _modules(model, config) for name, each in part.items()}
 
 
-def _whole_bytes(model: nn.Module, config: PlanConfig) -> dict[str, int]:
-    """The bytes of a rank that has the whole model, without compression and activations. FSDP2 keeps them in float32."""
+def _whole_bytes(model: nn.Module, config: PlanConfig, dtype: torch.dtype) -> dict[str, int]:
+    """Return the bytes of a rank that has the whole model in a dtype, without compression and activations."""
     named = _named(model, config)
-    size = (torch.float32 if config.parallel == "fsdp" else DTYPES[config.dtype]).itemsize
     elements = sum(each.numel() for each in named.values())
-    found = {"weights": size * elements, "gradients": size * elements}
+    found = {"weights": dtype.itemsize * elements, "gradients": dtype.itemsize * elements}
     if config.optimizer:
-        found[config.optimizer] = size * optimizer_elements(named, config.optimizer)
+        found[config.optimizer] = dtype.itemsize * optimizer_elements(named, config.optimizer)
     return found
 
 
-def _memory_note(model: nn.Module, plans: Sequence[Plan], config: PlanConfig) -> str:
-    """Say what a rank keeps before activations, and what compression adds to that."""
-    whole, most = _whole_bytes(model, config), max(plans, key=lambda each: each.peak_bytes)
-    parts = ", ".join(f"{name} {size / plans[0].parameters:.1f}" for name, size in whole.items())
-    shards = f"; with FSDP2 {decimal(sum(whole.values()) // config.ranks)}, and whole modules in use"
+def _memory_note(model: nn.Module, order: Sequence[Tensor], plans: Sequence[Plan], config: PlanConfig) -> str:
+    """Say what a rank keeps before activations, and what compression adds to that.
+
+    DDP has the model in the dtype of its gradients. FSDP2 keeps shards in float32, whatever it sends. With Muon, 4 bits are
+    not recommended, so only the compressors to try count.
+    """
+    dtype, named = DTYPES[config.dtype], set(_simplest(model, order, config)) if config.optimizer == "muon" else set()
+    tried = [each for each in plans if each.compressor.removeprefix("DDP ") in named and "int4" not in each.compressor]
+    most = max(tried or plans, key=lambda each: each.peak_bytes)
+    size = decimal(most.peak_bytes)
+    adds = "Of the compressors to try, {1} adds the most, {0}." if tried else "Compression adds at most {}, with {}."
+    whole, shards = (sum(_whole_bytes(model, config, each).values()) for each in (dtype, torch.float32))
+    sizes = _whole_bytes(model, config, dtype).items()
+    parts = ", ".join(f"{name} {size / plans[0].parameters:.1f}" for name, size in sizes)
+    sharded = f"; {decimal(shards // config.ranks)} with FSDP2 and float32 shards, and whole modules in use"
     return (
-        f"Memory of a rank before activations: {decimal(sum(whole.values()))} with DDP or replicate() (bytes per "
-        f"parameter: {parts}){shards if config.parallel == 'fsdp' else ''}. Compression adds at most "
-        f"{decimal(most.peak_bytes)}, with {most.compressor}."
+        f"Memory of a rank before activations: {decimal(whole)} with DDP or replicate() and "
+        f"{str(dtype).removeprefix('torch.')} weights (bytes per parameter: {parts})"
+        f"{sharded if config.parallel == 'fsdp' else ''}. "
+        f"{adds.format(size, most.compressor)}"
     )
 
 
 def _to_paste(model: nn.Module, order: Sequence[Tensor], config: PlanConfig) -> str:
     """Return what to try on these hosts, as the page on choosing says."""
-    first, _ = _simplest(config)
+    whole, sharded = (_simplest(model, order, each)[0] for each in (_with_ddp(config), config))
+    first = whole if config.parallel == "ddp" else sharded
     optimizer = "[muon, adamw]" if config.optimizer == "muon" else "optimizer"
     lines = {
-        "ddp": f'handle = gradwire.attach(ddp_model, "{first}", optimizer={optimizer})',
-        "fsdp": f'handle = gradwire.attach(model, gather="{first}", reduce="{first}", optimizer={optimizer})',
+        "ddp": f'handle = gradwire.attach(ddp_model, "{whole}", optimizer={optimizer})',
+        "fsdp": f'handle = gradwire.attach(model, gather="{sharded}", reduce="{sharded}", optimizer={optimizer})',
     }
     told = [lines[config.parallel]]
     if config.parallel == "fsdp" and config.optimizer == "muon":
         told.append(f"{lines['ddp']}  # in its place, with DDP, if the model fits on a rank")
-    told.append(LAUNCH.format(hosts=config.hosts, per_host=config.gpus_per_host))
+    several = config.hosts > 1
+    launch = LAUNCH if several else "torchrun --nproc-per-node {per_host} train.py"
+    told.append(launch.format(hosts=config.hosts, per_host=config.cluster.gpus_per_host))
     head = f'Try "{first}" first. {_following(model, order, config)}'
-    return "\n    ".join([f"{head} Each host runs this; HOST is the first:", *told])
+    return "\n    ".join([f"{head} {'Each host runs this; HOST is the first' if several else 'Run this'}:", *told])
 
 
 def _following(model: nn.Module, order: Sequence[Tensor], config: PlanConfig) -> str:
     """Return what to take if that does not do: nothing with fewer than 8 bits and Muon, nor what saves too little."""
-    first, then = _simplest(config)
+    first, then = _simplest(model, order, config)
     if then.endswith("int4") and config.optimizer == "muon":
         return "Stop there: with Muon, 4 bits cost loss."
     gather, pairs = then.replace("int4", "int8"), [first, then]
@@ -201,10 +216,23 @@ def _following(model: nn.Module, order: Sequence[Tensor], config: PlanConfig) ->
     return f"If steps still wait for the network, take {then}."
 
 
-def _simplest(config: PlanConfig) -> Sequence[str]:
-    """The two compressors to try first. `bf16` saves nothing of gradients in 16 bits."""
+def _simplest(model: nn.Module, order: Sequence[Tensor], config: PlanConfig) -> Sequence[str]:
+    """Return the two compressors to try first. `bf16` saves nothing of gradients in 16 bits.
+
+    Exact sums inside a host come first where ranks share its card, unless they take longer on the bus than they save.
+    """
     first = 0 if config.dtype == "fp32" else 1
-    return (OF_HOSTS if config.shared_card else OF_DDP[1:])[first : first + 2]
+    families = [each[first : first + 2] for each in (OF_HOSTS, OF_DDP[1:])]
+    if not config.shared_card or config.bus is None:
+        return families[0 if config.shared_card else 1]
+    _, *steps = _steps(model, order, replace(config, compressors=[*families[0], *families[1]]))
+    of_hosts, others = (min(each.step for each in both) for both in (steps[:2], steps[2:]))
+    return families[0 if of_hosts < others else 1]
+
+
+def _with_ddp(config: PlanConfig) -> PlanConfig:
+    """Return the plan of the same hosts with DDP."""
+    return replace(config, parallel="ddp", compressors=list(OF_DDP))
 
 
 def _times(steps: Sequence[Prediction], config: PlanConfig) -> Iterator[dict[str, float]]:

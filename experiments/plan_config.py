@@ -161,6 +161,11 @@ class PlanConfig:
         return self.gpus_per_host > 1 and self.hosts > 1
 
     @property
+    def box(self) -> bool:
+        """True if all ranks share the bus of one host."""
+        return self.bus is not None and self.hosts < 2 and self.ranks > 1
+
+    @property
     def ranks(self) -> int:
         """The number of ranks."""
         return self.hosts * self.gpus_per_host or self.workers

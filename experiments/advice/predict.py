@@ -36,7 +36,8 @@ class Measured:
 
     `copy`: seconds an element, into buckets. `cores`: of a machine, for each of its ranks. `rings`: messages of a
     collective follow each other around a ring, as Gloo's do, else as in trees. `by_need`: overlapped slices go in the
-    order in which they are needed. `launches`: seconds of the host to launch a step on a GPU.
+    order in which they are needed. `launches`: seconds of the host to launch a step on a GPU. `bus`: the link is a bus that
+    requests inside a host hold, too.
     """
 
     computation: Computation
@@ -49,6 +50,7 @@ class Measured:
     rings: bool
     by_need: bool
     launches: float = 0.0
+    bus: bool = False
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ def _parcel(
     for work, request in zip(before, requests, strict=False):  # on one host `hosts+` has fewer rounds than measured
         cost = _cost(measured, request.kind, ranks)
         wire = Work(cost.link.beta * request.sent_bytes / parts, cost.cores)
-        rounds.append(Round(work, wire, cost.link.alpha, in_host=not request.travels))
+        rounds.append(Round(work, wire, cost.link.alpha, in_host=not (request.travels or measured.bus)))
     computation = measured.computation
     optimizer, share = computation.optimizer, elements / _elements(measured)
     return Parcel(

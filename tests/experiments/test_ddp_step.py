@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from gradwire.compress import AllGather, AllReduce, AllToAll, Ranks
+from gradwire.compress import AllGather, AllReduce, AllToAll, Ranks, compressor
+from gradwire.compress.simulate import STEADY, requests_of
 from gradwire.experiments.advice.card_traffic import through_card
+from gradwire.experiments.bucket_plan import bucket_layouts
 from gradwire.experiments.ddp_step import (
     COSTS,
     GOODPUT,
@@ -21,6 +23,7 @@ from gradwire.experiments.ddp_step import (
     predicted_step,
     readiness,
 )
+from gradwire.experiments.sharded_step import network_seconds
 
 H200 = Path(__file__).parents[2] / "docs" / "benchmarks" / "h200"
 GPT2 = gpt(768, 12, 50_257, 1_024)
@@ -78,6 +81,24 @@ def test_a_step_that_the_network_bounds_takes_the_time_of_its_bytes(hosts):
     sent = 2 * (hosts - 1) / hosts * 2 * sum(each.numel() for each in GPT2.values())
     assert found.card_bytes == pytest.approx(sent)
     assert found.step == pytest.approx(sent / (GOODPUT * 1e6), rel=1e-3)
+
+
+@pytest.mark.parametrize("spec", ["none", "int8", "hosts+bf16", "hosts+int8"])
+@pytest.mark.parametrize("rings", [True, False])
+def test_a_bus_holds_all_requests_of_ddp_as_it_does_those_of_fsdp2(spec, rings):
+    cluster = Cluster(2, 8, 1.25e9, bus=1e9, rings=rings)
+    layouts = bucket_layouts(GPT2, None, cluster.ranks)
+    requests = [each for layout in layouts for each in requests_of(compressor(spec), layout, STEADY)]
+    found = predicted_step(step(), cluster, spec, cost=FREE)
+    assert found.network == pytest.approx(network_seconds(requests, cluster))
+    assert found.network < found.step < found.network + 0.12
+
+
+def test_an_exact_sum_inside_a_host_takes_time_where_there_is_a_bus():
+    elements = sum(each.numel() for each in GPT2.values())
+    free, bus = (predicted_step(step(), Cluster(2, 8, 1.25e9, rate), "hosts+int8") for rate in (float("inf"), 1e9))
+    assert bus.network - free.network == pytest.approx(2 * 7 / 8 * 4 * elements / 1e9, rel=1e-3)
+    assert bus.card_bytes == free.card_bytes
 
 
 def test_accumulated_micro_batches_add_computation_alone():

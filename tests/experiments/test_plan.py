@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.filesize import decimal
 
 import gradwire
 from gradwire.experiments.cli import main
@@ -185,6 +186,17 @@ def test_ranks_of_a_host_share_its_card_unless_hosts_average_first(planned):
     assert ratios["int8"] < 1 < ratios["int4"]
 
 
+@pytest.mark.parametrize(("bus", "first"), [("12gbit", "bf16"), ("8000gbit", "hosts+bf16")])
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_hosts_are_tried_first_unless_their_bus_is_slow(planned, capsys, bus, first, parallel):
+    flags = ("--parameters=2M", f"--parallel={parallel}", "--hosts=4", "--gpus-per-host=8", "--rate=25gbit")
+    flags = (*flags, f"--bus={bus}", "--step-seconds=0.001")
+    seconds = {row["compressor"]: row["step_seconds"] for row in planned(*flags)["rows"]}
+    assert min([*HOSTS_FIRST[:2], "bf16", "int8"], key=seconds.get).startswith("hosts+") == first.startswith("hosts+")
+    assert main(["plan", *flags]) == 0
+    assert f'Try "{first}" first.' in capsys.readouterr().out
+
+
 def test_one_host_sends_nothing_through_its_card(planned):
     rows = planned("--parameters=2M", "--hosts=1", "--gpus-per-host=8", "--rate=1gbit")["rows"]
     assert {(row["network_seconds"], row["network_ratio"], row["saves_at_most_seconds"]) for row in rows} == {(0, 1, 0)}
@@ -303,6 +315,35 @@ def test_an_optimizer_has_memory_and_decides_on_the_residual(planned, capsys, pa
     assert ("with FSDP2" in printed) == (parallel == "fsdp")
 
 
+@pytest.mark.parametrize(("dtype", "size", "name"), [("fp32", 4, "float32"), ("bf16", 2, "bfloat16")])
+def test_the_memory_of_ddp_is_of_the_dtype_of_its_rows_and_that_of_fsdp2_of_float32(planned, capsys, dtype, size, name):
+    flags = ("--parameters=124M", "--workers=4", "--optimizer=sgd", f"--dtype={dtype}")  # SGD has a momentum
+    for parallel in ("ddp", "fsdp"):
+        assert planned(*flags, f"--parallel={parallel}")["whole_bytes"] == 3 * size * 124e6
+        assert main(["plan", *flags, f"--parallel={parallel}"]) == 0
+        printed = capsys.readouterr().out
+        assert f"{name} weights (bytes per parameter: weights {size}.0, gradients {size}.0, sgd {size}.0)" in printed
+    assert "; 372.0 MB with FSDP2 and float32 shards" in printed
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize(("dtype", "tried"), [("fp32", ("bf16", "int8")), ("bf16", ("int8",))])
+def test_the_memory_of_compression_with_muon_is_that_of_what_to_try(planned, capsys, parallel, dtype, tried):
+    flags = ("--parameters=124M", "--workers=4", f"--parallel={parallel}", f"--dtype={dtype}", "--optimizer=muon")
+    rows = [row for row in planned(*flags)["rows"] if row["compressor"].removeprefix("DDP ") in tried]
+    most = max(rows, key=lambda row: row["state_bytes"] + row["work_bytes"])
+    assert main(["plan", *flags]) == 0
+    size = decimal(most["state_bytes"] + most["work_bytes"])
+    assert f"Of the compressors to try, {most['compressor']} adds the most, {size}." in capsys.readouterr().out
+
+
+def test_the_speed_up_of_fsdp2_is_over_torchs_own(planned, capsys):
+    flags = (*FSDP, "--gpus-per-host=8", "--rate=1gbit", "--compressors=none", "--step-seconds=0.1")
+    assert planned(*flags)["rows"][0]["speed_up"] < 0.9  # exact sums of gradwire's own send more through a shared card
+    assert main(["plan", *flags]) == 0
+    assert "A speed-up of 1.00x is torch's FSDP2 without gradwire." in capsys.readouterr().out
+
+
 def test_two_levels_are_compared_with_two_uncompressed_levels():
     with torch.device("meta"):
         model = torch.nn.Linear(1000, 1000, bias=False)
@@ -344,6 +385,30 @@ def test_a_plan_of_hosts_ends_with_lines_to_paste(flags, lines, capsys):
     assert words.startswith(f'Try "{first}" first. If steps still wait for the network, take {then}.')
     assert attach.strip() == f"handle = gradwire.attach({given}, optimizer=optimizer)"
     assert launch.strip().startswith(f"torchrun --nnodes 2 {ranks} --rdzv-backend c10d --rdzv-endpoint HOST:29400")
+
+
+@pytest.mark.parametrize("host", [("--workers=8",), ("--hosts=1", "--gpus-per-host=8")])
+@pytest.mark.parametrize(
+    ("flags", "first", "given"),
+    [
+        ((), "bf16", 'ddp_model, "bf16"'),
+        (("--dtype=bf16",), "int8", 'ddp_model, "int8"'),
+        (("--parallel=fsdp",), "bf16", 'model, gather="bf16", reduce="bf16"'),
+    ],
+)
+def test_a_plan_of_one_host_with_a_bus_ends_with_lines_to_paste_too(capsys, host, flags, first, given):
+    assert main(["plan", "--parameters=1M", "--bus=91gbit", *host, *flags]) == 0
+    *_, words, attach, launch = capsys.readouterr().out.splitlines()
+    assert words.startswith(f'Try "{first}" first. ')
+    assert words.endswith(" Run this:")
+    assert attach.strip() == f"handle = gradwire.attach({given}, optimizer=optimizer)"
+    assert launch.strip() == "torchrun --nproc-per-node 8 train.py"
+
+
+@pytest.mark.parametrize("flags", [("--workers=1", "--bus=91gbit"), ("--hosts=1", "--gpus-per-host=8", "--rate=1gbit")])
+def test_one_host_that_sends_nothing_gets_no_lines_to_paste(capsys, flags):
+    assert main(["plan", "--parameters=1M", *flags]) == 0
+    assert "Try" not in capsys.readouterr().out
 
 
 def test_a_plan_names_no_further_compressor_that_saves_too_little(capsys):
