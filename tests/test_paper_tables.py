@@ -222,7 +222,7 @@ def test_local_sgd_sends_what_its_rounds_do(script, text, monkeypatch):
     monkeypatch.setattr(hundredfold, "VALIDATION", (4, 1))
     way = hundredfold.Way(start=0.25, first="int8", every=3, moments="none", rounds=(2, 3))
     found = hundredfold.trained(way, 0, text, steps=8)
-    assert found["sent_bytes"] == pytest.approx(way.fp32 * (2 / 3.835 + 2 + 1), rel=1e-3)
+    assert found["sent_bytes"] == pytest.approx(hundredfold.FP32 * (2 / 3.835 + 2 + 1), rel=1e-3)
 
 
 def test_a_round_has_all_sites_at_their_mean_and_no_second_moment_below_zero(script):

@@ -4,8 +4,7 @@
     python docs/benchmarks/hundredfold.py docs/results/hundredfold/runs.json --ways "none, lr 0.004" --seeds 1 2
     python docs/benchmarks/hundredfold.py docs/results/hundredfold/runs.json --table
 
-A GPT of 0.14 M parameters trains on 20 tokens per parameter, at four simulated sites that share one process. Ways whose
-name begins with "0.9 M" train a larger one: give them --steps 4256, which are 5 tokens per parameter. Each site has
+A GPT of 0.14 M parameters trains on 20 tokens per parameter, at four simulated sites that share one process. Each site has
 an optimizer of its own, AdamW, or Muon for the blocks' matrices and AdamW for the rest. All ways read the same sequences
 in the same steps. Runs that the file has are skipped. `--table` runs nothing: it prints a table, and draws losses by bytes
 into the file's folder.
@@ -36,7 +35,6 @@ from gradwire.experiments.sweep.config import Figure
 from gradwire.experiments.sweep.picture import draw
 from gradwire.experiments.workloads.data import Dataset, load_dataset
 from gradwire.experiments.workloads.evaluation import evaluation_of, held_out_sums
-from gradwire.experiments.workloads.models import ModelConfig
 from gradwire.experiments.workloads.muon import Muon
 from gradwire.experiments.workloads.training import initial_model
 from gradwire.hooks.local_sgd.outer import outer
@@ -44,14 +42,12 @@ from gradwire.hooks.local_sgd.outer import outer
 CPU = torch.device("cpu")
 SITES, BATCH = 4, 4  # sequences per site and step
 LENGTHS = 672, 2688, 10752  # steps: 5, 20 and 80 tokens per parameter
-LONGER = 4256  # steps of the larger model: 5 tokens per parameter
 STEPS = LENGTHS[1]
 WARMUP = 28  # a training's first part of so many parts, in which the learning rate grows
 VALIDATION = 32, 64  # sequences of a batch, and batches
 SEEDS = range(3)
-LARGER = replace(GPT, width=128, layers=4, heads=4)
+FP32 = 2 * (SITES - 1) / SITES * 4 * 136_960  # bytes that a site sends to average uncompressed gradients once
 MOMENTS = ("exp_avg", "exp_avg_sq")  # Adam's, in torch's words
-NUMEL, NUMEL_LARGER = 136_960, 867_072  # parameters
 LEAST = 0.1  # of its own second moment, that a site keeps at least
 
 
@@ -79,18 +75,6 @@ class Way:
     """compressor of Adam's moments; none are averaged without one"""
     rounds: tuple[int, int] = (3, 6)
     """rounds between two averages of the first and of the second moment"""
-    larger: bool = False
-    """a model of 0.9 M parameters in place of 0.14 M"""
-
-    @property
-    def model(self) -> ModelConfig:
-        """The model."""
-        return LARGER if self.larger else GPT
-
-    @property
-    def fp32(self) -> float:
-        """Bytes that a site sends to average uncompressed gradients once."""
-        return 2 * (SITES - 1) / SITES * 4 * (NUMEL_LARGER if self.larger else NUMEL)
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -142,8 +126,7 @@ class Sites:
 
     def gradients(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the gradients of all sites' own losses, from tokens (sites, sequences, positions)."""
-        found = logits(self.named(self.models), inputs, self.way.model)
-        loss = functional.cross_entropy(found.flatten(0, -2), targets.flatten())
+        loss = functional.cross_entropy(logits(self.named(self.models), inputs).flatten(0, -2), targets.flatten())
         (found,) = torch.autograd.grad(SITES * loss, self.models)
         return found
 
@@ -162,10 +145,10 @@ def is_matrix(name: str, parameter: Tensor) -> bool:
     return name.startswith("blocks.") and parameter.dim() > 1
 
 
-def logits(parameters: dict[str, Tensor], tokens: Tensor, model: ModelConfig) -> Tensor:
+def logits(parameters: dict[str, Tensor], tokens: Tensor) -> Tensor:
     """Return what the GPT of gradwire's workloads does: (sites, sequences * positions, vocabulary)."""
     sites, _, positions = tokens.shape
-    heads, width = model.heads, model.width
+    heads, width = GPT.heads, GPT.width
 
     def linear(values: Tensor, weight: str, bias: str) -> Tensor:
         return torch.baddbmm(parameters[bias].unsqueeze(1), values, parameters[weight].mT)
@@ -178,7 +161,7 @@ def logits(parameters: dict[str, Tensor], tokens: Tensor, model: ModelConfig) ->
     first = torch.arange(sites).view(-1, 1, 1) * table.shape[1]
     embedded = functional.embedding(tokens + first, table.flatten(0, 1)) + parameters["positions.weight"].unsqueeze(1)
     hidden = embedded.view(sites, -1, width)
-    for layer in range(model.layers):
+    for layer in range(GPT.layers):
         name = f"blocks.layers.{layer}"
         joint = linear(
             norm(hidden, f"{name}.norm1"), f"{name}.self_attn.in_proj_weight", f"{name}.self_attn.in_proj_bias"
@@ -257,7 +240,7 @@ def stacked(batches: Sequence[Iterator[Any]]) -> Iterator[tuple[Tensor, Tensor]]
 
 def trained(way: Way, seed: int, dataset: Dataset, steps: int = STEPS) -> dict[str, Any]:
     """Train in one way. Return the bytes that a site sends in all, and the validation loss."""
-    config = Task(way.model, "adamw", way.lr, 0, steps, BATCH).config(seed)
+    config = Task(GPT, "adamw", way.lr, 0, steps, BATCH).config(seed)
     model = initial_model(config, dataset, CPU)
     sites, sent, start = Sites(model, way), 0.0, round(way.start * steps)
     gradients = Simulation(compressor(tuned(way.first, sites.optimizers)), sites.layout)
@@ -289,7 +272,7 @@ POWERSGD, SPARSELOCO = "powersgd:rank={},payload=int4", "sparseloco:share={},ove
 MUON = Way("muon", lr=LR)
 RIVALS = ("SparseLoCo", "Nesterov")  # of other papers, which may gain by other settings
 WAYS = {
-    **{f"none, lr {lr:g}": Way(lr=lr) for lr in (0.001, 0.002, 0.004, 0.008, 0.016, 0.032)},
+    **{f"none, lr {lr:g}": Way(lr=lr) for lr in (0.001, 0.002, 0.004, 0.008, 0.012, 0.016, 0.032)},
     **{f"every 16, lr {lr:g}": replace(LOCAL, lr=lr) for lr in (0.001, 0.002, 0.004, 0.008, 0.016)},
     "int4 at every step": Way(lr=LR, first="int4"),
     "int4 at every step, lr 0.016": Way(lr=0.016, first="int4"),
@@ -299,7 +282,9 @@ WAYS = {
     "every 4, onebit": ONEBIT,
     **{
         f"{name}, lr {lr:g}": replace(way, lr=lr)
-        for (name, way), lr in product((("every 8, int2", INT2), ("every 4, onebit", ONEBIT)), (0.004, 0.016, 0.032))
+        for (name, way), lr in product(
+            (("every 8, int2", INT2), ("every 4, onebit", ONEBIT)), (0.004, 0.012, 0.016, 0.032)
+        )
     },
     "every 2, PowerSGD of rank 4, int4": replace(LOCAL, compressor=POWERSGD.format(4), every=2),
     "every 8, int2, no error feedback": replace(INT2, compressor="int2:error_feedback=false"),
@@ -337,18 +322,10 @@ WAYS = {
     **{
         f"Muon, {name}{after}": replace(MUON, start=0.0, compressor=spec, every=every, outer=step)
         for (name, spec, every), (after, step) in product(
-            (("every 16, int4", "int4", 16), ("every 8, int2", "int2", 8)),
+            (("every 16, int4", "int4", 16), ("every 8, int2", "int2", 8), ("every 4, onebit", "onebit", 4)),
             (("", "average"), (", Nesterov 0.6 at rate 0.7", NESTEROV.format(0.7, 0.6))),
         )
     },
-}
-WAYS |= {
-    f"0.9 M, {name}": replace(WAYS[name], larger=True)
-    for name in (
-        *(f"none, lr {lr:g}" for lr in (0.002, 0.004, 0.008)),
-        *("every 8, int2, lr 0.004", "every 8, int2"),
-        *("Muon, none, rate 0.03", "Muon, every 8, int2"),
-    )
 }
 
 
@@ -358,12 +335,12 @@ def runs_of(way: Way, steps: int, finished: FinishedRuns) -> dict[int, Any]:
     return {seed: run for seed, run in found.items() if run}
 
 
-def best(optimizer: str, steps: int, finished: FinishedRuns, larger: bool = False) -> dict[int, Any]:
-    """Return the runs of `none` at the rates with which its seed 0 ends lowest; none if no rate has run."""
-    plain = optimizer, 1.0, "none", larger
-    ways = [way for way in WAYS.values() if (way.optimizer, way.start, way.first, way.larger) == plain]
-    found = [runs_of(way, steps, finished) for way in ways]
-    return min((runs for runs in found if 0 in runs), key=lambda runs: float(runs[0]["loss"]), default={})
+def best(optimizer: str, steps: int, finished: FinishedRuns) -> dict[int, Any]:
+    """Return the runs of `none` at the rates with which it ends lowest, of those with most seeds; none if none has run."""
+    ways = [way for way in WAYS.values() if (way.optimizer, way.start, way.first) == (optimizer, 1.0, "none")]
+    found = [runs for way in ways if (runs := runs_of(way, steps, finished))]
+    mean = {id(runs): statistics.fmean(each["loss"] for each in runs.values()) for runs in found}
+    return min(found, key=lambda runs: (-len(runs), mean[id(runs)]), default={})
 
 
 def above(runs: dict[int, Any], others: dict[int, Any]) -> list[float]:
@@ -382,24 +359,17 @@ def shown(runs: dict[int, Any], others: dict[int, Any]) -> str:
 
 def table(finished: FinishedRuns) -> Iterator[str]:
     """Yield the lines of a table, one for each way that has run."""
-    for lengths, larger in ((LENGTHS, False), ((LONGER,), True)):
-        after = " | ".join(f"after {steps:,} steps, % (seeds)" for steps in lengths)
-        yield f"| way | fewer bytes than fp32 | than bf16 | {after} |"
-        yield "|---" * (3 + len(lengths)) + "|"
-        yield from rows_of(lengths, larger, finished)
-
-
-def rows_of(lengths: Sequence[int], larger: bool, finished: FinishedRuns) -> Iterator[str]:
-    """Yield the rows of the table of a model."""
-    ways = {name: way for name, way in WAYS.items() if way.larger == larger}
-    ran = [name for name, way in ways.items() if any(runs_of(way, steps, finished) for steps in lengths)]
+    after = " | ".join(f"after {steps:,} steps, % (seeds)" for steps in LENGTHS)
+    yield f"| way | fewer bytes than fp32 | than bf16 | {after} |"
+    yield "|---" * (3 + len(LENGTHS)) + "|"
+    ran = [name for name, way in WAYS.items() if any(runs_of(way, steps, finished) for steps in LENGTHS)]
     once = [word for word in RIVALS if sum(word in name for name in ran) == 1]
     for name in ran:
         way = WAYS[name]
-        runs = {steps: runs_of(way, steps, finished) for steps in lengths}
-        steps = max(steps for steps in lengths if runs[steps])
-        fewer = steps * way.fp32 / next(iter(runs[steps].values()))["sent_bytes"]
-        losses = [shown(runs[steps], best(way.optimizer, steps, finished, larger)) for steps in lengths]
+        runs = {steps: runs_of(way, steps, finished) for steps in LENGTHS}
+        steps = max(steps for steps in LENGTHS if runs[steps])
+        fewer = steps * FP32 / next(iter(runs[steps].values()))["sent_bytes"]
+        losses = [shown(runs[steps], best(way.optimizer, steps, finished)) for steps in LENGTHS]
         note = " (one setting, not tuned)" if any(word in name for word in once) else ""
         yield f"| {name}{note} | {fewer:.{int(fewer < 10)}f}x | {fewer / 2:.{int(fewer < 20)}f}x | {' | '.join(losses)} |"
 
@@ -410,7 +380,7 @@ def draw_all(finished: FinishedRuns, folder: Path) -> None:
         rows = []
         for name, way in WAYS.items():
             runs, others = runs_of(way, steps, finished), best(optimizer, steps, finished)
-            if (way.optimizer, way.larger) == (optimizer, False) and runs.keys() & others.keys():
+            if way.optimizer == optimizer and runs.keys() & others.keys():
                 values = above(runs, others)
                 spread = interval(values) if len(values) > 1 else 0.0
                 sent = next(iter(runs.values()))["sent_bytes"]
