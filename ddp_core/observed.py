@@ -49,9 +49,14 @@ class Observed:
         """Return a name of what is sent."""
         raise NotImplementedError
 
+    @property
+    def reported(self) -> CompressedAverager | ShardAverager:
+        """The averager whose steps and bytes are reported."""
+        return self.averager
+
     def stats(self) -> Stats:
         """Return rounds, bytes and seconds of the last synchronized step, by bucket, and in total."""
-        return self.averager.stats()
+        return self.reported.stats()
 
     def metrics(self) -> dict[str, float]:
         """Return measurements of the last synchronized step under flat names, for `wandb.log(handle.metrics())`.
@@ -61,7 +66,7 @@ class Observed:
         Returns:
             {name: number}. The page on monitoring describes each name.
         """
-        return metrics(self.averager.measured())
+        return metrics(self.reported.measured())
 
     def watch(self, every: int = 100, to: Any = "console", *, folder: str | Path | None = None) -> Watch:
         """Report the cost of a step after every `every` steps, on rank 0, as means over the last 8 steps.
@@ -173,10 +178,10 @@ class Observed:
     def __repr__(self) -> str:
         name, what = type(self).__name__, self._what()
         try:
-            ranks = self.averager.engines.ranks
+            ranks = self.reported.engines.ranks
         except RuntimeError:
             return f"<{name}: {what}, no process group yet>"
-        measured = self.averager.measured()
+        measured = self.reported.measured()
         numbers = metrics(measured)
         parts = [what, f"rank {ranks.rank} of {ranks.world_size}"]
         parts += [f"{numbers['steps']} steps, {numbers['steps_here']} of them here"]

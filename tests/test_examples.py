@@ -113,6 +113,39 @@ def test_a_finished_training_that_is_started_again_says_so_and_how_to_start_over
     assert printed(words, tmp_path) == f"already finished: delete {kept} to start over\n"
 
 
+LATE = """
+import os, runpy, sys
+from pathlib import Path
+import gradwire
+
+def late(before):
+    def call(*arguments, **options):
+        mine = {sorted(os.sched_getaffinity(0))[0]}
+        os.sched_setaffinity(0, mine)
+        for task in Path("/proc/self/task").iterdir():
+            if "pt_gloo" in (task / "comm").read_text():
+                os.sched_setaffinity(int(task.name), mine)
+                os.sched_setscheduler(int(task.name), os.SCHED_IDLE, os.sched_param(0))
+        return before(*arguments, **options)
+    return call
+
+gradwire.Handle.scatter_state_dict = late(gradwire.Handle.scatter_state_dict)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="this system has no idle threads")
+def test_a_rank_that_ends_right_after_a_collective_does_not_abort_where_threads_of_gloo_are_late(tmp_path):
+    words = command(FOLDER / "train_dcp.py")
+    printed(words, tmp_path)
+    (tmp_path / "late.py").write_text(LATE, "utf-8")
+    for _ in range(3):
+        assert "already finished" in printed([*words[:-1], str(tmp_path / "late.py"), words[-1]], tmp_path)
+
+
 @pytest.mark.thorough
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(torch.__version__ < "2.10", reason="this torch has no replicate() of FSDP2")

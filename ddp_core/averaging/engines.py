@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,17 @@ from ..transport.protocol import Decorator, Transport, time_limit
 from ..transport.swap_agreement import Agreement
 
 AT_EXIT = timedelta(seconds=5)
+LET_GO = 0.1  # seconds
+
+
+@cache
+def wait_at_exit() -> None:
+    """Have the process wait at its exit, once all engines are closed, for Gloo's threads.
+
+    They let go of the last tensors after a collective has ended, and need the interpreter for it. A thread that comes
+    when the interpreter ends aborts the process.
+    """
+    weakref.finalize(Engines, time.sleep, LET_GO)  # the first one that is made runs last
 
 
 class Engines:
@@ -47,6 +59,7 @@ class Engines:
             raise TypeError(
                 f"transport is a function of a transport, such as gradwire.ddp_core.Paced; got {decorate!r}"
             )
+        wait_at_exit()
         self.timeout = time_limit(timeout)
         self.agreement = Agreement(self.timeout)
         self._groups, self._decorate, self._on_idle = list(groups), decorate, on_idle

@@ -28,7 +28,10 @@ IN_A_ROW = 3  # reports that say so
 class Watched(Protocol):
     """The part of a handle that a watch asks."""
 
-    averager: CompressedAverager | ShardAverager
+    first: bool | None
+
+    @property
+    def reported(self) -> CompressedAverager | ShardAverager: ...
 
     def _what(self) -> str: ...
 
@@ -60,7 +63,7 @@ class Watch:
         self._advised, self._slower = "", 0
         self._next: Due | None = None  # of the step under way
         self._due: deque[Due] = deque()
-        self._watchers = handle.averager.totals.watchers
+        self._watchers = handle.reported.totals.watchers
         self._watchers.append(self)
 
     def step_begins(self, step: Step, ended: int) -> None:
@@ -69,7 +72,7 @@ class Watch:
             return
         if ended and ended % self._every == 0:
             self._due.append(self._next or Due(ended, self._handle._what()))
-        self._next, clock = None, self._handle.averager.engines.clock
+        self._next, clock = None, self._handle.reported.engines.clock
         try:
             while self._due and self._due[0].reached(clock):
                 report = self._report(self._due.popleft(), clock)
@@ -91,7 +94,7 @@ class Watch:
             self._sinks.remove(sink)
 
     def _report(self, due: Due, clock: Clock) -> Report:
-        measured, what = self._handle.averager.measured(), due.compressor
+        measured, what = self._handle.reported.measured(), due.compressor
         seen = None if due.marked is None else due.marked.read(clock)
         found, dense = metrics(measured, RECENT, seen), dense_step_seconds(measured)
         advice = None
@@ -108,7 +111,7 @@ class Watch:
         self._advised = what
         return (
             f"an uncompressed step would be faster now: about {dense * 1e3:.1f} ms, by a replay of the last steps, against "
-            f"{now * 1e3:.1f} ms with {what}. Try handle.swap('none') on all ranks, or a compressor with less arithmetic"
+            f"{now * 1e3:.1f} ms with {what}. By handle.swap, try 'none' on all ranks, or a compressor with less arithmetic"
         )
 
     def close(self) -> None:
@@ -130,8 +133,8 @@ class Watch:
 def watch(handle: Watched, every: int, to: Any, folder: str | Path | None) -> Watch:
     """Report what steps cost until the watch is closed: see `Handle.watch`."""
     every = whole_number(every, "every is a number of steps, at least 1")
-    group = handle.averager.engines.group
-    first = group.rank() == 0
+    group = handle.reported.engines.group
+    first = group.rank() == 0 if handle.first is None else handle.first
     if to is None and folder is None and first:
         raise ValueError("watch(to=None) reports to nobody: pass to=..., or folder=... for `gradwire top`")
     spoken = [] if to is None else [sink_of(to)]

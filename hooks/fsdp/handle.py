@@ -7,12 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-from ...compress import Optimizers, Spec
+from ...compress import Optimizers, Spec, compressor, tuned
 from ...compress.shards.hosts import split_hosts, split_option
 from ...compress.shards.reduction import ShardState, ShardSum, shard_sum
 from ...compress.shards.weights import HeldWeights, OwnRows, WeightGather, weight_gather
 from ...compress.state.tree import Entries
 from ...ddp_core import Handle, Observed
+from ...ddp_core.averaging.averager import CompressedAverager
 from ...ddp_core.averaging.shard_averager import ShardAverager
 from ...ddp_core.averaging.shown_averages import OnAverage
 from ...ddp_core.memory.model_memory import Snapshot
@@ -30,7 +31,7 @@ class ShardHandle(Observed):
 
     Attributes:
         replicas: the `Handle` of the compression between the replicas of hybrid sharding, or None. It has its own
-            `stats` and `swap`.
+            `stats` and `swap`. If gradwire communicates between replicas only, both handles report the same figures.
     """
 
     averager: ShardAverager
@@ -55,6 +56,11 @@ class ShardHandle(Observed):
         self._hold_weights()
         self._look_for_discarded()
 
+    @property
+    def reported(self) -> ShardAverager | CompressedAverager:
+        """The averager of the shards, or that of the replicas if gradwire communicates between replicas only."""
+        return self.averager if self._of_shards or self.replicas is None else self.replicas.averager
+
     def _hold_weights(self) -> None:
         """Hold the weights in use, anew, where differences to them travel."""
         self.averager.in_use.forget()
@@ -78,6 +84,7 @@ class ShardHandle(Observed):
         *compressors: Spec,
         gather: Spec | None = None,
         reduce: Spec | None = None,
+        replicas: Spec | None = None,
         optimizer: Optimizers | None = None,
     ) -> None:
         """Use other compressors from the next step on. All ranks swap at the same step.
@@ -90,11 +97,12 @@ class ShardHandle(Observed):
             compressors: none, since FSDP2 has two.
             gather: the compressor of gathered weights.
             reduce: the compressor of reduced gradients.
+            replicas: the compressor between the replicas of hybrid sharding.
             optimizer: as for `gradwire.attach`; the one that it was given if you leave it out.
 
         Raises:
             TypeError: a compressor is given without its name, as for DDP.
-            ValueError: a compressor is refused, or gradwire communicates between replicas only.
+            ValueError: a compressor is refused, or gradwire does not communicate where the argument says. Nothing changes.
         """
         if compressors:
             given = ", ".join(map(repr, compressors))
@@ -102,15 +110,26 @@ class ShardHandle(Observed):
                 f"FSDP2 has two compressors, of weights and of gradients, got {given}: name them, as in "
                 "swap(gather='int8', reduce='int8')"
             )
-        if not self._of_shards:
+        if not self._of_shards and (gather is not None or reduce is not None):
             raise ValueError(
-                "torch communicates among the shards here: swap the compressor of replicas, handle.replicas"
+                f"gradwire communicates between replicas only here, got gather={gather!r} and reduce={reduce!r}: leave both "
+                "out, as in swap(replicas='int8')"
+            )
+        if self.replicas is None and replicas is not None:
+            raise ValueError(
+                f"gradwire does not communicate between replicas here, got replicas={replicas!r}: leave it out, or pass "
+                "replicas= to gradwire.attach, for a mesh of two dimensions"
             )
         optimizer = self.optimizer if optimizer is None else optimizer
         reduction = None if reduce is None else shard_sum(reduce, optimizer)
         weights = None if gather is None else weight_gather(gather)
-        self.averager.between_steps(lambda: self._replace(reduction, weights))
+        if replicas is not None:
+            compressor(tuned(replicas, optimizer))  # refused before anything changes
+        if self._of_shards:
+            self.averager.between_steps(lambda: self._replace(reduction, weights))
         self.suit(optimizer, {}, reduce or "none")
+        if self.replicas is not None and replicas is not None:
+            self.replicas.swap(replicas, optimizer=optimizer)
 
     def forward_begins(self) -> None:
         """Do as any handle, and have the replicas' note the values of their shards."""
@@ -151,6 +170,8 @@ class ShardHandle(Observed):
             super()._show(function)
 
     def _what(self) -> str:
+        if self.replicas is not None and not self._of_shards:
+            return f"replicas {self.replicas._what()}"
         return f"gather {self.averager.weights}, reduce {self.averager.memory.reduction}"
 
     def state_dict(self) -> dict[str, Any]:

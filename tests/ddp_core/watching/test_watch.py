@@ -66,7 +66,7 @@ class Watching:
         self.totals, self.steps, self.before = Totals(), [], before  # steps before a checkpoint
         engines = SimpleNamespace(clock=Clock())
         averager = SimpleNamespace(totals=self.totals, engines=engines, measured=lambda: measured(*self.steps))
-        self.handle = SimpleNamespace(averager=averager, _what=lambda: "bf16")
+        self.handle = SimpleNamespace(reported=averager, first=None, _what=lambda: "bf16")
         self.watch = Watch(self.handle, every, list(sinks))
         self.totals.begin(Step(), before)
 
@@ -305,7 +305,7 @@ def on_a_device(clock, planned=None):
     """
     told, marks = [], []
     watching = Watching(told.append, every=2)
-    watching.handle.averager.engines.clock = clock
+    watching.handle.reported.engines.clock = clock
     for ended in range(1, 12):
         watching.steps.append(step_of(0.01))
         step = Step(now=planned.now) if planned and ended == 5 else Step()

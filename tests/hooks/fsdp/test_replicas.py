@@ -53,6 +53,86 @@ def test_where_no_rank_shares_its_parameters_torchs_divisor_is_that_of_sums_over
             torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6, msg=case)
 
 
+def reported(rank, world_size, shape):
+    """What a handle says that communicates between replicas only: its repr, figures, theirs of its replicas, reports."""
+    model, reports = network(shape[1], mesh_of(*shape)), []
+    handle = gradwire.attach(model, replicas="int8")
+    handle.watch(every=1, to=lambda metrics, step: reports.append((step, metrics)))
+    trained(model, rank)
+    found = repr(handle), handle.metrics(), handle.replicas.metrics(), handle.stats(), handle.replicas.stats(), reports
+    handle.close()
+    return found
+
+
+@fsdp_sums
+@pytest.mark.parametrize("shape", [(2, 1), (2, 2)], ids=str)
+def test_a_handle_of_replicas_alone_reports_their_steps_and_bytes(ranks, shape):
+    for rank, found in enumerate(ranks.run(reported, torch.Size(shape).numel(), shape)):
+        said, metrics, of_replicas, stats, stats_of_replicas, reports = found
+        assert said.startswith(f"<ShardHandle: replicas int8, rank {rank // shape[1]} of 2, 4 steps, 4 of them here, ")
+        assert metrics == of_replicas
+        assert stats == stats_of_replicas
+        assert metrics["steps"] == 4
+        assert metrics["sent_bytes"] > 0
+        assert [step for step, _ in reports] == ([1, 2, 3] if rank == 0 else [])
+        assert all(each["sent_bytes"] > 0 for _, each in reports)
+
+
+def swapped(rank, world_size):
+    """True if a swap of replicas to `none` trains as `none` does; the compressor in use after a refusal; what it says."""
+    models = [network(2, mesh_of(2, 1)) for _ in range(2)]
+    handles = [gradwire.attach(model, replicas=each) for model, each in zip(models, ("none", "int8"), strict=True)]
+    handles[1].swap(replicas="none")
+    equal = same(*(trained(model, rank) for model in models))
+    said = refused("replicas only", handles[1], reduce="int8", replicas="int4")
+    return equal, repr(handles[1]), said
+
+
+def refused(why, handle, **compressors):
+    with pytest.raises(ValueError, match=why) as caught:
+        handle.swap(**compressors)
+    return str(caught.value)
+
+
+@fsdp_sums
+def test_a_swap_takes_the_compressor_of_replicas_alone(ranks):
+    for equal, after, said in ranks.run(swapped, 2):
+        assert equal
+        assert after.startswith("<ShardHandle: replicas none, ")
+        assert said.startswith("gradwire communicates between replicas only here, got gather=None and reduce='int8'")
+
+
+def swapped_together(rank, world_size):
+    """Handles after a swap that is refused, after one that changes all, and without replicas; what that refusal says."""
+    model = network(2, mesh_of(2, 2))
+    handle = gradwire.attach(model, gather="int8", reduce="int8", replicas="int8")
+    trained(model, rank, steps=1)
+    refused("unknown", handle, gather="bf16", replicas="unknown")
+    found = [repr(handle), repr(handle.replicas)]
+    handle.swap(gather="bf16", reduce="bf16", replicas="none")
+    trained(model, rank, steps=1, first=1)
+    found += [repr(handle), repr(handle.replicas)]
+    handle.close()
+    alone = gradwire.attach(network(4), gather="int8", reduce="int8")
+    said = refused("does not communicate", alone, gather="none", replicas="int8")
+    found.append(repr(alone))
+    alone.close()
+    return found, said
+
+
+def test_one_swap_changes_the_compressors_of_shards_and_replicas_or_none(ranks):
+    shown = (
+        "<ShardHandle: gather int8, reduce int8, ",
+        "<Handle: int8, ",
+        "<ShardHandle: gather bf16, reduce bf16, ",
+        "<Handle: none, ",
+        "<ShardHandle: gather int8, reduce int8, ",
+    )
+    for found, no_replicas in ranks.run(swapped_together, 4):
+        assert [each[: len(start)] for each, start in zip(found, shown, strict=True)] == list(shown)
+        assert "does not communicate between replicas here, got replicas='int8': leave it out" in no_replicas
+
+
 def divided_after_sums(rank, world_size, shape, dtype, forced):
     """The most by which mean gradients are off, where torch divides while averages are on their way, if it does not wait."""
     model = given_model(mesh=mesh_of(*shape)).to(dtype)
