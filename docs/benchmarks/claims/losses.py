@@ -183,6 +183,23 @@ def of_long_runs(optimizer: str) -> Trainings:
     return Trainings(optimizer, 0.1, source, gathered(rows))
 
 
+def of_a_hundredth() -> Iterator[Claim]:
+    """Yield the loss and the bytes of rounds every 4 steps in 1 bit, against averages at every step, at their best rates."""
+    found: dict[str, dict[int, dict[str, Any]]] = {"none": {}, "onebit": {}}
+    ways = {"none": {"lr": 0.012}, "onebit": {"lr": 0.016, "start": 0.0, "every": 4, "compressor": "onebit"}}
+    for run in raw(LONG_RUNS)["runs"]:
+        for name, way in ways.items():
+            if (run["way"], run["steps"]) == (way, 2688):
+                found[name][run["seed"]] = run
+    command = f'python docs/benchmarks/hundredfold.py {LONG_RUNS} --ways "none, lr 0.012" "every 4, onebit, lr 0.016"'
+    source = Source(LONG_RUNS, command, "4 simulated sites on two CPU cores", "0.14 M", "2,688")
+    base, rounds = found.values()
+    excess = lambda: [100 * (rounds[seed]["loss"] / base[seed]["loss"] - 1) for seed in base]  # noqa: E731
+    yield Claim("sites onebit", MEASURED, source, excess, loss)
+    fewer = lambda: [base[0]["sent_bytes"] / rounds[0]["sent_bytes"]]  # noqa: E731
+    yield Claim("bytes sites onebit", MEASURED, source, fewer, times)
+
+
 def of_script(script: str, file: str, optimizer: str, size: float = 0.9, steps: int = 150) -> Trainings:
     """Return the trainings of a script of docs/examples, all of whose parameters train."""
     kind, given = (
@@ -399,6 +416,7 @@ def of_small_models() -> Iterator[Claim]:
 def claims() -> Iterator[Claim]:
     """Yield all claims of losses."""
     yield from of_small_models()
+    yield from of_a_hundredth()
     yield from of_candidates()
     yield from of_low_rank_bytes()
     yield from low_rank()
