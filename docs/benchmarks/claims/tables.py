@@ -49,12 +49,12 @@ def of_training(network: str, rate: str) -> Row:
 def chosen(prefix: str, gain: Callable[[str], float]) -> tuple[str, str]:
     """Return what to try first and next, by their speed-ups over bf16: what gains too little over any before it is left out.
 
-    The rule of `advise`, with speed-ups to two digits.
+    The rule of `advise`.
     """
     one, other = (f"{prefix}{spec}" for spec in ONE_ANSWER[1:])
     least = Rule().worthwhile
-    first = one if round(gain(one), 2) >= least else f"{prefix}bf16"
-    following = other if round(gain(other) / max(1.0, gain(one)), 2) >= least else "-"
+    first = one if gain(one) >= least else f"{prefix}bf16"
+    following = other if gain(other) / max(1.0, gain(one)) >= least else "-"
     return first, following
 
 
