@@ -13,6 +13,13 @@ MUTANTS = [
         "tests/hooks/laws/test_loss_scale.py",
     ),
     Mutant(
+        "a swap that does not suit is refused in the thread that trains",
+        "ddp_core/averaging/averager.py",
+        "self.memory.refuse(compressor)  # to whoever asks: another thread may make the change",
+        "pass",
+        "tests/hooks/test_feedback_options.py -k momentum_is_refused",
+    ),
+    Mutant(
         "a new loss scale changes residuals the wrong way round",
         "ddp_core/memory/rescaled_residuals.py",
         "self._rescale(scale / before)",
