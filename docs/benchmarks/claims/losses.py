@@ -185,19 +185,17 @@ def of_long_runs(optimizer: str) -> Trainings:
 
 def of_a_hundredth() -> Iterator[Claim]:
     """Yield the loss and the bytes of rounds every 4 steps in 1 bit, against averages at every step, at their best rates."""
-    found: dict[str, dict[int, dict[str, Any]]] = {"none": {}, "onebit": {}}
-    ways = {"none": {"lr": 0.012}, "onebit": {"lr": 0.016, "start": 0.0, "every": 4, "compressor": "onebit"}}
-    for run in raw(LONG_RUNS)["runs"]:
-        for name, way in ways.items():
-            if (run["way"], run["steps"]) == (way, 2688):
-                found[name][run["seed"]] = run
-    command = f'python docs/benchmarks/hundredfold.py {LONG_RUNS} --ways "none, lr 0.012" "every 4, onebit, lr 0.016"'
-    source = Source(LONG_RUNS, command, "4 simulated sites on two CPU cores", "0.14 M", "2,688")
-    base, rounds = found.values()
-    excess = lambda: [100 * (rounds[seed]["loss"] / base[seed]["loss"] - 1) for seed in base]  # noqa: E731
-    yield Claim("sites onebit", MEASURED, source, excess, loss)
-    fewer = lambda: [base[0]["sent_bytes"] / rounds[0]["sent_bytes"]]  # noqa: E731
-    yield Claim("bytes sites onebit", MEASURED, source, fewer, times)
+    local = {"lr": 0.016, "start": 0.0, "every": 4, "compressor": "onebit"}
+    for tokens, steps, lr in ((20, 2688, 0.012), (80, 10752, 0.008)):
+        runs = [run for run in raw(LONG_RUNS)["runs"] if run["steps"] == steps]
+        base, rounds = ({run["seed"]: run for run in runs if run["way"] == way} for way in ({"lr": lr}, local))
+        ways = f'"none, lr {lr}" "every 4, onebit, lr 0.016"'
+        command = f"python docs/benchmarks/hundredfold.py {LONG_RUNS} --steps {steps} --ways {ways}"
+        source = Source(LONG_RUNS, command, "4 simulated sites on two CPU cores", "0.14 M", f"{steps:,}")
+        excess = [100 * (rounds[seed]["loss"] / base[seed]["loss"] - 1) for seed in sorted(base)]
+        yield Claim(f"sites onebit {tokens}", MEASURED, source, lambda it=excess: it, loss)
+    fewer = base[0]["sent_bytes"] / rounds[0]["sent_bytes"]
+    yield Claim("bytes sites onebit", MEASURED, source, lambda: [fewer], times)
 
 
 def of_script(script: str, file: str, optimizer: str, size: float = 0.9, steps: int = 150) -> Trainings:
