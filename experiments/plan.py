@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -17,17 +16,15 @@ from ..compress import Ranks, compressor
 from ..compress.builder.optimizer_defaults import tuned_specification
 from ..compress.simulate import Traffic, traffic
 from ..compress.state.shares import ranks_given
-from ..hooks.local_sgd.arguments import site_compressor
 from .advice.predict import Prediction
 from .advice.recommendation import LAUNCH, Rule
 from .bucket_plan import Plan, plan
 from .ddp_step import GpuStep, layered, model_step, predicted_step
-from .network.link import parse_rate, shown_rate
 from .optimizer_plan import matrices_of_blocks, muon_requests, optimizer_elements, stand_in
 from .plan_config import OF_DDP, OF_HOSTS, PlanConfig, counted
 from .sharded_plan import plan_sharded
 from .sharded_step import network_seconds, predicted_shards
-from .sites_plan import SitesPlan, Wan, recommended, sites_plan
+from .sites_lines import MEMORY, memory_cells, plan_for_sites
 from .workloads.data import data_shape
 from .workloads.models import build_model
 from .workloads.sharding import TORCH, parts, payloads, tuned_payloads
@@ -35,17 +32,15 @@ from .workloads.training import loss_of
 
 SHOWN = ["compressor", "payload_bytes_per_step", "sent_bytes_per_step", "compression_ratio"]
 SHOWN += ["state_bytes", "work_bytes", "bytes_per_parameter"]
-MEMORY = ("state", "work", "per parameter")
 SOON = 1e-9  # seconds of a computation that hides nothing
 RUN_AT_MOST = 2**26  # parameters: one backward of a larger model is traced on the meta device, at no cost
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-FOR_SITES = ["none", "bf16", "int8", "int4", "int2"]
 
 
 def plan_command(config: PlanConfig) -> int:
     """Print the plan; the command's exit code."""
     if config.sites:
-        return _plan_sites(config)
+        return plan_for_sites(config)
     model, order = _traced(config)
     plans = [_planned(model, order, spec, config) for spec in config.specs]
     steps = _steps(model, order, config) if config.timed else []
@@ -56,7 +51,7 @@ def plan_command(config: PlanConfig) -> int:
         rows = [{name: getattr(each, name) for name in SHOWN} for each in plans]
         for row, times in zip(rows, _times(steps, config), strict=False):
             row.update(times)
-        about = {"model": _name(config), "parameters": elements, "world_size": config.ranks}
+        about = {"model": config.subject, "parameters": elements, "world_size": config.ranks}
         if config.optimizer:
             about["whole_bytes"] = sum(_whole_bytes(model, config, DTYPES[config.dtype]).values())
         print(json.dumps({**about, "rows": rows}, indent=2))
@@ -101,10 +96,6 @@ HEADINGS = {
 NOTE = """network: the least time that a step's bytes take on it, with all ranks of a host. saves at most: against the \
 bytes without gradwire, if computation hides nothing.
 step, speed-up: with encoding,"""
-
-
-def _name(config: PlanConfig) -> str:
-    return config.model.name if config.parameters is None else f"a transformer of {config.parameters}"
 
 
 def _steps(model: nn.Module, order: Sequence[Tensor], config: PlanConfig) -> list[Prediction]:
@@ -271,82 +262,6 @@ def _transformer(parameters: int) -> nn.Module:
     return model
 
 
-def _plan_sites(config: PlanConfig) -> int:
-    """Print how often sites can average their models; the command's exit code."""
-    up = parse_rate(config.up)
-    down = up if config.down is None else parse_rate(config.down)
-    wan = Wan(config.sites, up, down, config.round_trip_ms / 1000, config.relay)
-    parameters = layered(counted(config.parameters)) if config.parameters else _trained(config)
-    seconds = config.step_seconds or 1.0
-    named = config.compressors != PlanConfig().compressors
-    specs = config.compressors if named else FOR_SITES
-    plans = [sites_plan(site_compressor(spec), parameters, wan, seconds, config.computing) for spec in specs]
-    best = recommended(plans if named else plans[:-1])  # int2's loss between sites is measured at 0.14 M alone
-    elements = sum(each.numel() for each in parameters.values())
-    rows = [_sites_row(spec, each, elements) for spec, each in zip(specs, plans, strict=True)]
-    if config.json:
-        print(json.dumps({"sites": config.sites, "rows": rows, "recommended": rows[best]}, indent=2))
-        return 0
-    title = (
-        f"{_name(config)}: {elements:,} parameters at {config.sites} sites, {seconds:g} s per step, {_lines(config)}"
-    )
-    table = Table(title=title)
-    for heading in ("compressor", "every", "fragments", "sent", "received", "round", "computing", *MEMORY):
-        table.add_column(heading, justify="left" if heading == "compressor" else "right")
-    for row in rows:
-        sent, received = (decimal(round(float(row[key]))) for key in ("sent_bytes", "received_bytes"))
-        counts = str(row["every"]), str(row["fragments"])
-        speed = _seconds(float(row["seconds"])), f"{row['computing']:.1%}"
-        memory = _memory(row["state_bytes"], row["work_bytes"], elements)
-        table.add_row(str(row["compressor"]), *counts, sent, received, *speed, *memory)
-    console = Console()
-    console.print(table)
-    chosen = rows[best]
-    options = ", ".join(f"{key}={chosen[key]!r}" for key in ("every", "fragments", "compressor"))
-    console.print(
-        f'at = gradwire.Rendezvous("HOST:29400", sites={config.sites}, secret=pathlib.Path("sites.pem"))',
-        soft_wrap=True,
-    )
-    console.print(f"local = gradwire.LocalSteps(model, optimizer, {options}, at=at)", soft_wrap=True)
-    if plans[best].computing < config.computing:
-        console.print(
-            f"With no compressor here sites compute for {config.computing:.0%} of the time: name stronger ones."
-        )
-    return 0
-
-
-def _sites_row(spec: str, each: SitesPlan, elements: int) -> dict[str, Any]:
-    """The means over the fragments' rounds, and the memory of a site."""
-    count = len(each.rounds)
-    return {
-        "compressor": spec,
-        "every": each.every,
-        "fragments": count,
-        "sent_bytes": sum(part.up for part in each.rounds) / count,
-        "received_bytes": sum(part.down for part in each.rounds) / count,
-        "seconds": sum(part.seconds for part in each.rounds) / count,
-        "computing": each.computing,
-        "state_bytes": each.state_bytes,
-        "work_bytes": each.work_bytes,
-        "bytes_per_parameter": (each.state_bytes + each.work_bytes) / elements,
-    }
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:,.0f} s" if seconds >= 100 else f"{seconds:.3g} s"
-
-
-def _lines(config: PlanConfig) -> str:
-    rates = f"{shown_rate(config.up)} up, {shown_rate(config.down or config.up)} down"
-    return f"{rates}, {config.round_trip_ms:g} ms{' through a relay' if config.relay else ''}"
-
-
-def _trained(config: PlanConfig) -> dict[str, Tensor]:
-    with torch.device("meta"):
-        model = build_model(config.model, data_shape(config.data, config.model) if config.data else None)
-    return {name: each for name, each in model.named_parameters() if each.requires_grad}
-
-
 def _planned(model: nn.Module, order: Sequence[Tensor], spec: str, config: PlanConfig) -> Plan:
     optimizers = stand_in(config.optimizer) if config.optimizer else None
     if config.parallel == "fsdp":
@@ -382,13 +297,9 @@ def _spread(whole: Plan, config: PlanConfig) -> Plan:
     )
 
 
-def _memory(state: int, work: int, parameters: int) -> tuple[str, str, str]:
-    return decimal(state), decimal(work), f"{(state + work) / parameters:.2f} bytes"
-
-
 def _table(config: PlanConfig, elements: int, plans: list[Plan], steps: Sequence[Prediction]) -> Table:
     local = f" of {config.local_every} local ones" if config.local_every else ""
-    table = Table(title=f"{_name(config)}: {elements:,} parameters on {config.ranks} ranks, a step{local}")
+    table = Table(title=f"{config.subject}: {elements:,} parameters on {config.ranks} ranks, a step{local}")
     table.add_column("compressor", no_wrap=True, min_width=max(len(each.compressor) for each in plans))
     memory = () if config.local_every or steps else MEMORY  # local SGD has state of its own
     times = [_shown_times(each) for each in _times(steps, config)] or [{}] * len(plans)
@@ -397,7 +308,7 @@ def _table(config: PlanConfig, elements: int, plans: list[Plan], steps: Sequence
         table.add_column(heading, justify="right")
     for each, shown in zip(plans, times, strict=True):
         payload, sent = decimal(each.payload_bytes_per_step), decimal(round(each.sent_bytes_per_step))
-        kept = () if not memory else _memory(each.state_bytes, each.work_bytes, each.parameters)
+        kept = () if not memory else memory_cells(each.state_bytes, each.work_bytes, each.parameters)
         bytes_ = (sent,) if steps else (payload, sent, f"{each.compression_ratio:.2f}")
         table.add_row(each.compressor, *bytes_, *shown.values(), *kept)
     return table

@@ -149,6 +149,11 @@ class PlanConfig:
             raise ValueError("--local-every averages models now and then: leave out --rate and --step-seconds")
 
     @property
+    def subject(self) -> str:
+        """The name of the model."""
+        return self.model.name if self.parameters is None else f"a transformer of {self.parameters}"
+
+    @property
     def specs(self) -> Sequence[str]:
         """The compressors to plan for."""
         if tuple(self.compressors) != OF_DDP:
