@@ -275,7 +275,7 @@ WAYS = {
     **{f"none, lr {lr:g}": Way(lr=lr) for lr in (0.001, 0.002, 0.004, 0.008, 0.012, 0.016, 0.032)},
     **{f"every 16, lr {lr:g}": replace(LOCAL, lr=lr) for lr in (0.001, 0.002, 0.004, 0.008, 0.016)},
     "int4 at every step": Way(lr=LR, first="int4"),
-    "int4 at every step, lr 0.016": Way(lr=0.016, first="int4"),
+    **{f"int4 at every step, lr {lr:g}": Way(lr=lr, first="int4") for lr in (0.012, 0.016)},
     **{f"PowerSGD of rank {rank} at every step, int4": Way(lr=LR, first=POWERSGD.format(rank)) for rank in (2, 4)},
     "every 16, int4": INT4,
     "every 8, int2": INT2,
@@ -283,7 +283,8 @@ WAYS = {
     **{
         f"{name}, lr {lr:g}": replace(way, lr=lr)
         for (name, way), lr in product(
-            (("every 8, int2", INT2), ("every 4, onebit", ONEBIT)), (0.004, 0.012, 0.016, 0.032)
+            (("every 16, int4", INT4), ("every 8, int2", INT2), ("every 4, onebit", ONEBIT)),
+            (0.004, 0.012, 0.016, 0.032),
         )
     },
     "every 2, PowerSGD of rank 4, int4": replace(LOCAL, compressor=POWERSGD.format(4), every=2),
@@ -308,6 +309,8 @@ WAYS = {
         for every, over in ((15, "senders"), (15, "sites"), (4, "senders"), (4, "sites"), (2, "senders"))
     },
     **{f"Muon, none, rate {rate}": replace(MUON, muon_lr=rate) for rate in (0.015, 0.03, 0.06)},
+    "Muon, none, AdamW's lr 0.016": replace(MUON, lr=0.016),
+    "Muon, every 4, onebit, AdamW's lr 0.016": replace(MUON, lr=0.016, start=0.0, compressor="onebit", every=4),
     "Muon, int4 at every step": replace(MUON, first="int4"),
     **{
         f"Muon, PowerSGD of rank {rank} at every step, int4": replace(MUON, first=POWERSGD.format(rank))
@@ -317,7 +320,7 @@ WAYS = {
         f"Muon, every {every}, {spec}, rate {rate}": replace(
             MUON, start=0.0, compressor=spec, every=every, muon_lr=rate
         )
-        for (every, spec), rate in product(((16, "int4"), (8, "int2")), (0.015, 0.06))
+        for (every, spec), rate in product(((16, "int4"), (8, "int2"), (4, "onebit")), (0.015, 0.06))
     },
     **{
         f"Muon, {name}{after}": replace(MUON, start=0.0, compressor=spec, every=every, outer=step)

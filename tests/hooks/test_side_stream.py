@@ -48,6 +48,7 @@ def test_turns_train_as_lanes_do(ranks, spec, kind):
 
 
 def with_last_buckets_left_out(rank):
+    """Steps whose last bucket no rank used."""
     ddp = layer_by_layer()
     handle, gradients = gradwire.attach(ddp, "powersgd:rank=1"), []
     for step, used in enumerate(([0, 1], [1], [0], [1], [0, 1])):
@@ -58,13 +59,8 @@ def with_last_buckets_left_out(rank):
     return gradients
 
 
-@skipping
-def test_steps_whose_last_bucket_no_rank_used_end_too(ranks):
-    for lanes, turns in ranks.run(both_ways, 2, with_last_buckets_left_out):
-        assert same(lanes, turns)
-
-
 def with_uneven_inputs(rank):
+    """A rank that has joined mirrors all buckets."""
     ddp = DistributedDataParallel(network(), **TINY_BUCKETS)
     handle = gradwire.attach(ddp, "int8")
     with ddp.join():
@@ -74,12 +70,8 @@ def with_uneven_inputs(rank):
     return [each.grad for each in ddp.parameters()]
 
 
-def test_ranks_that_have_joined_mirror_all_buckets(ranks):
-    for lanes, turns in ranks.run(both_ways, 2, with_uneven_inputs):
-        assert same(lanes, turns)
-
-
 def with_a_state_of_other_buckets(rank):
+    """One bucket has several programs after a load."""
     ddp = DistributedDataParallel(network(), bucket_cap_mb=0.001)
     handle = gradwire.attach(ddp, "powersgd:rank=2")
     for step in range(2):
@@ -95,12 +87,8 @@ def with_a_state_of_other_buckets(rank):
     return [each.grad for each in ddp.parameters()]
 
 
-def test_one_bucket_with_several_programs_is_there_when_all_are(ranks):
-    for lanes, turns in ranks.run(both_ways, 2, with_a_state_of_other_buckets):
-        assert same(lanes, turns)
-
-
 def a_hook_that_waits(rank):
+    """A hook around gradwire's that waits for each bucket."""
     ddp = DistributedDataParallel(network(), **TINY_BUCKETS)
     handle = handle_for("int8", ddp)
 
@@ -115,8 +103,17 @@ def a_hook_that_waits(rank):
     return [each.grad for each in ddp.parameters()]
 
 
-def test_a_hook_around_gradwires_may_wait_for_each_bucket(ranks):
-    for lanes, turns in ranks.run(both_ways, 2, a_hook_that_waits):
+@pytest.mark.parametrize(
+    "trains",
+    [
+        pytest.param(with_last_buckets_left_out, marks=skipping),
+        with_uneven_inputs,
+        with_a_state_of_other_buckets,
+        a_hook_that_waits,
+    ],
+)
+def test_steps_of_other_kinds_train_as_lanes_do(ranks, trains):
+    for lanes, turns in ranks.run(both_ways, 2, trains):
         assert same(lanes, turns)
 
 

@@ -77,8 +77,9 @@ def drawn(seed):
     parts = tuple(part for part in parts if part not in synchronous)
     world_size = source.choice((2, 2, 3))
     optimizer = source.choice(list(OPTIMIZERS))
-    steps = [step(source, number, world_size, single) for number in range(source.randint(3, 9))]
-    late = source.randrange(1, len(steps) - 1)
+    steps = [step(source, number, world_size, single) for number in range(source.randint(4, 9))]
+    late = source.randrange(2, len(steps) - 1)
+    steps[late - 1] = replace(steps[late - 1], events=())  # nothing overlaps right behind new buckets
     steps[late : late + 2] = with_a_late_average(*steps[late : late + 2], source.randrange(world_size))
     return Trial(
         seed,
@@ -95,7 +96,7 @@ def drawn(seed):
 
 
 def with_a_late_average(before, after, slow):
-    """Two steps of a model, not its first, between which nobody waits: a rank is late, and others begin the second."""
+    """Two steps of a model, not its first two, between which nobody waits: a rank is late, and others begin the second."""
     pauses = tuple(LATE if rank == slow else 0.0 for rank in range(len(before.pauses)))
     nothing = ((),) * len(pauses)
     return (
