@@ -4,26 +4,26 @@
     python docs/benchmarks/hundredfold.py docs/results/hundredfold/runs.json --ways "none, lr 0.004" --seeds 1 2
     python docs/benchmarks/hundredfold.py docs/results/hundredfold/runs.json --table
 
-A GPT of 0.14 M parameters trains on 20 tokens per parameter, at four simulated sites that share one process. Each site has
-an optimizer of its own, AdamW, or Muon for the blocks' matrices and AdamW for the rest. All ways read the same sequences
-in the same steps. Runs that the file has are skipped. `--table` runs nothing: it prints a table, and draws losses by bytes
-into the file's folder.
+GPTs of 0.14 to 0.9 M parameters train on 5, 20 or 80 tokens per parameter, at four simulated sites that share one process.
+Each site has an optimizer of its own, AdamW, or Muon for the blocks' matrices and AdamW for the rest. All ways read the
+same sequences in the same steps. Runs that the file has are skipped. `--table` runs nothing: it prints a table, and draws
+losses of the smallest model by bytes into the file's folder.
 """
 
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
-from compressor_loss import GPT, MUON_LR, Task
+from compressor_loss import MUON_LR, Task
 from driver import parser_of
 from few_bits import group_of
 from finished_runs import FinishedRuns
+from hundredfold_ways import LR, MODELS, WAYS, Way
 from sparseloco import SparseLoCo
 from torch import Tensor, nn
 from torch.nn import functional
@@ -35,57 +35,21 @@ from gradwire.experiments.sweep.config import Figure
 from gradwire.experiments.sweep.picture import draw
 from gradwire.experiments.workloads.data import Dataset, load_dataset
 from gradwire.experiments.workloads.evaluation import evaluation_of, held_out_sums
+from gradwire.experiments.workloads.models.build import ModelConfig
 from gradwire.experiments.workloads.muon import Muon
 from gradwire.experiments.workloads.training import initial_model
 from gradwire.hooks.local_sgd.outer import outer
 
 CPU = torch.device("cpu")
-SITES, BATCH = 4, 4  # sequences per site and step
+SITES = 4
+BATCH, PARAMETERS = 4, 136_960  # sequences per site and step for so many parameters; in proportion for others
 LENGTHS = 672, 2688, 10752  # steps: 5, 20 and 80 tokens per parameter
 STEPS = LENGTHS[1]
 WARMUP = 28  # a training's first part of so many parts, in which the learning rate grows
 VALIDATION = 32, 64  # sequences of a batch, and batches
 SEEDS = range(3)
-FP32 = 2 * (SITES - 1) / SITES * 4 * 136_960  # bytes that a site sends to average uncompressed gradients once
 MOMENTS = ("exp_avg", "exp_avg_sq")  # Adam's, in torch's words
 LEAST = 0.1  # of its own second moment, that a site keeps at least
-
-
-@dataclass(frozen=True)
-class Way:
-    """When and how sites average."""
-
-    optimizer: str = "adamw"
-    lr: float = 0.004
-    """AdamW's largest learning rate"""
-    muon_lr: float = 0.03
-    """the same of Muon, in torch's terms"""
-    start: float = 1.0
-    """part of the steps, before local SGD, that averages gradients"""
-    first: str = "none"
-    """compressor of these gradients"""
-    every: int = 16
-    """least number of steps between two averages of the models"""
-    growth: float = 0.0
-    """the number of steps is also at least this over the square of the learning rate's part of its largest value"""
-    compressor: str = "none"
-    """compressor of the differences of models"""
-    outer: str = "average"
-    moments: str = ""
-    """compressor of Adam's moments; none are averaged without one"""
-    rounds: tuple[int, int] = (3, 6)
-    """rounds between two averages of the first and of the second moment"""
-
-    @property
-    def changes(self) -> dict[str, Any]:
-        """What differs from the default, as JSON has it."""
-        default = asdict(Way())
-        found = {name: value for name, value in asdict(self).items() if value != default[name]}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
-
-    def steps_between(self, factor: float) -> float:
-        """Return the steps until the next average, at a part of the largest learning rate (arXiv 2310.14423)."""
-        return max(self.every, self.growth / max(factor, 1e-6) ** 2)
 
 
 class Sites:
@@ -93,7 +57,7 @@ class Sites:
 
     def __init__(self, model: nn.Module, way: Way) -> None:
         named = sorted(model.named_parameters(), key=lambda pair: not is_matrix(*pair))  # the blocks' matrices first
-        self.way, self.shapes = way, {name: each.shape for name, each in named}
+        self.way, self.config, self.shapes = way, MODELS[way.size], {name: each.shape for name, each in named}
         self.sizes = [each.numel() for _, each in named]
         initial = torch.cat([each.detach().reshape(-1) for _, each in named])
         self.models = initial.repeat(SITES, 1).requires_grad_()
@@ -126,7 +90,8 @@ class Sites:
 
     def gradients(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the gradients of all sites' own losses, from tokens (sites, sequences, positions)."""
-        loss = functional.cross_entropy(logits(self.named(self.models), inputs).flatten(0, -2), targets.flatten())
+        values = logits(self.config, self.named(self.models), inputs)
+        loss = functional.cross_entropy(values.flatten(0, -2), targets.flatten())
         (found,) = torch.autograd.grad(SITES * loss, self.models)
         return found
 
@@ -145,10 +110,10 @@ def is_matrix(name: str, parameter: Tensor) -> bool:
     return name.startswith("blocks.") and parameter.dim() > 1
 
 
-def logits(parameters: dict[str, Tensor], tokens: Tensor) -> Tensor:
+def logits(config: ModelConfig, parameters: dict[str, Tensor], tokens: Tensor) -> Tensor:
     """Return what the GPT of gradwire's workloads does: (sites, sequences * positions, vocabulary)."""
     sites, _, positions = tokens.shape
-    heads, width = GPT.heads, GPT.width
+    heads, width = config.heads, config.width
 
     def linear(values: Tensor, weight: str, bias: str) -> Tensor:
         return torch.baddbmm(parameters[bias].unsqueeze(1), values, parameters[weight].mT)
@@ -161,7 +126,7 @@ def logits(parameters: dict[str, Tensor], tokens: Tensor) -> Tensor:
     first = torch.arange(sites).view(-1, 1, 1) * table.shape[1]
     embedded = functional.embedding(tokens + first, table.flatten(0, 1)) + parameters["positions.weight"].unsqueeze(1)
     hidden = embedded.view(sites, -1, width)
-    for layer in range(GPT.layers):
+    for layer in range(config.layers):
         name = f"blocks.layers.{layer}"
         joint = linear(
             norm(hidden, f"{name}.norm1"), f"{name}.self_attn.in_proj_weight", f"{name}.self_attn.in_proj_bias"
@@ -240,11 +205,12 @@ def stacked(batches: Sequence[Iterator[Any]]) -> Iterator[tuple[Tensor, Tensor]]
 
 def trained(way: Way, seed: int, dataset: Dataset, steps: int = STEPS) -> dict[str, Any]:
     """Train in one way. Return the bytes that a site sends in all, and the validation loss."""
-    config = Task(GPT, "adamw", way.lr, 0, steps, BATCH).config(seed)
-    model = initial_model(config, dataset, CPU)
+    task = Task(MODELS[way.size], "adamw", way.lr, 0, steps)
+    model = initial_model(task.config(seed), dataset, CPU)
+    batch = round(BATCH * sum(map(torch.numel, model.parameters())) / PARAMETERS)
     sites, sent, start = Sites(model, way), 0.0, round(way.start * steps)
     gradients = Simulation(compressor(tuned(way.first, sites.optimizers)), sites.layout)
-    batches = stacked([dataset.train_batches(BATCH, seed=seed, rank=site, world_size=SITES) for site in range(SITES)])
+    batches = stacked([dataset.train_batches(batch, seed=seed, rank=site, world_size=SITES) for site in range(SITES)])
     rounds = None
     for step in range(steps):
         found, factor = sites.gradients(*next(batches)), factor_of(step, steps)
@@ -263,73 +229,7 @@ def trained(way: Way, seed: int, dataset: Dataset, steps: int = STEPS) -> dict[s
 
 
 OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon"}
-LR = 0.008  # the best of none's
-LOCAL = Way(start=0.0, lr=LR)
-INT4, INT2 = replace(LOCAL, compressor="int4"), replace(LOCAL, compressor="int2", every=8)
-ONEBIT = replace(LOCAL, compressor="onebit", every=4)
-NESTEROV = "nesterov:lr={},momentum={}"
-POWERSGD, SPARSELOCO = "powersgd:rank={},payload=int4", "sparseloco:share={},over={}"
-MUON = Way("muon", lr=LR)
 RIVALS = ("SparseLoCo", "Nesterov")  # of other papers, which may gain by other settings
-WAYS = {
-    **{f"none, lr {lr:g}": Way(lr=lr) for lr in (0.001, 0.002, 0.004, 0.008, 0.012, 0.016, 0.032)},
-    **{f"every 16, lr {lr:g}": replace(LOCAL, lr=lr) for lr in (0.001, 0.002, 0.004, 0.008, 0.016)},
-    "int4 at every step": Way(lr=LR, first="int4"),
-    **{f"int4 at every step, lr {lr:g}": Way(lr=lr, first="int4") for lr in (0.012, 0.016)},
-    **{f"PowerSGD of rank {rank} at every step, int4": Way(lr=LR, first=POWERSGD.format(rank)) for rank in (2, 4)},
-    "every 16, int4": INT4,
-    "every 8, int2": INT2,
-    "every 4, onebit": ONEBIT,
-    **{
-        f"{name}, lr {lr:g}": replace(way, lr=lr)
-        for (name, way), lr in product(
-            (("every 16, int4", INT4), ("every 8, int2", INT2), ("every 4, onebit", ONEBIT)),
-            (0.004, 0.012, 0.016, 0.032),
-        )
-    },
-    "every 2, PowerSGD of rank 4, int4": replace(LOCAL, compressor=POWERSGD.format(4), every=2),
-    "every 8, int2, no error feedback": replace(INT2, compressor="int2:error_feedback=false"),
-    **{
-        f"every 16, int4, Nesterov {momentum} at rate {rate}": replace(INT4, outer=NESTEROV.format(rate, momentum))
-        for rate, momentum in ((0.7, 0.6), (1.0, 0.6), (0.3, 0.9), (0.7, 0.9))
-    },
-    "every 8, int2, Nesterov 0.6 at rate 0.7": replace(INT2, outer=NESTEROV.format(0.7, 0.6)),
-    "every 16, int4, moments uncompressed at each round": replace(INT4, moments="none", rounds=(1, 1)),
-    "every 16, int4, moments int8": replace(INT4, moments="int8"),
-    "every 4 at least and growing, int4": replace(INT4, every=4, growth=6.0),
-    "every 2 at least and growing, int2": replace(INT2, every=2, growth=3.0),
-    "int8 for a seventh, every 16, int4": replace(INT4, start=1 / 7, first="int8"),
-    "int4 for a 28th, every 16, int2": replace(INT2, start=1 / 28, first="int4", every=16),
-    "PowerSGD for a seventh, every 16, int4": replace(INT4, start=1 / 7, first=POWERSGD.format(4)),
-    "PowerSGD for a seventh, every 8, int2": replace(INT2, start=1 / 7, first=POWERSGD.format(4)),
-    **{
-        f"SparseLoCo every {every}, mean over {over}": replace(
-            LOCAL, every=every, compressor=SPARSELOCO.format(1 / 64, over)
-        )
-        for every, over in ((15, "senders"), (15, "sites"), (4, "senders"), (4, "sites"), (2, "senders"))
-    },
-    **{f"Muon, none, rate {rate}": replace(MUON, muon_lr=rate) for rate in (0.015, 0.03, 0.06)},
-    "Muon, none, AdamW's lr 0.016": replace(MUON, lr=0.016),
-    "Muon, every 4, onebit, AdamW's lr 0.016": replace(MUON, lr=0.016, start=0.0, compressor="onebit", every=4),
-    "Muon, int4 at every step": replace(MUON, first="int4"),
-    **{
-        f"Muon, PowerSGD of rank {rank} at every step, int4": replace(MUON, first=POWERSGD.format(rank))
-        for rank in (2, 4)
-    },
-    **{
-        f"Muon, every {every}, {spec}, rate {rate}": replace(
-            MUON, start=0.0, compressor=spec, every=every, muon_lr=rate
-        )
-        for (every, spec), rate in product(((16, "int4"), (8, "int2"), (4, "onebit")), (0.015, 0.06))
-    },
-    **{
-        f"Muon, {name}{after}": replace(MUON, start=0.0, compressor=spec, every=every, outer=step)
-        for (name, spec, every), (after, step) in product(
-            (("every 16, int4", "int4", 16), ("every 8, int2", "int2", 8), ("every 4, onebit", "onebit", 4)),
-            (("", "average"), (", Nesterov 0.6 at rate 0.7", NESTEROV.format(0.7, 0.6))),
-        )
-    },
-}
 
 
 def runs_of(way: Way, steps: int, finished: FinishedRuns) -> dict[int, Any]:
@@ -338,9 +238,15 @@ def runs_of(way: Way, steps: int, finished: FinishedRuns) -> dict[int, Any]:
     return {seed: run for seed, run in found.items() if run}
 
 
-def best(optimizer: str, steps: int, finished: FinishedRuns) -> dict[int, Any]:
-    """Return the runs of `none` at the rates with which it ends lowest, of those with most seeds; none if none has run."""
-    ways = [way for way in WAYS.values() if (way.optimizer, way.start, way.first) == (optimizer, 1.0, "none")]
+def sent_bytes(runs: dict[int, Any]) -> int:
+    """Return what a site sends in each of a way's runs."""
+    return next(iter(runs.values()))["sent_bytes"]
+
+
+def best(way: Way, steps: int, finished: FinishedRuns) -> dict[int, Any]:
+    """Return the runs of `none` for a way's model and optimizer, at the rates where it ends lowest with most seeds."""
+    base = way.size, way.optimizer, 1.0, "none"
+    ways = [each for each in WAYS.values() if (each.size, each.optimizer, each.start, each.first) == base]
     found = [runs for way in ways if (runs := runs_of(way, steps, finished))]
     mean = {id(runs): statistics.fmean(each["loss"] for each in runs.values()) for runs in found}
     return min(found, key=lambda runs: (-len(runs), mean[id(runs)]), default={})
@@ -371,8 +277,8 @@ def table(finished: FinishedRuns) -> Iterator[str]:
         way = WAYS[name]
         runs = {steps: runs_of(way, steps, finished) for steps in LENGTHS}
         steps = max(steps for steps in LENGTHS if runs[steps])
-        fewer = steps * FP32 / next(iter(runs[steps].values()))["sent_bytes"]
-        losses = [shown(runs[steps], best(way.optimizer, steps, finished)) for steps in LENGTHS]
+        fewer = sent_bytes(best(way, steps, finished)) / sent_bytes(runs[steps])
+        losses = [shown(runs[steps], best(way, steps, finished)) for steps in LENGTHS]
         note = " (one setting, not tuned)" if any(word in name for word in once) else ""
         yield f"| {name}{note} | {fewer:.{int(fewer < 10)}f}x | {fewer / 2:.{int(fewer < 20)}f}x | {' | '.join(losses)} |"
 
@@ -382,16 +288,16 @@ def draw_all(finished: FinishedRuns, folder: Path) -> None:
     for optimizer, steps in product(OPTIMIZERS, LENGTHS):
         rows = []
         for name, way in WAYS.items():
-            runs, others = runs_of(way, steps, finished), best(optimizer, steps, finished)
-            if way.optimizer == optimizer and runs.keys() & others.keys():
+            runs, others = runs_of(way, steps, finished), best(way, steps, finished)
+            if (way.size, way.optimizer) == (Way.size, optimizer) and runs.keys() & others.keys():
                 values = above(runs, others)
                 spread = interval(values) if len(values) > 1 else 0.0
-                sent = next(iter(runs.values()))["sent_bytes"]
-                rows.append({"way": name, "sent": sent, "loss": statistics.fmean(values), "loss.interval": spread})
+                excess = {"loss": statistics.fmean(values), "loss.interval": spread}
+                rows.append({"way": name, "sent": sent_bytes(runs), **excess})
         labels = {"x": "bytes that a site sends in all", "y": "validation loss above that of none, per cent"}
         picture = Figure(f"{optimizer}-{steps}", "points", "sent", ["loss"], ["way"], log=["x"], labels=labels)
         if len(rows) > 1:
-            title = f"GPT of 0.14 M parameters, {OPTIMIZERS[optimizer]}, {steps} steps, 4 simulated sites"
+            title = f"GPT of {Way.size} parameters, {OPTIMIZERS[optimizer]}, {steps} steps, 4 simulated sites"
             draw(picture, rows, title, folder)
 
 
@@ -410,7 +316,7 @@ def main() -> None:
         print(*table(finished), sep="\n")
         draw_all(finished, asked.file.parent)
         return
-    task = Task(GPT, "adamw", LR, 0, STEPS)
+    task = Task(MODELS[Way.size], "adamw", LR, 0, STEPS)
     dataset = load_dataset(task.data, task.model)
     for seed, name in product(asked.seeds, asked.ways):
         for run in finished.missing([{"way": WAYS[name].changes, "steps": asked.steps, "seed": seed}]):
