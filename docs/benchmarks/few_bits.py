@@ -51,8 +51,7 @@ VECTORS, EMBEDDINGS, HEAD = ("*bias", "*norm*"), ("tokens.*", "positions.*"), ("
 BLOCK, SCALE_BITS = 128, 32
 QUARTERS = (0, 100, 200, 300)  # their first steps
 SEEDS, MOST_SEEDS = range(3), 9  # by default, and that the table looks for
-LESS = ", momentum 0.9"
-MUON_TASKS = ("gpt-muon", f"gpt-muon{LESS}", "gpt-muon-400", "gpt-muon-0.9m")
+MUON_TASKS = ("gpt-muon", "gpt-muon-400", "gpt-muon-0.9m")
 
 SIZES = {
     "0.14 M": LONGER["gpt-muon-400"].model,
@@ -65,8 +64,6 @@ SIZES = {
 class Trial(Task):
     """A task whose Muon computes in float32, since products in bfloat16 are slow here."""
 
-    momentum = MOMENTUM
-
     def optimizers(self, model: nn.Module) -> list[Optimizer]:
         """Return the optimizers of a model: with Muon, AdamW beside it."""
         if self.optimizer != "muon":
@@ -74,7 +71,7 @@ class Trial(Task):
         matrices = [each for each in model.blocks.parameters() if each.dim() > 1]
         others = [each for each in model.parameters() if all(each is not matrix for matrix in matrices)]
         groups: Any = [group_of(each) for each in matrices]
-        return [Muon(groups, MUON_LR, self.momentum), AdamW(others, self.lr)]
+        return [Muon(groups, MUON_LR, MOMENTUM), AdamW(others, self.lr)]
 
 
 def group_of(matrix: nn.Parameter) -> dict[str, Any]:
@@ -84,15 +81,7 @@ def group_of(matrix: nn.Parameter) -> dict[str, Any]:
     return {"params": [matrix], "lr": rate, "weight_decay": DECAY * MUON_LR / rate}
 
 
-class LessMomentum(Trial):
-    """The same with a momentum of 0.9 in Muon."""
-
-    momentum = 0.9
-
-
-TASKS = {name: Trial(**vars(task)) for name, task in (SHORT | LONGER).items() if name.startswith("gpt")} | {
-    MUON_TASKS[1]: LessMomentum(**vars(SHORT["gpt-muon"]))
-}
+TASKS = {name: Trial(**vars(task)) for name, task in (SHORT | LONGER).items() if name.startswith("gpt")}
 
 
 @dataclass(frozen=True)
@@ -292,10 +281,12 @@ def table(study: str, finished: FinishedRuns) -> Iterator[str]:
 
 
 def pairs(way: str, task: str, finished: FinishedRuns) -> list[tuple[Any, Any]]:
-    """Return the finished runs of a way with a task, each beside that of `none`, with Muon's usual momentum."""
-    base = {"task": task.removesuffix(LESS), "way": "none"}
+    """Return the finished runs of a way with a task, each beside that of `none`."""
     found = [
-        (finished.find({"task": task, "way": way, "seed": seed}), finished.find({**base, "seed": seed}))
+        (
+            finished.find({"task": task, "way": way, "seed": seed}),
+            finished.find({"task": task, "way": "none", "seed": seed}),
+        )
         for seed in range(MOST_SEEDS)
     ]
     return [each for each in found if all(each)]
