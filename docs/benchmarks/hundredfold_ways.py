@@ -98,8 +98,13 @@ WAYS = {
         for every, over in ((15, "senders"), (15, "sites"), (4, "senders"), (4, "sites"), (2, "senders"))
     },
     **{f"Muon, none, rate {rate}": replace(MUON, muon_lr=rate) for rate in (0.015, 0.03, 0.06)},
-    "Muon, none, AdamW's lr 0.016": replace(MUON, lr=0.016),
-    "Muon, every 4, onebit, AdamW's lr 0.016": replace(MUON, lr=0.016, start=0.0, compressor="onebit", every=4),
+    **{
+        f"Muon, {name}, AdamW's lr {lr}": replace(MUON, lr=lr, start=start, compressor=spec, every=every)
+        for (name, start, spec, every), lr in product(
+            (("none", 1.0, "none", 16), ("every 8, int2", 0.0, "int2", 8), ("every 4, onebit", 0.0, "onebit", 4)),
+            (0.016, 0.032),
+        )
+    },
     "Muon, int4 at every step": replace(MUON, first="int4"),
     **{
         f"Muon, PowerSGD of rank {rank} at every step, int4": replace(MUON, first=POWERSGD.format(rank))
