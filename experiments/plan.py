@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from rich.console import Console
@@ -14,14 +15,15 @@ from torch import Tensor, nn
 
 from ..compress import Ranks, compressor
 from ..compress.builder.optimizer_defaults import tuned_specification
+from ..compress.protocol.requests import Request
 from ..compress.simulate import Traffic, traffic
 from ..compress.state.shares import ranks_given
 from .advice.predict import Prediction
-from .advice.recommendation import LAUNCH, Rule
 from .bucket_plan import Plan, plan
 from .ddp_step import GpuStep, layered, model_step, predicted_step
 from .optimizer_plan import matrices_of_blocks, muon_requests, optimizer_elements, stand_in
-from .plan_config import OF_DDP, OF_HOSTS, PlanConfig, counted
+from .plan_config import PlanConfig, counted
+from .plan_lines import Advice, simplest, with_ddp
 from .sharded_plan import plan_sharded
 from .sharded_step import network_seconds, predicted_shards
 from .sites_lines import MEMORY, memory_cells, plan_for_sites
@@ -34,7 +36,6 @@ SHOWN = ["compressor", "payload_bytes_per_step", "sent_bytes_per_step", "compres
 SHOWN += ["state_bytes", "work_bytes", "bytes_per_parameter"]
 SOON = 1e-9  # seconds of a computation that hides nothing
 RUN_AT_MOST = 2**26  # parameters: one backward of a larger model is traced on the meta device, at no cost
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def plan_command(config: PlanConfig) -> int:
@@ -53,7 +54,7 @@ def plan_command(config: PlanConfig) -> int:
             row.update(times)
         about = {"model": config.subject, "parameters": elements, "world_size": config.ranks}
         if config.optimizer:
-            about["whole_bytes"] = sum(_whole_bytes(model, config, DTYPES[config.dtype]).values())
+            about["whole_bytes"] = sum(_whole_bytes(model, config, config.policy.reduce_dtype).values())
         print(json.dumps({**about, "rows": rows}, indent=2))
         return 0
     console = Console()
@@ -64,10 +65,13 @@ def plan_command(config: PlanConfig) -> int:
         console.print(_memory_note(model, order, plans, config), soft_wrap=True)
     if config.parallel == "fsdp" and config.optimizer == "muon":
         console.print(MUON, soft_wrap=True)
+    if config.shared_card:
+        console.print(SHARED[config.bus is None], *([ONE_MESH] * (config.parallel == "fsdp")), soft_wrap=True)
     if elements > SMALL and any("powersgd" in spec for spec in config.specs):
         console.print(LOW_RANK, soft_wrap=True)
     if (config.hosts > 1 or config.box) and not config.local_every:
-        console.print(_to_paste(model, order, config), soft_wrap=True, markup=False, highlight=False)
+        advice = Advice(config, partial(_steps, model, order))
+        console.print(advice.text, soft_wrap=True, markup=False, highlight=False)
     return 0
 
 
@@ -84,8 +88,15 @@ LOW_RANK = (
 SMALL = 20e6  # parameters
 MUON = (
     "Rows of FSDP2 contain the bytes that the step of torch's Muon sends, uncompressed. Rows with DDP hold for replicate(), "
-    "too: each rank has the whole model there, and Muon's step sends nothing."
+    "too: each rank has the whole model there, and Muon's step sends nothing. "
+    "Prefer them if the model fits on a rank."
 )
+SHARED = (
+    "NCCL is assumed to sum in trees. In rings it sends up to twice as much through a host's card.",
+    "NVLink inside a host is assumed (without it, add --bus pcie4x16), and that NCCL sums in trees. In rings it sends up to "
+    "twice as much through a host's card.",
+)
+ONE_MESH = "One mesh of all ranks is assumed. With hybrid sharding, hosts send what rows of DDP with hosts+ do."
 HEADINGS = {
     "network_seconds": "network",
     "network_ratio": "ratio",
@@ -102,8 +113,10 @@ def _steps(model: nn.Module, order: Sequence[Tensor], config: PlanConfig) -> lis
     """The steps without gradwire and with each compressor."""
     if config.parallel == "fsdp":
         modules, seconds = _modules(model, config), config.step_seconds or SOON
-        dtype, specs = DTYPES[config.dtype], (TORCH, *config.specs)
-        return [predicted_shards(modules, config.cluster, spec, seconds, dtype) for spec in specs]
+        cluster, how = config.cluster, (config.policy, config.micro_batches)
+        found = [predicted_shards(modules, cluster, spec, seconds, *how) for spec in (TORCH, *config.specs)]
+        muon = network_seconds(_muon_requests(model, config), cluster)
+        return [replace(each, step=each.step + muon, network=each.network + muon) for each in found]
     computation = (config.step_seconds or SOON) / config.micro_batches
     step = GpuStep(*model_step(model, order), computation, micro_batches=config.micro_batches)
     return [predicted_step(step, config.cluster, spec, config.bucket_mb) for spec in ("none", *config.specs)]
@@ -112,13 +125,11 @@ def _steps(model: nn.Module, order: Sequence[Tensor], config: PlanConfig) -> lis
 def _with_muon(
     model: nn.Module, order: Sequence[Tensor], plans: Sequence[Plan], steps: Sequence[Prediction], config: PlanConfig
 ) -> tuple[list[Plan], list[Prediction]]:
-    """Add what Muon's step sends to plans and steps of shards. Behind them come those of DDP, where it sends nothing."""
-    requests = list(muon_requests(matrices_of_blocks(_named(model, config)), config.ranks))
-    muon = sum((traffic(each, Ranks(config.ranks)) for each in requests), Traffic())
+    """Add what Muon's step sends to plans of shards. Behind them come plans and steps of DDP, where it sends nothing."""
+    muon = sum((traffic(each, Ranks(config.ranks)) for each in _muon_requests(model, config)), Traffic())
     before = plans[0].compression_ratio * plans[0].sent_bytes_per_step + muon.sent_bytes
-    seconds = network_seconds(requests, config.cluster)
-    ddp = _with_ddp(config)
-    ddp = replace(ddp, compressors=["none", *_simplest(model, order, ddp)])
+    ddp = with_ddp(config)
+    ddp = replace(ddp, compressors=["none", *simplest(ddp, partial(_steps, model, order))])
     whole = [_planned(model, order, spec, ddp) for spec in ddp.specs]
     every = [
         replace(
@@ -130,8 +141,13 @@ def _with_muon(
     ] + [replace(each, compressor=f"DDP {each.compressor}") for each in whole]
     sent = [each.sent_bytes_per_step for each in every]
     plans = [replace(each, compression_ratio=before / of if of else 1.0) for each, of in zip(every, sent, strict=True)]
-    slower = [replace(each, step=each.step + seconds, network=each.network + seconds) for each in steps]
-    return plans, [*slower, *(_steps(model, order, ddp)[1:] if steps else [])]
+    return plans, [*steps, *(_steps(model, order, ddp)[1:] if steps else [])]
+
+
+def _muon_requests(model: nn.Module, config: PlanConfig) -> list[Request]:
+    """Return what a step of torch's Muon sends between shards."""
+    matrices = matrices_of_blocks(_named(model, config)) if config.optimizer == "muon" else []
+    return list(muon_requests(matrices, config.ranks))
 
 
 def _named(model: nn.Module, config: PlanConfig) -> dict[str, Tensor]:
@@ -154,7 +170,8 @@ def _memory_note(model: nn.Module, order: Sequence[Tensor], plans: Sequence[Plan
     DDP has the model in the dtype of its gradients. FSDP2 keeps shards in float32, whatever it sends. With Muon, 4 bits are
     not recommended, so only the compressors to try count.
     """
-    dtype, named = DTYPES[config.dtype], set(_simplest(model, order, config)) if config.optimizer == "muon" else set()
+    dtype, steps = config.policy.reduce_dtype, partial(_steps, model, order)
+    named = set(simplest(config, steps)) if config.optimizer == "muon" else set()
     tried = [each for each in plans if each.compressor.removeprefix("DDP ") in named and "int4" not in each.compressor]
     most = max(tried or plans, key=lambda each: each.peak_bytes)
     size = decimal(most.peak_bytes)
@@ -169,61 +186,6 @@ def _memory_note(model: nn.Module, order: Sequence[Tensor], plans: Sequence[Plan
         f"{sharded if config.parallel == 'fsdp' else ''}. "
         f"{adds.format(size, most.compressor)}"
     )
-
-
-def _to_paste(model: nn.Module, order: Sequence[Tensor], config: PlanConfig) -> str:
-    """Return what to try on these hosts, as the page on choosing says."""
-    whole, sharded = (_simplest(model, order, each)[0] for each in (_with_ddp(config), config))
-    first = whole if config.parallel == "ddp" else sharded
-    optimizer = "[muon, adamw]" if config.optimizer == "muon" else "optimizer"
-    lines = {
-        "ddp": f'handle = gradwire.attach(ddp_model, "{whole}", optimizer={optimizer})',
-        "fsdp": f'handle = gradwire.attach(model, gather="{sharded}", reduce="{sharded}", optimizer={optimizer})',
-    }
-    told = [lines[config.parallel]]
-    if config.parallel == "fsdp" and config.optimizer == "muon":
-        told.append(f"{lines['ddp']}  # in its place, with DDP, if the model fits on a rank")
-    several = config.hosts > 1
-    launch = LAUNCH if several else "torchrun --nproc-per-node {per_host} train.py"
-    told.append(launch.format(hosts=config.hosts, per_host=config.cluster.gpus_per_host))
-    head = f'Try "{first}" first. {_following(model, order, config)}'
-    return "\n    ".join([f"{head} {'Each host runs this; HOST is the first' if several else 'Run this'}:", *told])
-
-
-def _following(model: nn.Module, order: Sequence[Tensor], config: PlanConfig) -> str:
-    """Return what to take if that does not do: nothing with fewer than 8 bits and Muon, nor what saves too little."""
-    first, then = _simplest(model, order, config)
-    if then.endswith("int4") and config.optimizer == "muon":
-        return "Stop there: with Muon, 4 bits cost loss."
-    gather, pairs = then.replace("int4", "int8"), [first, then]
-    if config.parallel == "fsdp":
-        pairs, then = [f"{first}/{first}", f"{gather}/{then}"], f'gather="{gather}", reduce="{then}"'
-    else:
-        then = f'"{then}"'
-    if config.step_seconds:
-        one, other = (each.step for each in _steps(model, order, replace(config, compressors=pairs))[1:])
-        if round(one / other, 2) < Rule.worthwhile:
-            return f"{then} would save less than {100 * (1 - 1 / Rule.worthwhile):.0f} % of its step."
-    return f"If steps still wait for the network, take {then}."
-
-
-def _simplest(model: nn.Module, order: Sequence[Tensor], config: PlanConfig) -> Sequence[str]:
-    """Return the two compressors to try first. `bf16` saves nothing of gradients in 16 bits.
-
-    Exact sums inside a host come first where ranks share its card, unless they take longer on the bus than they save.
-    """
-    first = 0 if config.dtype == "fp32" else 1
-    families = [each[first : first + 2] for each in (OF_HOSTS, OF_DDP[1:])]
-    if not config.shared_card or config.bus is None:
-        return families[0 if config.shared_card else 1]
-    _, *steps = _steps(model, order, replace(config, compressors=[*families[0], *families[1]]))
-    of_hosts, others = (min(each.step for each in both) for both in (steps[:2], steps[2:]))
-    return families[0 if of_hosts < others else 1]
-
-
-def _with_ddp(config: PlanConfig) -> PlanConfig:
-    """Return the plan of the same hosts with DDP."""
-    return replace(config, parallel="ddp", compressors=list(OF_DDP))
 
 
 def _times(steps: Sequence[Prediction], config: PlanConfig) -> Iterator[dict[str, float]]:
@@ -241,7 +203,7 @@ def _times(steps: Sequence[Prediction], config: PlanConfig) -> Iterator[dict[str
 def _traced(config: PlanConfig) -> tuple[nn.Module, list[Tensor]]:
     """The model, and its parameters in the order in which a backward makes their gradients ready, as DDP finds it."""
     if config.parameters is not None:
-        model = _transformer(counted(config.parameters)).to(DTYPES[config.dtype])
+        model = _transformer(counted(config.parameters)).to(config.policy.reduce_dtype)
         return model, list(model.parameters())
     data = data_shape(config.data, config.model) if config.data else None
     sample = data_shape(config.data, config.model)
@@ -251,7 +213,7 @@ def _traced(config: PlanConfig) -> tuple[nn.Module, list[Tensor]]:
         model = build_model(config.model, data)
         inputs, targets = sample.example(2)
         order = ready_order(model, lambda: loss_of(model, inputs, targets))
-    return model.to(DTYPES[config.dtype]), order
+    return model.to(config.policy.reduce_dtype), order
 
 
 def _transformer(parameters: int) -> nn.Module:
@@ -267,8 +229,14 @@ def _planned(model: nn.Module, order: Sequence[Tensor], spec: str, config: PlanC
     if config.parallel == "fsdp":
         modules, ranks = _modules(model, config), config.cluster.ranks
         pair = payloads(spec if optimizers is None else tuned_payloads(spec, optimizers))
-        world_size, per_host, dtype = ranks.world_size, ranks.per_host, DTYPES[config.dtype]
-        planned = plan_sharded(modules, *pair, world_size=world_size, ranks_per_host=per_host, dtype=dtype)
+        planned = plan_sharded(
+            modules,
+            *pair,
+            world_size=ranks.world_size,
+            ranks_per_host=ranks.per_host,
+            policy=config.policy,
+            micro_batches=config.micro_batches,
+        )
         return replace(planned, compressor=spec)
     per_host = config.gpus_per_host if ranks_given(compressor(spec)) is not None else 1
     own = tuned_specification(spec, optimizers)
@@ -323,8 +291,8 @@ def _shown_times(row: Mapping[str, float]) -> dict[str, str]:
 
 
 def _milliseconds(seconds: float) -> str:
-    if seconds >= 10:
-        return f"{seconds:,.1f} s"
+    if seconds >= 1:
+        return f"{seconds:,.{1 + (seconds < 10)}f} s"
     return f"{1e3 * seconds:,.0f} ms" if seconds >= 0.01 else f"{1e3 * seconds:.3g} ms"
 
 

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
+
 from ..compress import compressor
 from .ddp_step import Cluster
 from .network.link import parse_rate
+from .sharded_plan import Policy
 from .workloads.data import DATA
 from .workloads.models import ModelConfig
 from .workloads.optimizers import OptimizerName
@@ -19,6 +22,7 @@ BUSES = {"pcie3x16": "126gbit", "pcie4x16": "252gbit", "pcie5x16": "504gbit"}  #
 OF_DDP, OF_FSDP = ("none", "bf16", "int8", "int4"), ("none", "bf16", "int8", "int8/int4", "int4")
 OF_HOSTS = ("hosts+bf16", "hosts+int8", "hosts+int4")  # where ranks share a host's network card
 MOST_PARAMETERS = 10**13
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 COUNT = re.compile(r"(\d+\.?\d*(?:e\d+)?)([kmbt]?)", re.IGNORECASE)
 THOUSANDS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
@@ -47,10 +51,11 @@ class PlanConfig:
     rate: str | None = None
     """bandwidth of a host's network card, such as 10gbit; adds the most that each compressor can save"""
     micro_batches: int = 1
-    """with --step-seconds, of ddp: micro-batches that a step accumulates; the last one alone hides communication"""
-    dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """dtype of the gradients: 16 bits halve the bytes of none; with fsdp also of the weights that are sent, as with
-    MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)"""
+    """with --step-seconds: micro-batches that a step accumulates; the last one alone sends gradients, and with fsdp
+    each sends weights"""
+    dtype: str = "fp32"
+    """dtype of the gradients: fp32, bf16 or fp16; 16 bits halve the bytes of none. With fsdp also of the weights that
+    are sent, or WEIGHTS/GRADIENTS such as bf16/fp32, as with MixedPrecisionPolicy(param_dtype=torch.bfloat16)"""
     optimizer: OptimizerName | None = None
     """sets the error feedback that compressors leave open, and adds the memory of a rank; muon is for gpt and
     --parameters, and with fsdp adds the bytes of its step"""
@@ -124,7 +129,7 @@ class PlanConfig:
             check_payloads(spec) if self.parallel == "fsdp" else compressor(spec)
         if self.parallel == "fsdp" and TORCH in self.specs:
             raise ValueError(
-                "plan computes the bytes of gradwire alone: leave torch out; none sends uncompressed shards"
+                "leave torch out: it is the 1.00x of the column speed-up, and none sends uncompressed shards by gradwire"
             )
 
     def _check_cluster(self) -> None:
@@ -137,14 +142,22 @@ class PlanConfig:
             raise ValueError(f"--rate is a bandwidth above 0 such as 10gbit, got {self.rate!r}")
         if self.gpus_per_host > 1 and not self.hosts:
             raise ValueError(f"--gpus-per-host={self.gpus_per_host} goes with --hosts: name how many hosts there are")
-        if self.parallel == "fsdp" and self.micro_batches > 1:
+        named = self.dtype.split("/")
+        if not set(named) <= DTYPES.keys() or len(named) > 1 + (self.parallel == "fsdp"):
             raise ValueError(
-                "--micro-batches is of ddp: leave it out with --parallel fsdp, whose weights travel in each micro-batch"
+                f"--dtype is {', '.join(DTYPES)}, or with --parallel fsdp WEIGHTS/GRADIENTS such as bf16/fp32; got "
+                f"{self.dtype!r}"
+            )
+        if self.hosts and self.workers not in (PlanConfig.workers, self.ranks):
+            raise ValueError(
+                f"--workers={self.workers} is not the ranks of {self.hosts} hosts: leave it out and give --gpus-per-host"
             )
         if self.step_seconds is not None and not (self.timed or self.sites or self.local_every):
             raise ValueError("--step-seconds goes with a network: add --rate, --bus or --sites")
         if self.micro_batches > 1 and self.step_seconds is None:
-            raise ValueError("--micro-batches goes with --step-seconds: a step sends the same bytes without")
+            raise ValueError(
+                "--micro-batches goes with --step-seconds, which one GPU computes in a step: its bytes are the same"
+            )
         if self.local_every and (self.rate is not None or self.step_seconds is not None):
             raise ValueError("--local-every averages models now and then: leave out --rate and --step-seconds")
 
@@ -152,6 +165,12 @@ class PlanConfig:
     def subject(self) -> str:
         """The name of the model."""
         return self.model.name if self.parameters is None else f"a transformer of {self.parameters}"
+
+    @property
+    def policy(self) -> Policy:
+        """The dtypes that are sent."""
+        named = [DTYPES[each] for each in self.dtype.split("/")]
+        return Policy(named[0], named[-1])
 
     @property
     def specs(self) -> Sequence[str]:

@@ -21,13 +21,21 @@ from .bucket_plan import META, Plan
 
 
 @dataclass(frozen=True)
+class Policy:
+    """The dtypes that FSDP2 sends: of weights and of gradients, as a `MixedPrecisionPolicy` names them."""
+
+    param_dtype: torch.dtype = torch.float32
+    reduce_dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True)
 class Shards:
     """The modules of an FSDP2 model, the root behind the others, and what their weights and gradients travel as."""
 
     layouts: Sequence[ShardLayout]
     weights: WeightGather
     reduction: ShardSum
-    dtype: torch.dtype = torch.float32
+    policy: Policy = Policy()
 
     @classmethod
     def of(
@@ -36,7 +44,7 @@ class Shards:
         gather: Spec,
         reduce: Spec,
         ranks: Ranks,
-        dtype: torch.dtype = torch.float32,
+        policy: Policy = Policy(),
     ) -> Shards:
         """Return them as `plan_sharded` takes them. Raises ValueError for a compressor that is refused."""
         weights, reduction = weight_gather(gather), shard_sum(reduce)
@@ -46,28 +54,31 @@ class Shards:
         wholes = [layout_of(part, torch.float32, META, replace(ranks, per_host=1)) for part in parts if part]
         layouts = [ShardLayout(whole, (0,) * len(whole.names)) for whole in wholes]
         placed = weights.placed(sizes[0], ranks.world_size), reduction.placed(sizes[1], ranks.world_size)
-        return cls(layouts, *placed, dtype)
+        return cls(layouts, *placed, policy)
 
     def gather(self, layout: ShardLayout) -> Iterator[Request]:
         """Yield the requests of a module's gather."""
-        program = _gather(layout, self.weights, self.dtype)
+        program = _gather(layout, self.weights, self.policy.param_dtype)
         if program is None:
-            yield AllGather(torch.empty(layout.row, dtype=self.dtype, device=META))
+            yield AllGather(torch.empty(layout.row, dtype=self.policy.param_dtype, device=META))
         else:
             yield from requests_in(program, replace(layout.whole.ranks, per_host=self.weights.per_host))
 
     def reduce(self, layout: ShardLayout) -> Iterator[Request]:
         """Yield the requests of a module's reduction."""
         ranks = replace(layout.whole.ranks, per_host=self.reduction.per_host)
-        yield from requests_in(_reduce(layout, self.reduction, self.dtype), ranks)
+        yield from requests_in(_reduce(layout, self.reduction, self.policy.reduce_dtype), ranks)
 
-    def traffic(self) -> Traffic:
-        """Return the traffic of a step: two gathers of each module, one of the root and of differences; and reductions."""
+    def traffic(self, micro_batches: int = 1) -> Traffic:
+        """Return the traffic of a step: reductions, and two gathers of each module and micro-batch.
+
+        The root and differences are gathered once in a micro-batch.
+        """
         total = Traffic()
         for layout in self.layouts:
             again = layout is not self.layouts[-1] and not self.weights.differences
             for requests, per_host, times in (
-                (self.gather(layout), self.weights.per_host, 1 + again),
+                (self.gather(layout), self.weights.per_host, micro_batches * (1 + again)),
                 (self.reduce(layout), self.reduction.per_host, 1),
             ):
                 ranks = replace(layout.whole.ranks, per_host=per_host)
@@ -82,9 +93,10 @@ def plan_sharded(
     *,
     world_size: int,
     ranks_per_host: int = 1,
-    dtype: torch.dtype = torch.float32,
+    policy: Policy = Policy(),
+    micro_batches: int = 1,
 ) -> Plan:
-    """Compute the traffic of a step by a dry run: forward, and backward with one synchronization.
+    """Compute the traffic of a step by a dry run: forward and backward of each micro-batch, and one synchronization.
 
     Args:
         parts: the parameters of each module that `fully_shard` is applied to; the root, which keeps its weights until
@@ -93,7 +105,8 @@ def plan_sharded(
         reduce: the compressor of gradients.
         world_size: the number of ranks.
         ranks_per_host: the number of ranks on each host, for `hosts+` compressors.
-        dtype: that of gathered weights and of gradients, which a `MixedPrecisionPolicy` sets.
+        policy: the dtypes that are sent.
+        micro_batches: those that a step accumulates.
 
     Returns:
         The traffic and memory of one rank. `compression_ratio` is against "none" for both, `work_bytes` is beyond the
@@ -103,12 +116,13 @@ def plan_sharded(
         ValueError: a compressor is refused.
     """
     ranks = Ranks(world_size, 0, ranks_per_host)
-    now, before = (Shards.of(parts, *pair, ranks, dtype) for pair in ((gather, reduce), ("none", "none")))
+    now, before = (Shards.of(parts, *pair, ranks, policy) for pair in ((gather, reduce), ("none", "none")))
     layouts, weights, reduction = now.layouts, now.weights, now.reduction
     elements = sum(each.numel() for part in parts for each in part.values())
-    state = sum(_state_bytes(layout, weights, reduction, dtype) for layout in layouts)
-    work = _shard_work_bytes(layouts, weights, reduction, dtype)
-    return Plan.of(f"{gather}/{reduce}", elements, world_size, now.traffic(), before.traffic(), state, work)
+    state = sum(_state_bytes(layout, weights, reduction, policy) for layout in layouts)
+    work = _shard_work_bytes(layouts, weights, reduction, policy)
+    sent, usual = (each.traffic(micro_batches) for each in (now, before))
+    return Plan.of(f"{gather}/{reduce}", elements, world_size, sent, usual, state, work)
 
 
 def _gather(layout: ShardLayout, weights: WeightGather, dtype: torch.dtype) -> Program[Tensor] | None:
@@ -135,15 +149,15 @@ def _reduce(layout: ShardLayout, reduction: ShardSum, dtype: torch.dtype) -> Pro
     return reduction.reduce(grad, reduction.init(layout), out)
 
 
-def _state_bytes(layout: ShardLayout, weights: WeightGather, reduction: ShardSum, dtype: torch.dtype) -> int:
+def _state_bytes(layout: ShardLayout, weights: WeightGather, reduction: ShardSum, policy: Policy) -> int:
     residual = reduction.init(layout).residual
     own = 2 * _own_rows(layout).flat.nbytes  # for checkpoints, before and after a step
-    held = dtype.itemsize * layout.numel + own if weights.differences else 0
+    held = policy.param_dtype.itemsize * layout.numel + own if weights.differences else 0
     return held + (0 if residual is None else residual.flat.nbytes)
 
 
 def _shard_work_bytes(
-    layouts: Sequence[ShardLayout], weights: WeightGather, reduction: ShardSum, dtype: torch.dtype
+    layouts: Sequence[ShardLayout], weights: WeightGather, reduction: ShardSum, policy: Policy
 ) -> int:
     """Return the most bytes of a step, without state, beyond the most that torch's own communication takes.
 
@@ -154,22 +168,22 @@ def _shard_work_bytes(
     """
     ranks, sent = layouts[0].whole.ranks, reduction.codec is None and reduction.per_host == 1
     backward = [*layouts[-2::-1], layouts[-1]]
-    sizes = [dtype.itemsize * each.numel for each in backward]
-    sums = [
-        memory_of(_reduce(each, reduction, dtype), replace(ranks, per_host=reduction.per_host)) for each in backward
-    ]
-    gathers = [_gather_memory(each, weights, dtype) for each in backward]
-    torchs, ours = 0, max(size + each.most for size, each in zip(sizes, gathers, strict=True))  # in forward
+    wholes = [policy.param_dtype.itemsize * each.numel for each in backward]
+    sizes = [policy.reduce_dtype.itemsize * each.numel for each in backward]
+    of_sums = replace(ranks, per_host=reduction.per_host)
+    sums = [memory_of(_reduce(each, reduction, policy.reduce_dtype), of_sums) for each in backward]
+    gathers = [_gather_memory(each, weights, policy.param_dtype) for each in backward]
+    torchs, ours = 0, max(whole + each.most for whole, each in zip(wholes, gathers, strict=True))  # in forward
     for place, size in enumerate(sizes):
         after, first = place + 1, max(0, place - MODULES_IN_FLIGHT)
-        both = sum(sizes[after:-1][:1]) + sum(sizes[after:][-1:])  # the next weights, and the root's
+        both = sum(wholes[after:-1][:1]) + sum(wholes[after:][-1:])  # the next weights, and the root's
         kept = sum(sizes[first:place][-1:])
-        torchs = max(torchs, both + 2 * size + kept)
+        torchs = max(torchs, both + wholes[place] + size + kept)
         waiting = sum(each.waiting for each in sums[first:place]) + sent * sum(sizes[first:place])
         waiting += 0 if weights.differences else sum(each.waiting for each in gathers[after:-1][:1])
         computed = max(each.most - each.waiting for each in sums[first:after])
-        leaving = size + dtype.itemsize * backward[place].row + sums[place].waiting + computed
-        ours = max(ours, both + waiting + max(2 * size + kept * (not sent), leaving))
+        leaving = size + policy.reduce_dtype.itemsize * backward[place].row + sums[place].waiting + computed
+        ours = max(ours, both + waiting + max(wholes[place] + size + kept * (not sent), leaving))
     return max(0, ours - torchs)
 
 

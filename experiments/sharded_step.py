@@ -13,7 +13,7 @@ from ..compress.protocol.requests import ReduceScatter, Request
 from .advice.network import kind_of
 from .advice.predict import Prediction
 from .ddp_step import BACKWARD, Cluster, cost_of
-from .sharded_plan import Shards
+from .sharded_plan import Policy, Shards
 from .workloads.sharding import TORCH, payloads
 
 # Of DDP's arithmetic: by a gather, which decodes all, and by a reduction, which encodes all, too.
@@ -22,13 +22,17 @@ ENCODED = (1 / 3, 2 / 3)
 
 @dataclass(frozen=True)
 class Module:
-    """Seconds of a module: of the network for its gathers and its reduction, and of the GPU. `encode`: of the latter."""
+    """Seconds of a module and a micro-batch: of the network for its gathers and its reduction, and of the GPU.
+
+    `decode`: of the latter, the part of forward and of backward that decodes weights. `encode`: before the reduction.
+    """
 
     gather: float
     again: float
     reduce: float
     forward: float
     backward: float
+    decode: float
     encode: float
 
 
@@ -37,29 +41,32 @@ def predicted_shards(
     cluster: Cluster,
     spec: str,
     computation: float,
-    dtype: torch.dtype = torch.float32,
+    policy: Policy = Policy(),  # noqa: B008
+    micro_batches: int = 1,
 ) -> Prediction:
-    """Predict a step. Latency is left out, and computation takes time by elements.
+    """Predict a step. Latency is left out, computation takes time by elements, and the last micro-batch sends gradients.
 
     Args:
         parts: the modules, as `plan_sharded` takes them.
         cluster: the hosts.
         spec: the compressors of weights and gradients, or "torch" for FSDP2 by itself, on NCCL.
         computation: seconds of a step's computation.
-        dtype: that of gathered weights and of gradients.
+        policy: the dtypes that are sent.
+        micro_batches: those that a step accumulates.
     """
     pair = ("none", "none") if spec == TORCH else payloads(spec)
-    shards = Shards.of(parts, *pair, cluster.ranks, dtype)
+    shards = Shards.of(parts, *pair, cluster.ranks, policy)
     encode = [part * cost_of(each, cluster).encode for part, each in zip(ENCODED, pair, strict=True)]
-    root, *others = [_module(shards, place, cluster, computation, encode, spec) for place in _in_forward(shards)]
-    network = sum(each.gather + each.again + each.reduce for each in (root, *others))
-    arithmetic = sum(each.forward + each.backward for each in (root, *others))
+    part = computation / micro_batches
+    modules = [_module(shards, place, cluster, part, encode, spec) for place in _in_forward(shards)]
+    network = sum(micro_batches * (each.gather + each.again) + each.reduce for each in modules)
+    encoding = sum(micro_batches * each.decode + each.encode for each in modules)
     return Prediction(
-        _seconds([root, *others]),
-        max(network, arithmetic),
-        shards.traffic().sent_bytes,
+        _seconds(modules, micro_batches),
+        max(network, computation + encoding),
+        shards.traffic(micro_batches).sent_bytes,
         computation=computation,
-        encode=sum(each.encode for each in (root, *others)),
+        encode=encoding,
         network=network,
     )
 
@@ -78,7 +85,7 @@ def _module(
     elements, everything = layout.whole.numel, sum(each.whole.numel for each in shards.layouts)
     reduction: Iterable[Request] = shards.reduce(layout)
     if spec == TORCH:
-        reduction = [ReduceScatter(torch.empty(layout.numel, dtype=shards.dtype, device="meta"))]
+        reduction = [ReduceScatter(torch.empty(layout.numel, dtype=shards.policy.reduce_dtype, device="meta"))]
     gather, reduce = (network_seconds(each, cluster) for each in (shards.gather(layout), reduction))
     once = root or shards.weights.differences
     part = computation * elements / everything
@@ -88,8 +95,9 @@ def _module(
         0.0 if once else gather,
         reduce,
         (1 - BACKWARD) * part + decode,
-        BACKWARD * part + both + (0.0 if once else decode),
-        both + (1 if once else 2) * decode,
+        BACKWARD * part + (0.0 if once else decode),
+        (1 if once else 2) * decode,
+        both,
     )
 
 
@@ -101,14 +109,15 @@ def network_seconds(requests: Iterable[Request], cluster: Cluster) -> float:
     )
 
 
-def _seconds(modules: Sequence[Module]) -> float:
+def _seconds(modules: Sequence[Module], micro_batches: int) -> float:
     """Return the seconds of a step. `modules`: in the order of forward; backward goes the other way.
 
     While a module computes, the weights of the next one travel, as FSDP2 prefetches them, behind gradients sent before.
     """
     forward = [(each.gather, each.forward, 0.0) for each in modules]
-    backward = [(each.again, each.backward, each.reduce) for each in reversed(modules)]
-    turns = [*forward, *backward, (0.0, 0.0, 0.0)]
+    backward = [(each.again, each.backward, 0.0) for each in reversed(modules)]
+    last = [(each.again, each.backward + each.encode, each.reduce) for each in reversed(modules)]
+    turns = [*(forward + backward) * (micro_batches - 1), *forward, *last, (0.0, 0.0, 0.0)]
     now = link = arrived = turns[0][0]
     for (_, computes, sends), (gather, _, _) in pairwise(turns):
         now = max(now, arrived)

@@ -1,5 +1,6 @@
 import csv
 import json
+import re
 import time
 from pathlib import Path
 
@@ -212,10 +213,9 @@ def test_one_host_sends_nothing_through_its_card(planned):
         (["--hosts=2", "--micro-batches=0"], "--micro-batches are at least 1"),
         (["--optimizer=muon", "--model=mlp"], "optimizer muon is for gpt and --parameters, and the model is mlp"),
         (["--optimizer=muon", "--parameters=1M", "--sites=2"], "leave it out of local SGD"),
-        (
-            ["--parallel=fsdp", "--rate=10gbit", "--micro-batches=2", "--step-seconds=1"],
-            "weights travel in each micro-",
-        ),
+        (["--dtype=fp8"], "--dtype is fp32, bf16, fp16"),
+        (["--dtype=bf16/fp32"], "with --parallel fsdp WEIGHTS/GRADIENTS such as bf16/fp32; got 'bf16/fp32'"),
+        (["--hosts=2", "--workers=16"], "--workers=16 is not the ranks of 2 hosts: leave it out"),
         (["--parallel=fsdp", "--step-seconds=1"], "--step-seconds goes with a network: add --rate"),
         (["--step-seconds=1"], "--step-seconds goes with a network: add --rate"),
         (["--hosts=2", "--rate=10gbit", "--micro-batches=2"], "--micro-batches goes with --step-seconds"),
@@ -259,11 +259,13 @@ def test_fsdp2_sends_weights_twice_and_gradients_once_and_a_step_lasts_as_long_a
 
 
 def test_a_step_of_fsdp2_is_the_longest_chain_of_weights_computation_and_gradients():
-    module = Module(gather=1.0, again=1.0, reduce=1.0, forward=5.0, backward=10.0, encode=0.0)
-    assert step_of([module]) == 1 + 5 + 10 + 1  # backward's gather has come while forward computed
-    assert step_of([module] * 3) == 1 + 3 * 5 + 3 * 10 + 1
-    slow = Module(gather=5.0, again=5.0, reduce=5.0, forward=1.0, backward=2.0, encode=0.0)
-    assert step_of([slow] * 3) == 9 * 5
+    module = Module(gather=1.0, again=1.0, reduce=1.0, forward=5.0, backward=10.0, decode=0.0, encode=0.0)
+    assert step_of([module], 1) == 1 + 5 + 10 + 1  # backward's gather has come while forward computed
+    assert step_of([module] * 3, 1) == 1 + 3 * 5 + 3 * 10 + 1
+    assert step_of([module] * 3, 2) == 1 + 2 * (3 * 5 + 3 * 10) + 1
+    slow = Module(gather=5.0, again=5.0, reduce=5.0, forward=1.0, backward=2.0, decode=0.0, encode=0.0)
+    assert step_of([slow] * 3, 1) == 9 * 5
+    assert step_of([slow] * 3, 2) == 15 * 5  # all gathers twice
 
 
 def test_under_a_policy_of_16_bits_fsdp2_without_gradwire_sends_as_much_as_bf16(planned):
@@ -272,6 +274,19 @@ def test_under_a_policy_of_16_bits_fsdp2_without_gradwire_sends_as_much_as_bf16(
     assert [row["network_ratio"] for row in rows] == pytest.approx([1, 1, 1.94], abs=0.01)
     assert [row["speed_up"] for row in rows[:2]] == pytest.approx([1, 1], abs=0.01)
     assert rows[2]["speed_up"] > 1.5
+
+
+def test_a_policy_may_send_weights_and_gradients_in_two_dtypes_and_weights_in_each_micro_batch(planned):
+    flags = (*FSDP, "--rate=10gbit", "--compressors=none,int8", "--step-seconds=0.1")
+    sent = {}
+    for dtype, batches in (("fp32", 1), ("bf16", 1), ("bf16/fp32", 1), ("bf16/fp32", 3)):
+        rows = planned(*flags, f"--dtype={dtype}", f"--micro-batches={batches}")["rows"]
+        sent[dtype, batches] = rows[0]["sent_bytes_per_step"]
+        assert rows[0]["speed_up"] == pytest.approx(1)  # as much as torch's
+    whole, half, mixed, thrice = sent.values()
+    assert whole == 2 * half
+    assert mixed - half == pytest.approx(half / 3, rel=0.03)  # but for the root, gathered once
+    assert thrice - mixed == pytest.approx(2 * half * 2 / 3, rel=0.03)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -360,7 +375,7 @@ def test_two_levels_are_compared_with_two_uncompressed_levels():
         ((), ("bf16", "int8", 'ddp_model, "bf16"', "--nproc-per-node 1")),
         (
             ("--parallel=fsdp",),
-            ("bf16", 'gather="int8", reduce="int8"', 'model, gather="bf16", reduce="bf16"', "--nproc-per-node 1"),
+            ("bf16", "int8", 'model, gather="bf16", reduce="bf16"', "--nproc-per-node 1"),
         ),
         (
             ("--gpus-per-host=8", "--dtype=bf16"),
@@ -382,7 +397,8 @@ def test_a_plan_of_hosts_ends_with_lines_to_paste(flags, lines, capsys):
     assert main(["plan", "--parameters=1M", "--hosts=2", "--rate=10gbit", *flags]) == 0
     *_, words, attach, launch = capsys.readouterr().out.splitlines()
     then = then if "=" in then else f'"{then}"'
-    assert words.startswith(f'Try "{first}" first. If steps still wait for the network, take {then}.')
+    assert words.startswith(f'Try "{first}" first. It pays while a step computes for less than about ')
+    assert f" If steps still wait for the network, take {then}." in words
     assert attach.strip() == f"handle = gradwire.attach({given}, optimizer=optimizer)"
     assert launch.strip().startswith(f"torchrun --nnodes 2 {ranks} --rdzv-backend c10d --rdzv-endpoint HOST:29400")
 
@@ -412,17 +428,34 @@ def test_one_host_that_sends_nothing_gets_no_lines_to_paste(capsys, flags):
 
 
 def test_a_plan_names_no_further_compressor_that_saves_too_little(capsys):
-    flags = ("--parallel=fsdp", "--dtype=bf16", "--step-seconds=0.01", "--rate=100gbit")
+    flags = ("--parallel=fsdp", "--dtype=bf16", "--step-seconds=0.02", "--rate=1gbit")
     assert main(["plan", "--parameters=1M", "--hosts=2", *flags]) == 0
     words = capsys.readouterr().out.splitlines()[-3]
-    assert words.startswith('Try "int8" first. gather="int8", reduce="int4" would save less than 9 % of its step.')
+    assert words.startswith('Try "int8" first. ')
+    assert ' gather="int8", reduce="int4" would save less than 9 % of its step.' in words
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_plan_says_up_to_which_computation_compression_pays_and_has_no_line_beyond(planned, capsys, parallel):
+    flags = ("--parameters=124M", "--hosts=2", "--rate=10gbit", f"--parallel={parallel}")
+    assert main(["plan", *flags, "--step-seconds=0.1"]) == 0
+    words = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("Try "))
+    (limit,) = re.findall(r" It pays while a step computes for less than about ([\d.]+) s\.", words)
+    for seconds, pays in ((0.9 * float(limit), True), (1.1 * float(limit), False)):
+        rows = planned(*flags, f"--step-seconds={seconds}", "--compressors=bf16,int8")["rows"]
+        assert (max(row["speed_up"] for row in rows) >= 1.1) == pays
+        assert main(["plan", *flags, f"--step-seconds={seconds}"]) == 0
+        printed = capsys.readouterr().out
+        assert ("Do not compress: " in printed) != pays
+        assert ("attach" in printed) == pays
 
 
 def test_a_plan_of_muon_under_fsdp2_has_a_line_for_each_way(capsys):
     flags = ("--parallel=fsdp", "--optimizer=muon", "--dtype=bf16")
     assert main(["plan", "--parameters=1M", "--hosts=2", "--rate=10gbit", *flags]) == 0
     *_, words, sharded, whole, _ = capsys.readouterr().out.splitlines()
-    assert words.startswith('Try "int8" first. Stop there: with Muon, 4 bits cost loss.')
+    assert words.startswith('Try "int8" first. ')
+    assert " Stop there: with Muon, 4 bits cost loss." in words
     assert sharded.strip() == 'handle = gradwire.attach(model, gather="int8", reduce="int8", optimizer=[muon, adamw])'
     assert whole.strip().startswith(
         'handle = gradwire.attach(ddp_model, "int8", optimizer=[muon, adamw])  # in its place'

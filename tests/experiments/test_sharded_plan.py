@@ -12,7 +12,7 @@ from gradwire.compress import Ranks
 from gradwire.compress.simulate import traffic
 from gradwire.experiments.ddp_step import Cluster
 from gradwire.experiments.optimizer_plan import muon_requests
-from gradwire.experiments.sharded_plan import Shards, plan_sharded
+from gradwire.experiments.sharded_plan import Policy, Shards, plan_sharded
 from gradwire.experiments.sharded_step import predicted_shards
 
 from ..hooks.fsdp.given import mesh_of, network, trained
@@ -48,15 +48,15 @@ def counted(rank, world_size, dtype):
 
 def uncompressed(dtype):
     """The bytes that gathers and reductions of a step send in one level."""
-    both, ranks = plan_sharded(parts(), "none", "none", world_size=RANKS, dtype=dtype), Ranks(RANKS, 0)
-    exact = Shards.of(parts(), "none", "none", ranks, dtype)
+    both, ranks = plan_sharded(parts(), "none", "none", world_size=RANKS, policy=Policy(dtype, dtype)), Ranks(RANKS, 0)
+    exact = Shards.of(parts(), "none", "none", ranks, Policy(dtype, dtype))
     reductions = [traffic(each, ranks).sent_bytes for layout in exact.layouts for each in exact.reduce(layout)]
     return both.sent_bytes_per_step - sum(reductions), sum(reductions)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_bytes_planned_are_bytes_sent(ranks, dtype):
-    planned = [plan_sharded(parts(), *pair, world_size=RANKS, dtype=dtype) for pair in PAIRS]
+    planned = [plan_sharded(parts(), *pair, world_size=RANKS, policy=Policy(dtype, dtype)) for pair in PAIRS]
     gathers, reductions = uncompressed(dtype)
     for found in ranks.run(counted, RANKS, dtype):
         for pair, plan, bytes_sent in zip(PAIRS, planned, found, strict=True):
@@ -77,10 +77,8 @@ def test_state_is_that_of_residuals_and_weights_in_use():
     usual = 2 * 4 * len(parts())  # the change of a step, before and after it
     assert plan_sharded(parts(), "int8", "int4", world_size=4).state_bytes == layout_bytes
     assert plan_sharded(parts(), "int4", "none", world_size=4).state_bytes == 2 * layout_bytes + usual
-    assert (
-        plan_sharded(parts(), "int4", "none", world_size=4, dtype=torch.bfloat16).state_bytes
-        == 1.5 * layout_bytes + usual
-    )
+    half = plan_sharded(parts(), "int4", "none", world_size=4, policy=Policy(torch.bfloat16))
+    assert half.state_bytes == 1.5 * layout_bytes + usual
     assert plan_sharded(parts(), "bf16", "bf16", world_size=4).state_bytes == 0
     assert plan_sharded(parts(), "none", "hosts:ranks=2+int4", world_size=4).state_bytes == layout_bytes / 2
 

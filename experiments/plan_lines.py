@@ -1,0 +1,123 @@
+"""What `gradwire plan` recommends: whether to compress, with what, and the lines to paste."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from .advice.predict import Prediction
+from .advice.recommendation import LAUNCH, Rule
+from .plan_config import OF_DDP, OF_HOSTS, PlanConfig
+
+SHORTEST, LONGEST = 1e-4, 1e4  # seconds of a step's computation that the search for the longest one looks at
+LEAST = f"{100 * (1 - 1 / Rule.worthwhile):.0f} %"
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to try on the hosts of a plan, as the page on choosing says. `steps`: without gradwire, then with each one."""
+
+    config: PlanConfig
+    steps: Callable[[PlanConfig], Sequence[Prediction]]
+
+    @property
+    def text(self) -> str:
+        """The sentences, and the lines behind them."""
+        several, whole = self.config.hosts > 1, self.of_ddp
+        optimizer = "[muon, adamw]" if self.config.optimizer == "muon" else "optimizer"
+        told = []
+        if self.chosen and self.config.parallel == "fsdp":
+            gather, reduce = self.chosen.split("/")
+            told.append(f'handle = gradwire.attach(model, gather="{gather}", reduce="{reduce}", optimizer={optimizer})')
+        if whole.chosen and (self.config.parallel == "ddp" or self.config.optimizer == "muon"):
+            line = f'handle = gradwire.attach(ddp_model, "{whole.chosen}", optimizer={optimizer})'
+            in_place = "  # in its place, with DDP, if the model fits on a rank"
+            told.append(line + in_place * (self.config.parallel == "fsdp"))
+        if not told:
+            return self._words
+        launch = LAUNCH if several else "torchrun --nproc-per-node {per_host} train.py"
+        told.append(launch.format(hosts=self.config.hosts, per_host=self.config.cluster.gpus_per_host))
+        runs = "Each host runs this; HOST is the first" if several else "Run this"
+        return "\n    ".join([f"{self._words} {runs}:", *told])
+
+    @property
+    def of_ddp(self) -> Advice:
+        """The advice for the same hosts with DDP."""
+        return replace(self, config=with_ddp(self.config))
+
+    @property
+    def pairs(self) -> list[str]:
+        """The compressors to try, one after the other: with Muon, fewer than 8 bits cost loss."""
+        first, then = simplest(self.config, self.steps)
+        found = [first] if then.endswith("int4") and self.config.optimizer == "muon" else [first, then]
+        if self.config.parallel == "ddp":
+            return found
+        return [f"{each.replace('int4', 'int8')}/{each}" for each in found]
+
+    @property
+    def chosen(self) -> str | None:
+        """The first compressor that saves enough of a step; None if none does. Without a step's seconds, the first one."""
+        if self.config.step_seconds is None:
+            return self.pairs[0]
+        faster = self._faster(self.config.step_seconds)
+        return next((spec for spec, times in faster.items() if times >= Rule.worthwhile), None)
+
+    def _faster(self, seconds: float) -> dict[str, float]:
+        """Return by how much each compressor to try makes a step of so many seconds of computation faster."""
+        before, *steps = self.steps(replace(self.config, compressors=self.pairs, step_seconds=seconds))
+        return {spec: round(before.step / each.step, 2) for spec, each in zip(self.pairs, steps, strict=True)}
+
+    @property
+    def _words(self) -> str:
+        seconds, chosen, last = self.config.step_seconds, self.chosen, self.pairs[-1]
+        if chosen is None:
+            faster = max(self._faster(seconds).values())
+            return f"Do not compress: {_named(last)} saves less than {LEAST} of a step ({faster:.2f}x).{self._until}"
+        words = f"Try {_named(chosen)} first.{self._until}"
+        if len(self.pairs) == 1:
+            return f"{words} Stop there: with Muon, 4 bits cost loss."
+        if chosen == last:
+            return words
+        faster = {} if seconds is None else self._faster(seconds)
+        if faster and faster[last] / faster[chosen] < Rule.worthwhile:
+            return f"{words} {_named(last)} would save less than {LEAST} of its step."
+        return f"{words} If steps still wait for the network, take {_named(last)}."
+
+    @property
+    def _until(self) -> str:
+        """Up to which computation of a step one of the compressors to try pays."""
+        low, high = math.log(SHORTEST), math.log(LONGEST)
+        if max(self._faster(SHORTEST).values()) < Rule.worthwhile:
+            return ""
+        while high - low > 0.05:
+            middle = (low + high) / 2
+            pays = max(self._faster(math.exp(middle)).values()) >= Rule.worthwhile
+            low, high = (middle, high) if pays else (low, middle)
+        return f" It pays while a step computes for less than about {math.exp(low):.2g} s."
+
+
+def _named(spec: str) -> str:
+    gather, _, reduce = spec.partition("/")
+    return f'"{gather}"' if reduce in ("", gather) else f'gather="{gather}", reduce="{reduce}"'
+
+
+def with_ddp(config: PlanConfig) -> PlanConfig:
+    """Return the plan of the same hosts with DDP."""
+    return replace(config, parallel="ddp", compressors=list(OF_DDP), dtype=config.dtype.split("/")[-1])
+
+
+def simplest(config: PlanConfig, steps: Callable[[PlanConfig], Sequence[Prediction]]) -> Sequence[str]:
+    """Return the two compressors to try first. `bf16` saves nothing of gradients in 16 bits.
+
+    Exact sums inside a host come first where ranks share its card, unless they take longer on the bus than they save.
+    """
+    first = 0 if config.policy.reduce_dtype == torch.float32 else 1
+    families = [each[first : first + 2] for each in (OF_HOSTS, OF_DDP[1:])]
+    if not config.shared_card or config.bus is None:
+        return families[0 if config.shared_card else 1]
+    _, *found = steps(replace(config, compressors=[*families[0], *families[1]]))
+    of_hosts, others = (min(each.step for each in both) for both in (found[:2], found[2:]))
+    return families[0 if of_hosts < others else 1]
