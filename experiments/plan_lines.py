@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
@@ -48,7 +49,7 @@ class Advice:
         """The advice for the same hosts with DDP."""
         return replace(self, config=with_ddp(self.config))
 
-    @property
+    @cached_property
     def pairs(self) -> list[str]:
         """The compressors to try, one after the other: with Muon, fewer than 8 bits cost loss."""
         first, then = simplest(self.config, self.steps)
@@ -60,29 +61,30 @@ class Advice:
     @property
     def chosen(self) -> str | None:
         """The first compressor that saves enough of a step; None if none does. Without a step's seconds, the first one."""
-        if self.config.step_seconds is None:
-            return self.pairs[0]
-        faster = self._faster(self.config.step_seconds)
+        faster = self.faster or dict.fromkeys(self.pairs, Rule.worthwhile)
         return next((spec for spec, times in faster.items() if times >= Rule.worthwhile), None)
 
+    @cached_property
+    def faster(self) -> dict[str, float]:
+        """By how much each compressor to try makes a step faster; empty without a step's seconds."""
+        return {} if self.config.step_seconds is None else self._faster(self.config.step_seconds)
+
     def _faster(self, seconds: float) -> dict[str, float]:
-        """Return by how much each compressor to try makes a step of so many seconds of computation faster."""
         before, *steps = self.steps(replace(self.config, compressors=self.pairs, step_seconds=seconds))
         return {spec: round(before.step / each.step, 2) for spec, each in zip(self.pairs, steps, strict=True)}
 
     @property
     def _words(self) -> str:
-        seconds, chosen, last = self.config.step_seconds, self.chosen, self.pairs[-1]
+        chosen, last = self.chosen, self.pairs[-1]
         if chosen is None:
-            faster = max(self._faster(seconds).values())
-            return f"Do not compress: {_named(last)} saves less than {LEAST} of a step ({faster:.2f}x).{self._until}"
+            most = max(self.faster.values())
+            return f"Do not compress: {_named(last)} saves less than {LEAST} of a step ({most:.2f}x).{self._until}"
         words = f"Try {_named(chosen)} first.{self._until}"
         if len(self.pairs) == 1:
             return f"{words} Stop there: with Muon, 4 bits cost loss."
         if chosen == last:
             return words
-        faster = {} if seconds is None else self._faster(seconds)
-        if faster and faster[last] / faster[chosen] < Rule.worthwhile:
+        if self.faster and self.faster[last] / self.faster[chosen] < Rule.worthwhile:
             return f"{words} {_named(last)} would save less than {LEAST} of its step."
         return f"{words} If steps still wait for the network, take {_named(last)}."
 
