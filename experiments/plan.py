@@ -96,7 +96,7 @@ SHARED = (
     "NVLink inside a host is assumed (without it, add --bus pcie4x16), and that NCCL sums in trees. In rings it sends up to "
     "twice as much through a host's card.",
 )
-ONE_MESH = "One mesh of all ranks is assumed. With hybrid sharding, hosts send what rows of DDP with hosts+ do."
+ONE_MESH = "All ranks are assumed to share one mesh. With hybrid sharding, hosts send as much as DDP does with hosts+."
 HEADINGS = {
     "network_seconds": "network",
     "network_ratio": "ratio",

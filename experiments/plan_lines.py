@@ -1,4 +1,4 @@
-"""What `gradwire plan` recommends: whether to compress, with what, and the lines to paste."""
+"""The recommendation of `gradwire plan`: whether to compress, with what, and the lines to paste."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ LEAST = f"{100 * (1 - 1 / Rule.worthwhile):.0f} %"
 
 @dataclass(frozen=True)
 class Advice:
-    """What to try on the hosts of a plan, as the page on choosing says. `steps`: without gradwire, then with each one."""
+    """The recommendation for the hosts of a plan, as the page on choosing has it.
+
+    `steps`: predicts a step without gradwire, then with each compressor.
+    """
 
     config: PlanConfig
     steps: Callable[[PlanConfig], Sequence[Prediction]]
