@@ -22,8 +22,8 @@ from .advice.predict import Prediction
 from .bucket_plan import Plan, plan
 from .ddp_step import GpuStep, layered, model_step, predicted_step
 from .optimizer_plan import matrices_of_blocks, muon_requests, optimizer_elements, stand_in
+from .plan_advice import Advice, simplest, with_ddp
 from .plan_config import PlanConfig, counted
-from .plan_lines import Advice, simplest, with_ddp
 from .sharded_plan import plan_sharded
 from .sharded_step import network_seconds, predicted_shards
 from .sites_lines import MEMORY, memory_cells, plan_for_sites

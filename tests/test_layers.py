@@ -65,7 +65,7 @@ FLOORS = {  # the rooms of a layer, folders and files, from the ground up; those
         "ddp_step network kernels",
         "workloads",
         "optimizer_plan plan_config sharded_step",
-        "plan_lines sites_lines",
+        "plan_advice sites_lines",
         "advise bench collective compressor_help info plan ready rendezvous top try_script",
         "check compare",
         "cli",

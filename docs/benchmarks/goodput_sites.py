@@ -15,8 +15,8 @@ from pathlib import Path
 
 from driver import parser_of, write_results
 
+from gradwire.hooks.internet.late_sites import NEW, Claim
 from gradwire.hooks.internet.server_meetings import Arrival, Gathering
-from gradwire.hooks.internet.standing import NEW, Claim
 
 HOUR = 3600.0
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from ...compress.protocol.requests import Request
 from ...compress.simulate import answered
 from ...ddp_core.transport.protocol import Reply
+from ...hooks.internet.late_sites import Claim
 from ...hooks.internet.meeting import Meeting, SiteReply
-from ...hooks.internet.standing import Claim
 from ...hooks.local_sgd.fixed_sites import WAITS
 from ..results.comparison import RunResult
 from .communication import NOT_MEASURED, of_local

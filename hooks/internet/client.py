@@ -18,6 +18,7 @@ from typing import Any
 from ...ddp_core.averaging.same_kernels import follow_kernels, kernel_offer
 from ...kernels.dispatch import requested_backends
 from .background import Background, Closed
+from .late_sites import Claim, is_identity
 from .link import Link, LinkError, Listener, NotProven, dial, shown
 from .meeting import CPU, Lines, Meeting, SiteMeeting
 from .mesh import Mesh, Parking, connected
@@ -27,7 +28,6 @@ from .relay import joined
 from .secret import Secret
 from .server import refuse_open
 from .server_meetings import PHASES
-from .standing import Claim, is_identity
 
 logger = logging.getLogger(__name__)
 ATTEMPTS = 5  # to connect

@@ -18,7 +18,7 @@ from ...compress.protocol.requests import AllGather, AllReduce, AllToAll, Reduce
 from ...ddp_core.transport.protocol import Reply, Transport
 from ...ddp_core.transport.rank_messages import broadcast, exchange_bytes
 from .background import Background, Closed, result_of
-from .standing import Claim
+from .late_sites import Claim
 
 CPU = torch.device("cpu")
 CLOSING = 10.0  # seconds

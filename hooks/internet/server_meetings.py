@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .late_sites import Claim, is_identity, judge
 from .records import BadRecord, Site, site_of
 from .records import field as checked
-from .standing import Claim, is_identity, judge
 
 PHASES = 3  # of a round's limit: waiting for others, the round itself, meeting again without those that it lost
 SITES = 1024  # that wait for a meeting at most

@@ -13,8 +13,8 @@ from ...ddp_core.transport.private_group import new_name, private_group
 from ...ddp_core.transport.process_group import over, started
 from ...ddp_core.transport.protocol import Reply
 from ...ddp_core.transport.same_setup import agree
+from ..internet.late_sites import Claim
 from ..internet.meeting import CPU, Meeting
-from ..internet.standing import Claim
 
 WAITS = 8  # of a round, and more than it has
 

@@ -16,8 +16,8 @@ from statistics import fmean, median
 import torch
 from torch import Tensor
 
+from ..internet.late_sites import Claim
 from ..internet.meeting import bytes_of
-from ..internet.standing import Claim
 
 CHOICES = ("keep", "clip", "drop")
 FAR = 3.0  # a norm is far above the median of the others' from this factor on

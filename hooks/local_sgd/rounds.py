@@ -25,8 +25,8 @@ from ...ddp_core.measure.step import Record
 from ...ddp_core.memory.bucket_memory import BucketMemory
 from ...ddp_core.transport.protocol import Decorator, Transport
 from ...kernels import all_finite
+from ..internet.late_sites import NEW, Claim, judge
 from ..internet.meeting import Meeting
-from ..internet.standing import NEW, Claim, judge
 from .buffers import change, with_buffers, within
 from .fragment import Fragment
 from .inside import Sites

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...compress.state.tree import summed
 from ...ddp_core.memory.bucket_memory import BucketMemory
-from ..internet.standing import NEW, is_identity
+from ..internet.late_sites import NEW, is_identity
 from .fragment import Fragment
 from .inside import Inside
 from .resharded import held_back, loaded, of_this_rank

@@ -126,10 +126,10 @@ MUTANTS = [
     ),
     Mutant(
         "a site ahead of the majority is not refused",
-        "hooks/internet/standing.py",
+        "hooks/internet/late_sites.py",
         "elif claim.round > agreed + 1 and site not in apart:",
         "elif claim.round > agreed + 1000 and site not in apart:",
-        "tests/hooks/internet/test_standing.py",
+        "tests/hooks/internet/test_late_sites.py",
     ),
     Mutant(
         "a server of two-shot compression keeps no residual",

@@ -9,10 +9,10 @@ import torch
 
 from gradwire import LocalSteps, Rendezvous
 from gradwire.hooks.internet import client
+from gradwire.hooks.internet.late_sites import Claim
 from gradwire.hooks.internet.secret import Secret
 from gradwire.hooks.internet.server import Server, refuse_open
 from gradwire.hooks.internet.server_meetings import Gathering
-from gradwire.hooks.internet.standing import Claim
 
 from ..local_sgd.sites import EVENT, GRACE, LIMIT, Net, descend, together, until
 

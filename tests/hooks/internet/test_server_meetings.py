@@ -2,8 +2,8 @@
 
 import pytest
 
+from gradwire.hooks.internet.late_sites import NEW, Claim
 from gradwire.hooks.internet.server_meetings import Arrival, Gathering
-from gradwire.hooks.internet.standing import NEW, Claim
 
 PHASE, START, SITES = 10.0, 1000.0, 3
 LIMIT = 3 * PHASE

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gradwire.hooks.internet.standing import Claim
+from gradwire.hooks.internet.late_sites import Claim
 from gradwire.hooks.local_sgd.reports import DIGEST, Report, largest_average, shares_of
 
 HERE = Report(Claim("0" * 15 + "a", 7), True, DIGEST - 1, 2.5, 0.5, 16.0, 1.5, 99, [0, 2])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradwire.hooks.internet.standing import NEW, Claim, judge
+from gradwire.hooks.internet.late_sites import NEW, Claim, judge
 
 OURS, OTHER = "0" * 15 + "a", "0" * 15 + "b"
 
