@@ -102,7 +102,7 @@ WAYS = {
         f"Muon, {name}, AdamW's lr {lr}": replace(MUON, lr=lr, start=start, compressor=spec, every=every)
         for (name, start, spec, every), lr in product(
             (("none", 1.0, "none", 16), ("every 8, int2", 0.0, "int2", 8), ("every 4, onebit", 0.0, "onebit", 4)),
-            (0.016, 0.032, 0.064),
+            (0.016, 0.032, 0.064, 0.128),
         )
     },
     "Muon, int4 at every step": replace(MUON, first="int4"),
