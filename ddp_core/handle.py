@@ -119,7 +119,9 @@ class Handle(Observed):
 
         Raises:
             ValueError: the compressor is unknown or has a wrong option.
+            RuntimeError: the handle is closed.
         """
+        self._refuse_closed()
         optimizer = self.optimizer if optimizer is None else optimizer
         self.averager.replace(compressor(tuned(spec, optimizer)))
         self.suit(optimizer, self.averager.names if self._model_named else {}, spec)

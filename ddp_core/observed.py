@@ -15,10 +15,17 @@ from .averaging.averager import CompressedAverager
 from .averaging.shard_averager import ShardAverager
 from .averaging.shown_averages import OnAverage
 from .measure.stats import Stats, metrics
+from .measure.step import Step
 from .memory.rescaled_residuals import LossScale, Scaler
 
 if TYPE_CHECKING:
     from .watching.watch import Watch
+
+
+CLOSED = (
+    "the handle is closed, and reaches no model any more: call gradwire.attach again for another compressor, with a DDP "
+    "model after you have wrapped it anew"
+)
 
 
 class Observed:
@@ -45,6 +52,11 @@ class Observed:
             report_optimizer(optimizer, names, *specs)
         self.optimizer = optimizer
 
+    def _refuse_closed(self) -> None:
+        """Raise RuntimeError if the handle is closed."""
+        if self.closed:
+            raise RuntimeError(CLOSED)
+
     def _what(self) -> str:
         """Return a name of what is sent."""
         raise NotImplementedError
@@ -66,7 +78,11 @@ class Observed:
         Returns:
             {name: number}. The page on monitoring describes each name.
         """
-        return metrics(self.reported.measured())
+        return self._metrics()
+
+    def _metrics(self, most: int = 1, seen: Step | None = None) -> dict[str, float]:
+        """Return the numbers of `metrics` as means over the last steps. The arguments are those of `stats.metrics`."""
+        return metrics(self.reported.measured(), most, seen)
 
     def watch(self, every: int = 100, to: Any = "console", *, folder: str | Path | None = None) -> Watch:
         """Report the cost of a step after every `every` steps, on rank 0, as means over the last 8 steps.
@@ -181,10 +197,10 @@ class Observed:
             ranks = self.reported.engines.ranks
         except RuntimeError:
             return f"<{name}: {what}, no process group yet>"
-        measured = self.reported.measured()
-        numbers = metrics(measured)
+        measured, numbers = self.reported.measured(), self._metrics()
         parts = [what, f"rank {ranks.rank} of {ranks.world_size}"]
         parts += [f"{numbers['steps']} steps, {numbers['steps_here']} of them here"]
         parts += [f"{numbers['ratio']:.1f}x fewer bytes"] if "ratio" in numbers else []
+        parts += [f"{numbers['replica_ratio']:.1f}x between replicas"] if "replica_ratio" in numbers else []
         parts += [] if measured.warm_up is None else [str(measured.warm_up)]
         return f"<{name}: {', '.join(parts)}>"

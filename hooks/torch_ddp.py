@@ -52,8 +52,10 @@ HOOKED = (
 )
 OF_SHARDS = (
     "an FSDP2 model has process groups of its own, and compresses weights and gradients: attach(fsdp_model, gather='int8', "
-    "reduce='int4'). In torch 2.9 replicate() makes an FSDP2 model, too: upgrade to torch 2.10"
+    "reduce='int8', optimizer=optimizer)"
 )
+if torch.__version__.startswith("2.9."):
+    OF_SHARDS += ". In torch 2.9 replicate() makes an FSDP2 model, too: upgrade to torch 2.10"
 PYTHON_REDUCER = (
     "torch's DDP was made under torch._dynamo.config.optimize_ddp='python_reducer', where communication hooks get no "
     "buckets: set it to 'ddp_optimizer', torch's default, before the model is wrapped, and leave compiled autograd off"
@@ -139,7 +141,7 @@ def attach(
 
     All ranks call it before the first backward, with the same arguments. The DDP model may be inside of what
     torch.compile, Lightning Fabric or Accelerate have made of it. FSDP2 takes two compressors: `attach(fsdp_model,
-    gather="int8", reduce="int4")`.
+    gather="int8", reduce="int8", optimizer=optimizer)`.
 
     Args:
         model: a model of torch's DistributedDataParallel, `fully_shard` (FSDP2) or `replicate`.

@@ -10,7 +10,7 @@ import pytest
 from gradwire.experiments.cli import main
 
 from .forked import Script
-from .test_docs import FENCE, PAGES, script
+from .test_docs import FENCE, PAGES, python_blocks, script
 
 WITH_TORCHRUN = ("ddp", "fsdp", "overlap", "concepts", "thrown-away-gradients")
 LIMIT = 280  # seconds that a command may take
@@ -115,6 +115,20 @@ def test_a_page_whose_script_takes_several_ranks_runs_on_two(page, tmp_path, for
     assert count
     (tmp_path / "train.py").write_text(text)
     forked("torchrun --nproc-per-node 2 train.py")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_hybrid_sharding_compresses_between_hosts_and_a_second_start_resumes(tmp_path, forked):
+    texts = [block.text for block, _ in python_blocks("docs/fsdp.md")]
+    first, hybrid, save = (
+        next(each for each in texts if of in each) for of in ("attach", "replicas=", "mine.exists()")
+    )
+    hybrid = hybrid.replace('int(os.environ.get("LOCAL_WORLD_SIZE", 1))', "2")
+    (tmp_path / "train.py").write_text(f"{first}{hybrid}{save}print(handle)\n", "utf-8")
+    for steps in (11, 21):
+        printed, _ = forked("torchrun --nproc-per-node 4 train.py")
+        assert re.search(rf"replicas int8, rank 0 of 2, {steps} steps, 11 of them here, 3\.\dx fewer bytes", printed)
 
 
 def on_two_hosts(commands, folder, port, python):

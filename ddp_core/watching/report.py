@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ...compress import WarmUp
@@ -25,7 +25,7 @@ class Report:
 
     def __str__(self) -> str:
         warming = "" if self.warm_up is None else str(self.warm_up)
-        parts = (f"step {self.step}", warming, self._split(), self._buckets(), self._bytes(), self._feedback())
+        parts = (f"step {self.step}", warming, self._split(), self._buckets(), *self._bytes(), self._feedback())
         return " | ".join(filter(None, parts))
 
     def _split(self) -> str:
@@ -45,15 +45,23 @@ class Report:
         found = ((name, self.metrics.get(f"{name}_seconds")) for name in names)
         return ", ".join(f"{name} {seconds * MILLI:.1f}" for name, seconds in found if seconds is not None)
 
-    def _bytes(self) -> str:
+    def _bytes(self) -> Iterator[str]:
+        """Yield what was sent; of hybrid sharding, among shards and between replicas."""
+        if "replica_sent_bytes" not in self.metrics:
+            yield self._sent("", "")
+            return
+        yield self._sent("", " among shards")
+        yield self._sent("replica_", " between replicas")
+
+    def _sent(self, prefix: str, where: str) -> str:
         found = self.metrics
-        if "sent_bytes" not in found:
+        if f"{prefix}sent_bytes" not in found:
             return ""
         from rich.filesize import decimal  # not with gradwire itself
 
-        parts = [f"sent {decimal(round(found['sent_bytes']))}"]
-        parts += [f"{found['ratio']:.1f}x fewer bytes"] if "ratio" in found else []
-        if rate := found.get("link_bytes_per_second"):
+        parts = [f"sent {decimal(round(found[f'{prefix}sent_bytes']))}{where}"]
+        parts += [f"{found[f'{prefix}ratio']:.1f}x fewer bytes"] if f"{prefix}ratio" in found else []
+        if rate := found.get(f"{prefix}link_bytes_per_second"):
             megabits = rate * BITS / MEGA
             parts.append(f"at {megabits:.0f} Mbit/s" if megabits >= 1000 else f"at {megabits:.3g} Mbit/s")
         return ", ".join(parts)

@@ -13,7 +13,7 @@ from ...compress.builder.spelling import whole_number
 from ..averaging.averager import CompressedAverager
 from ..averaging.shard_averager import ShardAverager
 from ..measure.clock import Clock
-from ..measure.stats import RECENT, metrics
+from ..measure.stats import RECENT
 from ..measure.step import Step
 from .dense_step import dense_step_seconds
 from .report import Report
@@ -32,6 +32,8 @@ class Watched(Protocol):
 
     @property
     def reported(self) -> CompressedAverager | ShardAverager: ...
+
+    def _metrics(self, most: int = 1, seen: Step | None = None) -> dict[str, float]: ...
 
     def _what(self) -> str: ...
 
@@ -96,7 +98,7 @@ class Watch:
     def _report(self, due: Due, clock: Clock) -> Report:
         measured, what = self._handle.reported.measured(), due.compressor
         seen = None if due.marked is None else due.marked.read(clock)
-        found, dense = metrics(measured, RECENT, seen), dense_step_seconds(measured)
+        found, dense = self._handle._metrics(RECENT, seen), dense_step_seconds(measured)
         advice = None
         if dense is not None:
             found["dense_step_seconds"] = dense

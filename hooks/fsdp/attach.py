@@ -36,10 +36,14 @@ from .replicas import handle_of_replicas, take_replicas
 from .sharding import Sharding
 
 logger = logging.getLogger(__name__)
-WHAT = {"gather": "weights", "reduce": "gradients"}
+WHAT = {"gather": "weights", "reduce": "gradients", "replicas": "gradients between replicas"}
 LEFT_OUT = "%s of the FSDP2 model travel uncompressed: pass %s to gradwire.attach, or %s if that is meant"
+ONE_HOST = (
+    "gradients of the FSDP2 model travel uncompressed: reduce=%r compresses between hosts alone, and all ranks that share "
+    "parameters are on one host here. Pass reduce=%r to gradwire.attach, or 'none' if that is meant"
+)
 MUON = (
-    "torch's Muon computes with whole matrices, so its step() sends %d sharded matrices between the ranks, several times "
+    "torch's Muon computes with whole matrices, so its step() sends %d sharded matrices between the ranks%s, several times "
     "and uncompressed. gradwire neither compresses nor counts these bytes, which may be more than all others. If the model "
     "fits on one rank, use DDP or replicate(), where Muon sends nothing"
 )
@@ -87,13 +91,22 @@ def attach_sharded(model: nn.Module, asked: Sharding, timeout: timedelta, transp
     if replicas is not None:
         replicas.optimizer = asked.optimizer
     if handle.first:
-        _warn(asked, () if alone else names)
+        several = modules[0].replica_group is not None and modules[0].replica_group.size() > 1
+        _warn(asked, () if alone else names, several_replicas=several)
+        on_one_host = reduction.codec is not None and among_shards.memory.reduction.codec is None
+        if on_one_host and of_shards and not alone:
+            logger.warning(ONE_HOST, str(reduction), str(reduction).partition("+")[2])
     return handle
 
 
-def _warn(asked: Sharding, sharded: Collection[Tensor]) -> None:
+def _warn(asked: Sharding, sharded: Collection[Tensor], *, several_replicas: bool) -> None:
     """Warn of what travels uncompressed, though nobody asked for it. `sharded`: the parameters that several ranks share."""
-    left_out = [name for name in ("gather", "reduce") if asked.of_shards and getattr(asked, name) is None]
+    travel = {
+        "gather": asked.of_shards and sharded,
+        "reduce": asked.of_shards and sharded,
+        "replicas": several_replicas,
+    }
+    left_out = [name for name in WHAT if travel[name] and getattr(asked, name) is None]
     if left_out:
         options = ", ".join(f"{name}='int8'" for name in left_out)
         what = " and ".join(WHAT[name] for name in left_out)
@@ -102,7 +115,7 @@ def _warn(asked: Sharding, sharded: Collection[Tensor]) -> None:
     groups = [group for each in several if isinstance(innermost(each), torch.optim.Muon) for group in each.param_groups]
     matrices = {parameter for group in groups for parameter in group["params"]}.intersection(sharded)
     if matrices:
-        logger.warning(MUON, len(matrices))
+        logger.warning(MUON, len(matrices), " (some also between replicas)" if several_replicas else "")
 
 
 def _take_shards(

@@ -16,11 +16,14 @@ from ...ddp_core import Handle, Observed
 from ...ddp_core.averaging.averager import CompressedAverager
 from ...ddp_core.averaging.shard_averager import ShardAverager
 from ...ddp_core.averaging.shown_averages import OnAverage
+from ...ddp_core.measure.step import Step
 from ...ddp_core.memory.model_memory import Snapshot
 from ...ddp_core.memory.shard_memory import Key, ShardSnapshot
 from ...ddp_core.memory.shard_memory import saved as weights_in_use
 from .modules import ShardedModule
 from .state import FORMAT, among_replicas, checked, key_of, merged, owed_by_replicas, own
+
+BETWEEN_REPLICAS = ("sent_bytes", "total_sent_bytes", "ratio", "link_bytes_per_second")  # metrics
 
 
 class ShardHandle(Observed):
@@ -31,7 +34,7 @@ class ShardHandle(Observed):
 
     Attributes:
         replicas: the `Handle` of the compression between the replicas of hybrid sharding, or None. It has its own
-            `stats` and `swap`. If gradwire communicates between replicas only, both handles report the same figures.
+            `stats`, `metrics` and `swap`. If gradwire communicates between replicas only, both report the same figures.
     """
 
     averager: ShardAverager
@@ -103,7 +106,9 @@ class ShardHandle(Observed):
         Raises:
             TypeError: a compressor is given without its name, as for DDP.
             ValueError: a compressor is refused, or gradwire does not communicate where the argument says. Nothing changes.
+            RuntimeError: the handle is closed.
         """
+        self._refuse_closed()
         if compressors:
             given = ", ".join(map(repr, compressors))
             raise TypeError(
@@ -170,9 +175,16 @@ class ShardHandle(Observed):
             super()._show(function)
 
     def _what(self) -> str:
-        if self.replicas is not None and not self._of_shards:
-            return f"replicas {self.replicas._what()}"
-        return f"gather {self.averager.weights}, reduce {self.averager.memory.reduction}"
+        shards = [f"gather {self.averager.weights}", f"reduce {self.averager.memory.reduction}"]
+        replicas = [] if self.replicas is None else [f"replicas {self.replicas._what()}"]
+        return ", ".join((shards if self.reported is self.averager else []) + replicas)
+
+    def _metrics(self, most: int = 1, seen: Step | None = None) -> dict[str, float]:
+        found = super()._metrics(most, seen)
+        if self.replicas is None or self.reported is not self.averager:
+            return found
+        of_replicas = self.replicas._metrics(most)
+        return found | {f"replica_{name}": of_replicas[name] for name in BETWEEN_REPLICAS if name in of_replicas}
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state for a checkpoint, after the last step that ended.

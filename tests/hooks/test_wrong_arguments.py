@@ -104,6 +104,8 @@ def test_a_second_attach_is_refused_and_leaves_no_hooks_that_warn_later(group, w
         gradwire.attach(model, "int4")
     assert list(model._forward_pre_hooks) == hooks
     handle.close()
+    with pytest.raises(RuntimeError, match="the handle is closed"):
+        handle.swap("int4")
 
 
 def test_whole_numbers_may_be_numpy_s(group):

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire.ddp_core.averaging.engines import Engines
 from gradwire.ddp_core.measure.clock import Clock
-from gradwire.ddp_core.measure.stats import Measured, Stats, Totals
+from gradwire.ddp_core.measure.stats import Measured, Stats, Totals, metrics
 from gradwire.ddp_core.measure.step import BucketStats, Record, Step
 from gradwire.ddp_core.watching.dense_step import dense_step_seconds
 from gradwire.ddp_core.watching.report import Report
@@ -67,6 +67,7 @@ class Watching:
         engines = SimpleNamespace(clock=Clock())
         averager = SimpleNamespace(totals=self.totals, engines=engines, measured=lambda: measured(*self.steps))
         self.handle = SimpleNamespace(reported=averager, first=None, _what=lambda: "bf16")
+        self.handle._metrics = lambda *given: metrics(averager.measured(), *given)
         self.watch = Watch(self.handle, every, list(sinks))
         self.totals.begin(Step(), before)
 

@@ -69,17 +69,24 @@ def of_hybrid(rank, world_size, folder):
         attached(mesh, lambda model: foreign, **every),
         attached(mesh, muon_of, **every),
         attached(mesh, None, replicas="int8"),
+        attached(mesh, None, **(every | {"replicas": None})),
+        attached(mesh, None, gather="hosts+int8", reduce="hosts+int8", replicas="none"),
     ]
 
 
 def test_of_a_hybrid_model_the_first_rank_alone_warns_once_and_all_report_losses(ranks, tmp_path):
-    (unknown, foreign, muon, silent), *others = ranks.run(of_hybrid, 4, str(tmp_path))
+    (unknown, foreign, muon, silent, unasked, one_host), *others = ranks.run(of_hybrid, 4, str(tmp_path))
     assert len(list(tmp_path.iterdir())) == 4
-    assert others == [[[], [], [], []]] * 3
-    assert [len(each) for each in (unknown, foreign, muon, silent)] == [1, 1, 1, 0]
+    assert others == [[[]] * 6] * 3
+    assert [len(each) for each in (unknown, foreign, muon, silent, unasked, one_host)] == [1, 1, 1, 0, 2, 1]
     assert "int4 keeps its default error feedback" in unknown[0]
     assert "updates none of the model's 6 trainable parameters" in foreign[0]
-    assert "sends 3 sharded matrices between the ranks, several times and uncompressed" in muon[0]
+    assert "sends 3 sharded matrices between the ranks (some also between replicas), several times and unc" in muon[0]
+    assert unasked[1].startswith(
+        "gradients between replicas of the FSDP2 model travel uncompressed: pass replicas='int8'"
+    )
+    assert one_host[0].startswith("gradients of the FSDP2 model travel uncompressed: reduce='hosts+int8' compresses")
+    assert "Pass reduce='int8' to gradwire.attach, or 'none'" in one_host[0]
 
 
 def of_shards(rank, world_size):

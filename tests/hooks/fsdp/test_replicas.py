@@ -78,6 +78,29 @@ def test_a_handle_of_replicas_alone_reports_their_steps_and_bytes(ranks, shape):
         assert all(each["sent_bytes"] > 0 for _, each in reports)
 
 
+def reported_of_both(rank, world_size):
+    """What a handle of shards and replicas says: its repr and figures, those of its replicas, and the last report's line."""
+    model, lines = network(2, mesh_of(2, 2)), []
+    handle = gradwire.attach(model, gather="int8", reduce="int8", replicas="bf16")
+    watch = handle.watch(every=1)
+    watch._sinks = [lambda report: lines.append(str(report))] if rank == 0 else []
+    trained(model, rank)
+    found = repr(handle), handle.metrics(), handle.replicas.metrics(), lines[-1:]
+    handle.close()
+    return found
+
+
+def test_a_handle_of_shards_and_replicas_reports_the_bytes_of_both(ranks):
+    for said, metrics, of_replicas, lines in ranks.run(reported_of_both, 4):
+        ratio = f"{metrics['ratio']:.1f}x fewer bytes"
+        assert said.endswith(f", {ratio}, 2.0x between replicas>")
+        for name in ("sent_bytes", "total_sent_bytes", "ratio", "link_bytes_per_second"):
+            assert metrics[f"replica_{name}"] == of_replicas[name] != metrics[name]
+        for line in lines:
+            assert f" among shards, {ratio}, at " in line
+            assert " between replicas, 2.0x fewer bytes, at " in line
+
+
 def swapped(rank, world_size):
     """True if a swap of replicas to `none` trains as `none` does; the compressor in use after a refusal; what it says."""
     models = [network(2, mesh_of(2, 1)) for _ in range(2)]
@@ -113,6 +136,8 @@ def swapped_together(rank, world_size):
     trained(model, rank, steps=1, first=1)
     found += [repr(handle), repr(handle.replicas)]
     handle.close()
+    with pytest.raises(RuntimeError, match="the handle is closed"):
+        handle.swap(replicas="int8")
     alone = gradwire.attach(network(4), gather="int8", reduce="int8")
     said = refused("does not communicate", alone, gather="none", replicas="int8")
     found.append(repr(alone))
@@ -122,9 +147,9 @@ def swapped_together(rank, world_size):
 
 def test_one_swap_changes_the_compressors_of_shards_and_replicas_or_none(ranks):
     shown = (
-        "<ShardHandle: gather int8, reduce int8, ",
+        "<ShardHandle: gather int8, reduce int8, replicas int8, ",
         "<Handle: int8, ",
-        "<ShardHandle: gather bf16, reduce bf16, ",
+        "<ShardHandle: gather bf16, reduce bf16, replicas none, ",
         "<Handle: none, ",
         "<ShardHandle: gather int8, reduce int8, ",
     )

@@ -69,7 +69,7 @@ REFUSED = {
 }
 WORDS = {
     "twice": "somebody communicates for 3 of its 3 sharded modules already",
-    "a compressor as for DDP": "attach(fsdp_model, gather='int8', reduce='int4')",
+    "a compressor as for DDP": "attach(fsdp_model, gather='int8', reduce='int8', optimizer=optimizer)",
     "gradients by powersgd": "no rank has whole",
     "weights at random": "to the nearest",
     "no replicas": "a mesh of two dimensions",
