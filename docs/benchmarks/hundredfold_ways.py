@@ -57,6 +57,7 @@ LR = 0.008  # the best of none's
 LOCAL = Way(start=0.0, lr=LR)
 INT4, INT2 = replace(LOCAL, compressor="int4"), replace(LOCAL, compressor="int2", every=8)
 ONEBIT = replace(LOCAL, compressor="onebit", every=4)
+OFTEN = replace(INT4, every=4)
 NESTEROV = "nesterov:lr={},momentum={}"
 POWERSGD, SPARSELOCO = "powersgd:rank={},payload=int4", "sparseloco:share={},over={}"
 MUON = Way(optimizer="muon", lr=LR)
@@ -72,7 +73,7 @@ WAYS = {
     **{
         f"{name}, lr {lr:g}": replace(way, lr=lr)
         for (name, way), lr in product(
-            (("every 16, int4", INT4), ("every 8, int2", INT2), ("every 4, onebit", ONEBIT)),
+            (("every 16, int4", INT4), ("every 8, int2", INT2), ("every 4, onebit", ONEBIT), ("every 4, int4", OFTEN)),
             (0.004, 0.012, 0.016, 0.032),
         )
     },
@@ -99,10 +100,16 @@ WAYS = {
     },
     **{f"Muon, none, rate {rate}": replace(MUON, muon_lr=rate) for rate in (0.015, 0.03, 0.06)},
     **{
-        f"Muon, {name}, AdamW's lr {lr}": replace(MUON, lr=lr, start=start, compressor=spec, every=every)
-        for (name, start, spec, every), lr in product(
-            (("none", 1.0, "none", 16), ("every 8, int2", 0.0, "int2", 8), ("every 4, onebit", 0.0, "onebit", 4)),
-            (0.016, 0.032, 0.064, 0.128),
+        f"Muon, {name}, AdamW's lr {lr}": replace(MUON, lr=lr, start=start, first=first, compressor=spec, every=every)
+        for (name, start, first, spec, every), lr in product(
+            (
+                ("none", 1.0, "none", "none", 16),
+                ("int4 at every step", 1.0, "int4", "none", 16),
+                ("every 4, int4", 0.0, "none", "int4", 4),
+                ("every 8, int2", 0.0, "none", "int2", 8),
+                ("every 4, onebit", 0.0, "none", "onebit", 4),
+            ),
+            (0.016, 0.032, 0.064, 0.128, 0.256),
         )
     },
     "Muon, int4 at every step": replace(MUON, first="int4"),
