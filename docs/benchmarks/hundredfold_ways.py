@@ -100,6 +100,14 @@ WAYS = {
     },
     **{f"Muon, none, rate {rate}": replace(MUON, muon_lr=rate) for rate in (0.015, 0.03, 0.06)},
     **{
+        f"Muon, {name}, rate {rate}, AdamW's lr {lr}": replace(
+            MUON, lr=lr, muon_lr=rate, start=start, compressor=spec, every=every
+        )
+        for (name, start, spec, every, lr), rate in product(
+            (("none", 1.0, "none", 16, 0.064), ("every 4, onebit", 0.0, "onebit", 4, 0.128)), (0.015, 0.06)
+        )
+    },
+    **{
         f"Muon, {name}, AdamW's lr {lr}": replace(MUON, lr=lr, start=start, first=first, compressor=spec, every=every)
         for (name, start, first, spec, every), lr in product(
             (
