@@ -305,14 +305,21 @@ def coded_mean(payload: str, layout: Layout, rows: ZeroRows | None = None) -> Co
 
 def coded_means(payload: str, factors: Factors, q: Layout, whole: Layout) -> tuple[Means, Means]:
     """Return the means of P and of Q, each with what is sent whole."""
-    p = dataclasses.replace(q, shapes=tuple((m.rank, m.rows) for m in factors.matrices))
-    sides = coded_mean(payload, p, ZeroRows.of_factors(factors)), coded_mean(payload, q)
-    beside = coded_mean(payload, whole)
-    of_p, of_q = (partial(_both_means, side, beside) for side in sides)
-    return of_p, of_q
+    p = dataclasses.replace(q, shapes=tuple((m.rank, m.rows) for m in factors.matrices), starts=())
+    starts = (*(0 for _ in p.names), *whole.starts) if whole.starts else ()
+    both = dataclasses.replace(p, names=p.names + whole.names, shapes=p.shapes + whole.shapes, starts=starts)
+    rows = ZeroRows.of_factors(factors)
+    of_p = coded_mean(payload, p, rows), coded_mean(payload, both, rows.before(ZeroRows.of_layout(whole), p.numel))
+    of_q = coded_mean(payload, q)
+    return partial(_mean_of_both, *of_p), partial(_mean_of_both, of_q, of_q)
 
 
-def _both_means(
-    side: CodedMean, beside: CodedMean, factor: Tensor, whole: Tensor
+def _mean_of_both(
+    alone: CodedMean, beside: CodedMean, factor: Tensor, whole: Tensor
 ) -> Program[Sequence[tuple[Tensor, Tensor]]]:
-    return together(side.mean(factor), beside.mean(whole))
+    """The means of a factor and of what is sent whole, in the same rounds."""
+    if not whole.numel():
+        return [(yield from alone.mean(factor)), (whole, whole)]
+    sizes = [factor.numel(), whole.numel()]
+    mean, own = yield from beside.mean(torch.cat([factor, whole]))
+    return list(zip(mean.split(sizes), own.split(sizes), strict=True))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import torch
@@ -54,6 +55,13 @@ class ZeroRows:
             blocks += [Block(start + vector * rows, rows, 1, number) for vector in range(matrix.rank)]
             number += rows
         return cls(blocks)
+
+    def before(self, others: ZeroRows, elements: int) -> ZeroRows:
+        """These rows, and others in a buffer that begins so many elements behind."""
+        blocks = others._rows.blocks
+        return ZeroRows(
+            [*self._rows.blocks, *(replace(b, start=b.start + elements, number=b.number + self.count) for b in blocks)]
+        )
 
     def repeated(self, ranks: int, stride: int) -> ZeroRows:
         """The same rows on so many ranks, each so many elements behind the one before; the bits of each fill bytes."""

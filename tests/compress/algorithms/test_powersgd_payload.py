@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from gradwire.compress.algorithms.powersgd import CODECS, coded_mean
-from gradwire.compress.simulate import simulate
+from gradwire.compress.algorithms.powersgd import CODECS, PowerSGD, coded_mean
+from gradwire.compress.simulate import requests_in, simulate
 
 from ..given import gradients, layout, placed
 
@@ -44,3 +44,11 @@ def test_what_the_ranks_gave_stays_as_it_was_and_nothing_is_sent_of_nothing():
     simulate([mean_of("int8", values, rank) for rank, values in enumerate(given)])
     assert all(map(torch.equal, given, kept))
     assert simulate([mean_of("int8", torch.empty(0), rank) for rank in range(2)])[0][0].numel() == 0
+
+
+@pytest.mark.parametrize("shapes", [((64, 48),), ((64, 48), (64,), (30, 20), (7,))])
+def test_what_is_sent_whole_rides_with_a_factor_in_its_rounds(shapes):
+    bucket = layout(*shapes, world_size=3)
+    state = PowerSGD(2, payload="int4").init(bucket)
+    grad = gradients(bucket)[0]
+    assert len(list(requests_in(PowerSGD(2, payload="int4").reduce(grad, state), bucket.ranks))) == 4
