@@ -323,9 +323,7 @@ def of_memory() -> Iterator[Claim]:
     source = Source(MEMORY, "python docs/benchmarks/memory.py", "two ranks on two CPU cores", "67 M", "6")
     for spec in ("int8", "bf16"):
         found = [raw(MEMORY)["cases"][f"views:{spec}"]["beyond torch"] * raw(MEMORY)["parameters"] / 1e6]
-        yield Claim(
-            f"memory peak {spec}", MEASURED, source, lambda it=found: it, lambda it: f"{round(it[0], -1):.0f}"
-        )
+        yield Claim(f"memory peak {spec}", MEASURED, source, lambda it=found: it, lambda it: f"{round(it[0], -1):.0f}")
 
 
 def claims() -> Iterator[Claim]:
