@@ -52,7 +52,7 @@ class Report:
         from rich.filesize import decimal  # not with gradwire itself
 
         parts = [f"sent {decimal(round(found['sent_bytes']))}"]
-        parts += [f"{found['ratio']:.1f}x fewer bytes"] if "ratio" in found else []
+        parts += [f"{found['ratio']:.1f}x fewer bytes"] if "ratio" in found and found["sent_bytes"] else []
         if rate := found.get("link_bytes_per_second"):
             megabits = rate * BITS / MEGA
             parts.append(f"at {megabits:.0f} Mbit/s" if megabits >= 1000 else f"at {megabits:.3g} Mbit/s")
