@@ -169,8 +169,8 @@ def _check_links(here: RankGroup, sizes: Sequence[int]) -> None:
     """Raise ValueError where other numbers of hosts would be predicted from links inside a host."""
     if sizes and here.one_host:
         raise ValueError(
-            f"hosts={sizes} would be predicted from the links inside one host, as all ranks are on it: start ranks on two "
-            "hosts at least, or give transport an emulated link (--link or --netlab.hosts of gradwire advise)"
+            f"hosts={sizes} needs ranks on two hosts or more, and all of these are on one: start some on two, or "
+            "emulate a network by gradwire advise --link 10gbit"
         )
 
 

@@ -274,7 +274,7 @@ DIFFERENT = [  # options of rank 0, of the others, what is told
     ({}, {"bucket_mb": 5}, "of bucket_mb: rank 0 has None, rank 1 has 5"),
     ({"trial_seconds": 0}, {"trial_seconds": 1}, "of trial_seconds: rank 0 has 0, rank 1 has 1"),
     ({}, {"optimizer": torch.optim.AdamW}, "of optimizer: rank 0 has SGD with momentum, rank 1 has AdamW"),
-    ({"hosts": [16]}, {"hosts": [16]}, "hosts=[16] would be predicted from the links inside one host"),
+    ({"hosts": [16]}, {"hosts": [16]}, "hosts=[16] needs ranks on two hosts or more, and all of these are on one"),
 ]
 
 
