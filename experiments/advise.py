@@ -90,11 +90,11 @@ def advise_command(config: AdviseConfig) -> int:
     ranks = int(os.environ["WORLD_SIZE"]) if launched else config.nproc
     if ranks < FEWEST_RANKS:
         raise ValueError(f"advice needs two ranks or more, and there is {ranks}: --nproc 2, or torchrun on hosts")
-    if config.hosts and not (config.link or config.netlab.hosts or launched):
+    on_one_host = not launched or os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]
+    if config.hosts and on_one_host and not (config.link or config.netlab.hosts):
         raise ValueError(
-            "other hosts are not predicted from the links inside this one: start ranks on hosts with torchrun, add "
-            "--link 1gbit or --netlab.hosts 2, or compute a step by gradwire plan --parameters 124M --hosts 2 "
-            "--gpus-per-host 8 --rate 10gbit"
+            "--hosts needs ranks on two hosts or more, or --link 10gbit or --netlab.hosts 2. Or compute a step by "
+            "gradwire plan --parameters 124M --hosts 2 --gpus-per-host 8 --rate 10gbit"
         )
     with torch.device("meta"):
         _model(config)

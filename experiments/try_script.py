@@ -20,7 +20,7 @@ from rich.table import Table
 
 from ..compress import compressor
 from ..hooks.report_loss import COMPRESSOR, FOLDER, STEPS
-from .advice.candidates import ANSWERED, uncertainty
+from .advice.candidates import uncertainty
 from .ranks.child import CommandFailure, run_to_end
 from .ranks.stopping import sigterm_interrupts
 from .results.files import check_file, figures_document, prepared_folder, write_json
@@ -28,6 +28,7 @@ from .results.rows import milliseconds
 from .workloads.sharding import check_payloads
 
 HEADINGS = ("step time", "speed-up", "sent per step", "fewer bytes", "training loss")
+TORCH = "torch"  # in place of a compressor: the script without gradwire's attach
 LAST = 10  # the loss is the mean of the last tenth of the steps
 
 
@@ -35,9 +36,9 @@ LAST = 10  # the loss is the mean of the last tenth of the steps
 class TryConfig:
     """Run a training script once with each compressor, and compare loss, step time and bytes sent."""
 
-    compressors: list[str] = field(default_factory=lambda: ["none", *ANSWERED])
-    """compressors to compare, separated by commas; of FSDP2 also WEIGHTS/GRADIENTS, such as int8/int4. Distances and
-    speed-ups are to the first one"""
+    compressors: list[str] = field(default_factory=lambda: ["none", "bf16", "int8", "int4"])
+    """compressors to compare, separated by commas; of FSDP2 also WEIGHTS/GRADIENTS, such as int8/int4, and torch for the
+    script without gradwire's attach. Distances and speed-ups are to the first one"""
     steps: int = 100
     """number of steps for each compressor; then report_loss ends the script"""
     limit: float = 3600.0
@@ -57,7 +58,8 @@ class TryConfig:
         if not self.compressors:
             raise ValueError("compressors is empty: name at least one, such as none,bf16,int4")
         for spec in self.compressors:
-            check_payloads(spec) if "/" in spec else compressor(spec)
+            if spec != TORCH:
+                check_payloads(spec) if "/" in spec else compressor(spec)
         check_file("json", self.json)
 
 
@@ -125,7 +127,7 @@ def _tried(spec: str, config: TryConfig, folder: Path) -> Tried:
     ]
     if not ranks or min(map(len, ranks)) < 2:
         raise CommandFailure(
-            f"it reported no losses: call gradwire.report_loss(loss, handle) on all ranks in every step: {shown}"
+            f"{shown} reported no losses. Call gradwire.report_loss(loss, handle) on all ranks in every step"
         )
     return _measured(spec, ranks)
 
@@ -156,8 +158,8 @@ def _table(rows: Sequence[Tried]) -> Table:
             row.compressor,
             milliseconds(row.step_seconds),
             f"{first.step_seconds / row.step_seconds:.2f}x",
-            "" if row.sent_bytes_per_step is None else decimal(round(row.sent_bytes_per_step)),
-            "" if row.compression_ratio is None else f"{row.compression_ratio:.1f}x",
+            "-" if row.sent_bytes_per_step is None else decimal(round(row.sent_bytes_per_step)),
+            "-" if row.compression_ratio is None else f"{row.compression_ratio:.1f}x",
             f"{row.loss:.4f}",
             "" if row is first else f"{above:+.1%}",
         )

@@ -23,9 +23,10 @@ class _Steps:
         self._file = (Path(folder) / f"rank-{rank:05}.jsonl").open("w", buffering=1, encoding="utf-8")
         self._left = steps
 
-    def add(self, loss: float, handle: Observed) -> None:
+    def add(self, loss: float, handle: Observed | None) -> None:
         """Write a step; after the last one, end the script."""
-        sent = {name: value for name, value in handle.metrics().items() if name in SENT}
+        measured = {} if handle is None else handle.metrics()
+        sent = {name: value for name, value in measured.items() if name in SENT}
         self._file.write(json.dumps({"loss": loss, "at": time.perf_counter(), **sent}) + "\n")
         self._left -= 1
         if not self._left:
@@ -36,7 +37,7 @@ class _Steps:
 _steps = cache(_Steps)
 
 
-def report_loss(loss: float | Tensor, handle: Observed) -> None:
+def report_loss(loss: float | Tensor, handle: Observed | None = None) -> None:
     """Report the training loss of a step to `gradwire try`. Without that command, do nothing.
 
     Call it on all ranks, once per step, behind `optimizer.step()`. After the steps that `gradwire try` asks for, the call
@@ -44,7 +45,8 @@ def report_loss(loss: float | Tensor, handle: Observed) -> None:
 
     Args:
         loss: this rank's loss of the step. A tensor on a GPU is waited for.
-        handle: what `attach` returned, or `model.compression` of gradwire's DistributedDataParallel.
+        handle: what `attach` returned, or `model.compression` of gradwire's DistributedDataParallel. Without one, the
+            bytes stay unknown.
     """
     folder = os.environ.get(FOLDER)
     if folder is not None:

@@ -87,21 +87,41 @@ def test_the_readmes_other_form_is_torchs_hook(tmp_path, forked):
 def test_the_training_script_starts_resumes_and_says_when_it_is_finished(tmp_path, forked):
     saved("docs/training-script.md", tmp_path)
     (command,) = printed_commands("docs/training-script.md", "torchrun --nproc")
-    assert re.search(r"8 steps, 3\.\dx fewer bytes, loss", forked(command, EPOCHS="2")[0])
-    assert re.search(r"already finished: delete checkpoint.pt", forked(command, EPOCHS="2")[0])
+    started, again = (forked(command, EPOCHS="2")[0] for _ in range(2))
+    assert re.search(
+        r"epoch 2: .* validation loss \d\.\d+\n(?s:.*)8 steps, 8 of them here, 3\.\dx fewer bytes", started
+    )
+    assert "epoch 1:" not in again
+    assert "epoch 2 is done: delete checkpoint.pt to start over" in again
     (resumed,) = printed_commands("docs/training-script.md", "EPOCHS=4 ")
     assert re.search(r"14 steps, ", forked(resumed)[0]), "another number of ranks"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("page", ["README.md", "docs/training-script.md", "docs/two-hosts.md"])
+def test_a_script_without_the_lines_that_the_recipe_deletes_is_torchs_and_loads_its_checkpoint(page, tmp_path, forked):
+    (command,) = printed_commands("README.md", "torchrun --nproc")
+    text = (saved(page, tmp_path) / "train.py").read_text("utf-8")
+    forked(command, EPOCHS="1")
+    own = re.sub(
+        r"^device = .*", "dist.init_process_group('gloo'); device = torch.device('cpu')", text, flags=re.MULTILINE
+    )
+    bare = re.sub(r"^.*\b(gradwire|handle|compression)\b.*\n", "", own, flags=re.MULTILINE)
+    (tmp_path / "train.py").write_text(bare, "utf-8")
+    printed, _ = forked(command, EPOCHS="2")
+    assert ("epoch 1:" in printed, "epoch 2:" in printed) == (False, page == "docs/training-script.md")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_the_commands_that_find_out_whether_it_pays_run_in_one_folder_as_printed(tmp_path, forked):
     saved("docs/training-script.md", tmp_path)
-    commands = printed_commands("docs/training-script.md", "EPOCHS=20 ")
+    commands = printed_commands("docs/training-script.md", "EPOCHS=20 GRADWIRE")
     ratios = []
     for command in commands:
         printed, _ = forked(command)
-        ratios.append(float(re.search(r"80 steps, ([\d.]+)x fewer bytes", printed)[1]))
+        ratios.append(float(re.search(r"80 of them here, ([\d.]+)x fewer bytes", printed)[1]))
     assert [round(ratio) for ratio in ratios] == [1, 2, 4, 7]
 
 

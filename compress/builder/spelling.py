@@ -68,7 +68,7 @@ def did_you_mean(name: str, names: Iterable[str], end: str = "") -> str:
 
 
 def compressor_meant(name: str, names: Iterable[str]) -> str:
-    """A hint to put behind the unknown name of a compressor, which may be a number of bits, or FSDP2's two compressors.
+    """A hint to put behind the unknown name of a compressor: a number of bits, two compressors of FSDP2, two without a +.
 
     >>> compressor_meant("4-bit", ["int4", "onebit"]), compressor_meant("top-k", ["topk"])
     (" (did you mean 'int4'?)", " (did you mean 'topk'?)")
@@ -82,7 +82,10 @@ def compressor_meant(name: str, names: Iterable[str]) -> str:
             f" (two compressors are FSDP2's: attach(model, gather={gather!r}, reduce={reduce!r}), "
             "in commands --parallel fsdp)"
         )
-    return did_you_mean(name.lower(), names)
+    known, both = list(names), re.split(r"[\W_]", name.lower(), maxsplit=1)
+    if len(both) > 1 and {*both} <= {*known}:
+        return f" (did you mean {'+'.join(both)!r}?)"
+    return did_you_mean(name.lower(), known)
 
 
 def whole_number(value: object, expected: str, *, least: int = 1, most: float = float("inf")) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,13 +34,14 @@ MESSAGE = (
 AGAIN = (
     "gradients that were averaged are averaged again: a backward was added to an average, with no optimizer step between. "
     "Compression rounds the whole sum anew each time, so errors grow. Run all backwards of a step but the last one, forward "
-    "included, inside no_sync()"
+    "included, inside no_sync(). Until then a step in watch is one micro-batch"
 )
 LBFGS = (
     "L-BFGS takes the curvature from differences of gradients, and compression changes these: it ends worse than "
     "uncompressed. Use the compressor none with L-BFGS"
 )
 ADVICE = "Give the compressor error_feedback=0.9 or less, or a warm-up (start_iter=); or lower the learning rate"
+LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 LOOKS = 4  # averages that were not added to, until no more are looked at
 
 
@@ -130,6 +133,14 @@ class DiscardedGradientCheck:
             self.watch(())
 
 
+def _level_of_script() -> int:
+    """Return the `stacklevel` with which the caller's warning shows the script's line, not one of torch or gradwire."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(LIBRARIES):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
 def _holds(optimizer: Optimizer, parameters: Sequence[Tensor]) -> bool:
     """Return True if any of the parameters is the optimizer's."""
     wanted = set(map(id, parameters))
@@ -173,10 +184,11 @@ class RepeatedAverageCheck:
             self._averaged, self.suspected = self._agreement.step - 1, False
             self._hook = parameter.register_hook(self._gradient_comes)
 
-    def warn(self) -> None:
-        """Warn at the beginning of a step whose gradients were added to an average, as is `suspected`."""
+    def warn(self, rank: int) -> None:
+        """Warn on the first rank as a step begins whose gradients were added to an average, as is `suspected`."""
         self._end()
-        warnings.warn(AGAIN, stacklevel=5)
+        if rank == 0:
+            warnings.warn(AGAIN, stacklevel=_level_of_script())
 
     @torch._disable_dynamo
     def _gradient_comes(self, _: Tensor) -> None:

@@ -104,7 +104,8 @@ def adopt_launcher(environment: MutableMapping[str, str] = os.environ) -> str | 
 
 
 def init_process_group(backend: str | None = None, *, timeout: timedelta | None = None) -> torch.device:
-    """Join the ranks that torchrun, srun or mpirun started. A process that no launcher started becomes a group of one rank.
+    """Join the ranks that torchrun, srun or mpirun started. A process that no launcher started becomes a group of one rank,
+    with a warning.
 
     Args:
         backend: as for `torch.distributed.init_process_group`. The default is NCCL if torch finds a GPU for each rank
@@ -135,6 +136,9 @@ def init_process_group(backend: str | None = None, *, timeout: timedelta | None 
         dist.init_process_group(backend, timeout=timeout)
     else:
         dist.init_process_group(backend, timeout=timeout, store=dist.HashStore(), rank=0, world_size=1)
+        logger.warning(
+            "gradwire: one rank trains alone and sends nothing. Start several by torchrun --nproc-per-node GPUS"
+        )
     return device
 
 

@@ -59,8 +59,9 @@ class Report:
             return ""
         from rich.filesize import decimal  # not with gradwire itself
 
-        parts = [f"sent {decimal(round(found[f'{prefix}sent_bytes']))}{where}"]
-        parts += [f"{found[f'{prefix}ratio']:.1f}x fewer bytes"] if f"{prefix}ratio" in found else []
+        sent, ratio = found[f"{prefix}sent_bytes"], found.get(f"{prefix}ratio")
+        parts = [f"sent {decimal(round(sent))}{where}"]
+        parts += [f"{ratio:.1f}x fewer bytes"] if sent and ratio is not None else []
         if rate := found.get(f"{prefix}link_bytes_per_second"):
             megabits = rate * BITS / MEGA
             parts.append(f"at {megabits:.0f} Mbit/s" if megabits >= 1000 else f"at {megabits:.3g} Mbit/s")

@@ -57,11 +57,13 @@ def advise(
 ) -> Advice:
     """Measure the ranks of a training, and recommend whether and how to compress its gradients. All ranks call it.
 
-    It recommends the fastest compressor whose expected loss is within `tolerance` of `none`'s. It recommends no
-    compression if that compressor is not `worthwhile` times as fast as the fastest one that loses nothing.
+    It recommends the fastest compressor whose expected loss is within `tolerance` of `none`'s, if that is `worthwhile`
+    times as fast as the faster of `none` and `bf16`. Otherwise it recommends `bf16` if that is `worthwhile` times as fast
+    as `none`, and else no compression.
 
     Args:
-        model: the model. Steps run on a copy: model, optimizer and torch's random state do not change.
+        model: the model. Steps run on a copy, with the weights of rank 0: model, optimizer and torch's random state do not
+            change.
         loss_fn: a function of (model, batch) that returns the loss, a scalar, of the model that it is given.
         batch: the second argument of `loss_fn`.
         optimizer: the optimizer of the model, or a list.
@@ -167,8 +169,8 @@ def _check_links(here: RankGroup, sizes: Sequence[int]) -> None:
     """Raise ValueError where other numbers of hosts would be predicted from links inside a host."""
     if sizes and here.one_host:
         raise ValueError(
-            f"hosts={sizes} would be predicted from the links inside one host, as all ranks are on it: start ranks on two "
-            "hosts at least, or give transport an emulated link (--link or --netlab.hosts of gradwire advise)"
+            f"hosts={sizes} needs ranks on two hosts or more, and all of these are on one: start some on two, or "
+            "emulate a network by gradwire advise --link 10gbit"
         )
 
 

@@ -54,6 +54,11 @@ class Choice:
         return self.spec.removeprefix(TWO_LEVELS) in UNCOMPRESSED
 
     @property
+    def is_none(self) -> bool:
+        """True if this is what DistributedDataParallel does by itself."""
+        return (self.spec, self.order) == ("none", BACKWARD)
+
+    @property
     def name(self) -> str:
         """In words."""
         return self.spec if self.order == BACKWARD else f"{self.spec}, by priority"
@@ -75,7 +80,8 @@ class Choice:
 @dataclass(frozen=True)
 class Rule:
     """The rule of recommendation: of the compressors whose expected loss is within `tolerance` of none's, the fastest, if it
-    makes a step at least `worthwhile` times as fast as the fastest that gives nothing up.
+    makes a step at least `worthwhile` times as fast as the fastest that gives nothing up; else that one, if it does so with
+    none's step; else none.
     """
 
     tolerance: float = 0.03
@@ -91,7 +97,10 @@ class Rule:
         """Return the recommended choice: of those as fast as the fastest, the one that loses least; then the simplest."""
         plain = self.plain(choices)
         best = _first(self.kept(choices) or [plain])
-        return best if best.free or plain.step >= self.worthwhile * best.step else plain
+        if not best.free and plain.step >= self.worthwhile * best.step:
+            return best
+        none = next(each for each in choices if each.is_none)
+        return plain if none.step >= self.worthwhile * plain.step else none
 
     def kept(self, choices: Sequence[Choice]) -> list[Choice]:
         """Return the choices whose expected loss is within the tolerance."""
@@ -151,7 +160,7 @@ class Forecast:
         tried = [choice for choice in self.choices if choice.tried is not None]
         if self.best.tried is not None or not tried:
             return self
-        return replace(self, best=rule.chosen([*tried, rule.plain(self.choices)]))
+        return replace(self, best=rule.chosen([*tried, rule.plain(self.choices), self.of("none")]))
 
     def of(self, spec: str, order: str = BACKWARD) -> Choice:
         """One of the choices. Raises KeyError where it is none."""
@@ -169,9 +178,10 @@ class Forecast:
     def sentence(self) -> str:
         """The recommendation."""
         best, none = self.best, self.of("none")
+        if best.is_none:
+            return f"Do not compress here. Keep your script: none takes {_ms(none.step)} per step."
         if best.spec == none.spec:
-            beside = "" if best == none else f", and none {self._seconds(none)}"
-            return f"Do not compress here: {best.name} takes {_ms(best.step)} per step{beside}."
+            return f"Do not compress here: {best.name} takes {_ms(best.step)} per step, and none {self._seconds(none)}."
         if best.free:
             more = "Compressing more does not pay here."
             return f"Use {best.name}: it takes {_ms(best.step)} per step, and none {self._seconds(none)}. {more}"
@@ -252,7 +262,8 @@ class Advice:
         yield from (f"left out: {each}" for each in self.left_out)
         yield ""
         yield self.here.sentence + ("" if self.recommended.tried else " Predicted, not tried.")
-        yield from (f"    {line}" for line in self.line.splitlines())
+        if not self.recommended.is_none:
+            yield from (f"    {line}" for line in self.line.splitlines())
         if self.family in self.recommended.candidate.warm_up:
             yield "A warm-up lowers the loss: add start_iter=N,warmup=int8 with N a tenth to a quarter of your steps."
         if self.elsewhere:

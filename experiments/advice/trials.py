@@ -72,7 +72,7 @@ def confirmed(forecast: Forecast, rule: Rule, run: Run, seconds: float) -> tuple
             forecast = forecast.tried(choice, tried.step, rule)
             continue
         failures.append(f"{choice.name}: {tried.failure}")
-        if (choice.spec, choice.order) == ("none", BACKWARD):
+        if choice.is_none:
             return predicted, failures
         by_priority = [each for each in forecast.choices if each.order == PRIORITY]
         out = {(choice.spec, choice.order)}
@@ -126,7 +126,6 @@ class Trials:
             bucket_cap_mb=bucket_mb,
             find_unused_parameters=unused,
             transport=transport,
-            init_sync=False,  # nobody minds which numbers are trained
             forward_sync_buffers=False,
         )
 

@@ -62,7 +62,7 @@ def test_it_shows_the_table_and_writes_all_of_it(trace, tmp_path, monkeypatch):
         (["--nproc=1"], "advice needs two ranks or more, and there is 1: --nproc 2, or torchrun on hosts"),
         (
             ["--hosts=16"],
-            "other hosts are not predicted from the links inside this one: start ranks on hosts with torchrun",
+            "--hosts needs ranks on two hosts or more, or --link 10gbit",
         ),
         (["--hosts=1"], "hosts are at least 2, got 1"),
         (["--tolerance=-1"], "tolerance is a part of the loss, at least 0"),

@@ -78,15 +78,20 @@ def test_the_exception_that_ended_a_training_is_shown_and_not_what_it_led_to(tmp
 
 def test_both_compressors_of_fsdp2_are_taken_and_checked(tmp_path, capsys):
     script = SCRIPT.replace('losses[os.environ["GRADWIRE_COMPRESSOR"]]', "2.0")
-    pair, _ = tried(tmp_path, script, "--compressors=int8/int4,int8")
-    assert pair["compressor"] == "int8/int4"
+    unknown = script.replace(', "sent_bytes": 1000.0, "ratio": 7.5', "")
+    script = f'import os\nexec({unknown!r} if os.environ["GRADWIRE_COMPRESSOR"] == "torch" else {script!r})'
+    torchs, pair, _ = tried(tmp_path, script, "--compressors=torch,int8/int4,int8")
+    assert (torchs["compressor"], torchs["sent_bytes_per_step"], pair["compressor"]) == ("torch", None, "int8/int4")
+    assert " - │" in capsys.readouterr().out
     assert main(["try", "--compressors=int8/powersgd", "--", "true"]) == 2
     assert "no rank has whole" in capsys.readouterr().err
 
 
 def test_a_script_without_report_loss_is_told_what_to_call(tmp_path, capsys):
     assert tried(tmp_path, "", "--compressors=none", code=1) == []
-    assert "call gradwire.report_loss(loss, handle) on all ranks" in " ".join(capsys.readouterr().out.split())
+    assert "reported no losses. Call gradwire.report_loss(loss, handle) on all ranks" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_a_command_that_is_not_there_is_a_failure(tmp_path, capsys):

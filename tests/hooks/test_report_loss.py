@@ -9,7 +9,7 @@ import gradwire
 STEPS = 3
 
 
-def reported(rank, world_size, folder):
+def reported(rank, world_size, folder, counted=True):
     """Train until `report_loss` ends the training; the losses, and the exit code."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRADWIRE_TRY_FOLDER", folder)
@@ -22,7 +22,7 @@ def reported(rank, world_size, folder):
                 loss = model(torch.full((2, 64), float(rank + step))).square().mean()
                 loss.backward()
                 losses.append(loss.item())
-                gradwire.report_loss(loss, handle)
+                gradwire.report_loss(loss, *[handle] * counted)
         except SystemExit as ended:
             return losses, ended.code
         finally:
@@ -40,6 +40,13 @@ def test_each_rank_writes_its_losses_and_ends_without_an_error_after_the_wanted_
         assert lines[0]["at"] < lines[-1]["at"]
         assert 0 < lines[-1]["sent_bytes"] < 64 * 64 * 4
         assert 3 < lines[-1]["ratio"] < 4
+
+
+def test_without_a_handle_the_bytes_stay_unknown(ranks, tmp_path):
+    ranks.run(reported, 2, str(tmp_path), counted=False)
+    assert all(
+        json.loads(line).keys() == {"loss", "at"} for line in (tmp_path / "rank-00001.jsonl").read_text().splitlines()
+    )
 
 
 def test_without_the_command_nothing_happens(monkeypatch):

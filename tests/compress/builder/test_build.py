@@ -103,6 +103,7 @@ REFUSED = {  # specification: what the message must say
     "topk:ratio": ["cannot read the option 'ratio'", "key=value"],
     "topk:ratio=": ["cannot read the option 'ratio='", "key=value"],
     "topkk": ["unknown compressor 'topkk'", "did you mean 'topk'?", ALL],
+    "hosts-int8": ["unknown compressor 'hosts-int8'", "did you mean 'hosts+int8'?", ALL],
     "zzzz": ["unknown compressor 'zzzz'; there are", ALL],
     "powersgd:start_iter=2,warmup=topp": ["unknown compressor 'topp'", "'topk'", ALL],
     "topk:rank=4": ["'topk' has no option 'rank'", TOPK_OPTIONS],

@@ -1,4 +1,5 @@
 import os
+import re
 
 import pytest
 
@@ -133,9 +134,10 @@ def test_a_script_joins_the_ranks_that_a_launcher_started(kind, tmp_path, unused
     assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["2 0.5", "2 0.5"]
 
 
-def test_a_script_that_no_launcher_started_is_a_group_of_one(tmp_path):
+def test_a_script_that_no_launcher_started_is_a_group_of_one_with_a_warning(tmp_path):
     ended = launched(SCRIPT, {}, f"{tmp_path}/").end()
-    assert (ended.errors, ended.code) == ("", 0)
+    assert ended.code == 0
+    assert re.fullmatch(r"gradwire: one rank trains alone .* torchrun --nproc-per-node GPUS\n", ended.errors)
     assert (tmp_path / "0").read_text() == "1 0.0"
 
 

@@ -135,6 +135,7 @@ def test_each_kind_of_receiver_is_told_in_its_own_way(caplog):
     ]
     from gradwire.ddp_core.watching.sinks import sink_of
 
+    assert str(Report(7, "topk", {"sent_bytes": 0, "ratio": 7.5})) == "step 7 | sent 0 bytes"
     report = Report(7, "topk", {"sent_bytes": 8}, "turn back")
     for sink in map(sink_of, sinks):
         sink(report)

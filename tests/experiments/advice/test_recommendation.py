@@ -64,6 +64,13 @@ def test_of_equally_fast_ways_that_give_nothing_up_the_simplest_is_taken():
     assert chosen(NONE, faster) is faster
 
 
+@pytest.mark.parametrize("other", [choice("none", 0.95, order="priority"), choice("bf16", 0.95)])
+def test_a_gain_that_is_not_worth_it_leaves_the_script_as_it_is(other):
+    best = chosen(NONE, other)
+    assert best is NONE
+    assert "Do not compress here. Keep your script" in Forecast(2, 1, (other, NONE), best).sentence
+
+
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
