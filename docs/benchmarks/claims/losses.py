@@ -172,28 +172,35 @@ def of_quality(study: str, model: str, optimizer: str, size: float, network: str
 
 def of_long_runs(optimizer: str) -> Trainings:
     """Return the trainings of hundredfold.py that average gradients at every step, on 20 tokens per parameter."""
-    prefix, lr = {ADAMW: ("", "none, lr 0.008"), MUON: ("Muon, ", "Muon, none, rate 0.03")}[optimizer]
-    changes = {ADAMW: {"lr": 0.008}, MUON: {"optimizer": "muon", "lr": 0.008}}[optimizer]
+    muon = ['"Muon, none, AdamW\'s lr 0.064"', '"Muon, int4 at every step, AdamW\'s lr 0.064"']
+    ways = {ADAMW: ['"none, lr 0.008"', '"int4 at every step"'], MUON: muon}[optimizer]
+    changes = {ADAMW: {"lr": 0.008}, MUON: {"optimizer": "muon", "lr": 0.064}}[optimizer]
     named = {"none": changes, "int4": changes | {"first": "int4"}}
     runs = [run for run in raw(LONG_RUNS)["runs"] if run["steps"] == 2688]
     rows = [{**run, "compressor": name} for run in runs for name, way in named.items() if run["way"] == way]
-    ways = f'"{lr}" "{prefix}int4 at every step"'
-    command = f"python docs/benchmarks/hundredfold.py {LONG_RUNS} --ways {ways} --seeds {{seeds}}"
+    command = f"python docs/benchmarks/hundredfold.py {LONG_RUNS} --ways {' '.join(ways)} --seeds {{seeds}}"
     source = Source(LONG_RUNS, command, "4 simulated sites on two CPU cores", "0.1 M", "2,688")
     return Trainings(optimizer, 0.1, source, gathered(rows))
 
 
 def of_a_hundredth() -> Iterator[Claim]:
     """Yield the loss and the bytes of rounds every 4 steps in 1 bit, against averages at every step, at their best rates."""
-    local = {"lr": 0.016, "start": 0.0, "every": 4, "compressor": "onebit"}
-    for tokens, steps, lr in ((20, 2688, 0.012), (80, 10752, 0.008)):
+    local = {"start": 0.0, "every": 4, "compressor": "onebit"}
+    for optimizer, tokens, steps, lr, of_rounds in (
+        (ADAMW, 20, 2688, 0.012, 0.016),
+        (ADAMW, 80, 10752, 0.008, 0.016),
+        (MUON, 20, 2688, 0.064, 0.128),
+        (MUON, 80, 10752, 0.064, 0.128),
+    ):
+        changes, names = {ADAMW: ({}, "{}, lr {}"), MUON: ({"optimizer": "muon"}, "Muon, {}, AdamW's lr {}")}[optimizer]
         runs = [run for run in raw(LONG_RUNS)["runs"] if run["steps"] == steps]
-        base, rounds = ({run["seed"]: run for run in runs if run["way"] == way} for way in ({"lr": lr}, local))
-        ways = f'"none, lr {lr}" "every 4, onebit, lr 0.016"'
+        both = changes | {"lr": lr}, changes | local | {"lr": of_rounds}
+        base, rounds = ({run["seed"]: run for run in runs if run["way"] == way} for way in both)
+        ways = f'"{names.format("none", lr)}" "{names.format("every 4, onebit", of_rounds)}"'
         command = f"python docs/benchmarks/hundredfold.py {LONG_RUNS} --steps {steps} --ways {ways}"
         source = Source(LONG_RUNS, command, "4 simulated sites on two CPU cores", "0.14 M", f"{steps:,}")
         excess = [100 * (rounds[seed]["loss"] / base[seed]["loss"] - 1) for seed in sorted(base)]
-        yield Claim(f"sites onebit {tokens}", MEASURED, source, lambda it=excess: it, loss)
+        yield Claim(f"sites onebit {optimizer} {tokens}", MEASURED, source, lambda it=excess: it, loss)
     fewer = base[0]["sent_bytes"] / rounds[0]["sent_bytes"]
     yield Claim("bytes sites onebit", MEASURED, source, lambda: [fewer], times)
 
