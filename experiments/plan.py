@@ -45,8 +45,8 @@ def plan_command(config: PlanConfig) -> int:
     model, order = _traced(config)
     plans = [_planned(model, order, spec, config) for spec in config.specs]
     steps = _steps(model, order, config) if config.timed else []
-    if config.parallel == "fsdp" and config.optimizer == "muon":
-        plans, steps = _with_muon(model, order, plans, steps, config)
+    if config.beside_ddp:
+        plans, steps = _beside_ddp(model, order, plans, steps, config)
     elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
     if config.json:
         rows = [{name: getattr(each, name) for name in SHOWN} for each in plans]
@@ -60,13 +60,15 @@ def plan_command(config: PlanConfig) -> int:
     console = Console()
     console.print(_table(config, elements, plans, steps))
     if steps:
-        console.print(NOTE, HIDDEN[config.parallel], soft_wrap=True)
+        torchs = f" {_milliseconds(steps[0].step)} a step." if config.parallel == "fsdp" and config.step_seconds else ""
+        console.print(NOTE, HIDDEN[config.parallel] + torchs, soft_wrap=True)
     if config.optimizer:
         console.print(_memory_note(model, order, plans, config), soft_wrap=True)
     if config.parallel == "fsdp" and config.optimizer == "muon":
         console.print(MUON, soft_wrap=True)
     if config.shared_card:
-        console.print(SHARED[config.bus is None], *([ONE_MESH] * (config.parallel == "fsdp")), soft_wrap=True)
+        hybrid = [] if config.parallel == "ddp" else [ONE_MESH, HYBRID[config.optimizer == "muon"]]
+        console.print(SHARED[config.bus is None], *hybrid, soft_wrap=True)
     if elements > SMALL and any("powersgd" in spec for spec in config.specs):
         console.print(LOW_RANK, soft_wrap=True)
     if (config.hosts > 1 or config.box) and not config.local_every:
@@ -79,7 +81,7 @@ HIDDEN = {
     "ddp": "if two thirds of a micro-batch's computation are backward, which hides communication. Latency is left out.",
     "fsdp": "if a module's computation hides the weights of the next one and the gradients of the one before. Latency is "
     "left out, and no compressed step of FSDP2 was measured on several GPUs. A speed-up of 1.00x is torch's FSDP2 without "
-    "gradwire.",
+    "gradwire:",
 }
 LOW_RANK = (
     "PowerSGD: with 128 million parameters, powersgd:rank=32,payload=int4 ended 27.3 % above the loss of none, after 400 "
@@ -96,7 +98,11 @@ SHARED = (
     "NVLink inside a host is assumed (without it, add --bus pcie4x16), and that NCCL sums in trees. In rings it sends up to "
     "twice as much through a host's card.",
 )
-ONE_MESH = "All ranks are assumed to share one mesh. With hybrid sharding, hosts send as much as DDP does with hosts+."
+ONE_MESH = "Rows of FSDP2 are for one mesh of all ranks."
+HYBRID = (
+    'With hybrid sharding and replicas="int8", hosts send as many bytes as with DDP and hosts+int8.',
+    "With hybrid sharding Muon's step sends between hosts, too, which is not counted here: take DDP, replicate() or AdamW.",
+)
 HEADINGS = {
     "network_seconds": "network",
     "network_ratio": "ratio",
@@ -122,7 +128,7 @@ def _steps(model: nn.Module, order: Sequence[Tensor], config: PlanConfig) -> lis
     return [predicted_step(step, config.cluster, spec, config.bucket_mb) for spec in ("none", *config.specs)]
 
 
-def _with_muon(
+def _beside_ddp(
     model: nn.Module, order: Sequence[Tensor], plans: Sequence[Plan], steps: Sequence[Prediction], config: PlanConfig
 ) -> tuple[list[Plan], list[Prediction]]:
     """Add what Muon's step sends to plans of shards. Behind them come plans and steps of DDP, where it sends nothing."""
@@ -181,7 +187,7 @@ def _memory_note(model: nn.Module, order: Sequence[Tensor], plans: Sequence[Plan
     parts = ", ".join(f"{name} {size / plans[0].parameters:.1f}" for name, size in sizes)
     sharded = f"; {decimal(shards // config.ranks)} with FSDP2 and float32 shards, and whole modules in use"
     return (
-        f"Memory of a rank before activations: {decimal(whole)} with DDP or replicate() and "
+        f"Memory of a rank before activations: {decimal(whole)} with DDP{' or replicate()' * (dtype.itemsize == 4)} and "
         f"{str(dtype).removeprefix('torch.')} weights (bytes per parameter: {parts})"
         f"{sharded if config.parallel == 'fsdp' else ''}. "
         f"{adds.format(size, most.compressor)}"

@@ -40,6 +40,10 @@ class Advice:
             line = f'handle = gradwire.attach(ddp_model, "{whole.chosen}", optimizer={optimizer})'
             in_place = "  # in its place, with DDP, if the model fits on a rank"
             told.append(line + in_place * (self.config.parallel == "fsdp"))
+        if whole.chosen and self.config.beside_ddp and self.config.optimizer != "muon":
+            inner = whole.chosen.removeprefix("hosts+")
+            line = f'handle = gradwire.attach(model, replicas="{inner}", optimizer={optimizer})'
+            told.append(f"{line}  # in its place, with hybrid sharding")
         if not told:
             return self._words
         launch = LAUNCH if several else "torchrun --nproc-per-node {per_host} train.py"
@@ -81,7 +85,8 @@ class Advice:
         chosen, last = self.chosen, self.pairs[-1]
         if chosen is None:
             most = max(self.faster.values())
-            return f"Do not compress: {_named(last)} saves less than {LEAST} of a step ({most:.2f}x).{self._until}"
+            words = f"Do not compress: {_named(last)} saves less than {LEAST} of a step ({most:.2f}x).{self._until}"
+            return words + (" If the model fits on a rank, take DDP." if self.config.parallel == "fsdp" else "")
         words = f"Try {_named(chosen)} first.{self._until}"
         if len(self.pairs) == 1:
             return f"{words} Stop there: with Muon, 4 bits cost loss."

@@ -55,7 +55,8 @@ class PlanConfig:
     each sends weights"""
     dtype: str = "fp32"
     """dtype of the gradients: fp32, bf16 or fp16; 16 bits halve the bytes of none. With fsdp also of the weights that
-    are sent, or WEIGHTS/GRADIENTS such as bf16/fp32, as with MixedPrecisionPolicy(param_dtype=torch.bfloat16)"""
+    are sent, or WEIGHTS/GRADIENTS such as bf16/fp32, as with MixedPrecisionPolicy(param_dtype=torch.bfloat16) from
+    torch 2.15 on"""
     optimizer: OptimizerName | None = None
     """sets the error feedback that compressors leave open, and adds the memory of a rank; muon is for gpt and
     --parameters, and with fsdp adds the bytes of its step"""
@@ -183,6 +184,11 @@ class PlanConfig:
     def shared_card(self) -> bool:
         """True if several ranks of a host share its network card."""
         return self.gpus_per_host > 1 and self.hosts > 1
+
+    @property
+    def beside_ddp(self) -> bool:
+        """True if DDP is planned beside FSDP2: where Muon's step sends much, and for hosts with hybrid sharding."""
+        return self.parallel == "fsdp" and (self.optimizer == "muon" or self.shared_card)
 
     @property
     def box(self) -> bool:

@@ -73,6 +73,8 @@ def compressor_meant(name: str, names: Iterable[str]) -> str:
     >>> compressor_meant("4-bit", ["int4", "onebit"]), compressor_meant("top-k", ["topk"])
     (" (did you mean 'int4'?)", " (did you mean 'topk'?)")
     """
+    if name == "torch":
+        return " (in gradwire try it stands for a run without attach: leave attach out where the compressor is 'torch')"
     width = A_WIDTH.fullmatch(name)
     if width and width["bits"] in OF_WIDTH:
         return f" (did you mean {OF_WIDTH[width['bits']]!r}?)"

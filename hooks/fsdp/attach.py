@@ -42,6 +42,10 @@ ONE_HOST = (
     "gradients of the FSDP2 model travel uncompressed: reduce=%r compresses between hosts alone, and all ranks that share "
     "parameters are on one host here. Pass reduce=%r to gradwire.attach, or 'none' if that is meant"
 )
+ONE_REPLICA = (
+    "the FSDP2 model has one replica, so nothing travels between replicas: replicas=%r compresses nothing. Start one "
+    "torchrun on each host: the first dimension of the mesh is their number"
+)
 MUON = (
     "torch's Muon computes with whole matrices, so its step() sends %d sharded matrices between the ranks%s, several times "
     "and uncompressed. gradwire neither compresses nor counts these bytes, which may be more than all others. If the model "
@@ -93,6 +97,8 @@ def attach_sharded(model: nn.Module, asked: Sharding, timeout: timedelta, transp
     if handle.first:
         several = modules[0].replica_group is not None and modules[0].replica_group.size() > 1
         _warn(asked, () if alone else names, several_replicas=several)
+        if not (several or alone) and asked.replicas not in (None, "none"):
+            logger.warning(ONE_REPLICA, asked.replicas)
         on_one_host = reduction.codec is not None and among_shards.memory.reduction.codec is None
         if on_one_host and of_shards and not alone:
             logger.warning(ONE_HOST, str(reduction), str(reduction).partition("+")[2])

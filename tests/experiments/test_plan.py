@@ -229,7 +229,12 @@ def test_what_makes_no_cluster_is_refused(flags, message, capsys):
 
 def test_shards_on_gpus_that_share_a_card_are_planned_with_hosts_that_send_once(planned):
     names = [row["compressor"] for row in planned(*GPT2, "--parallel=fsdp", "--hosts=2", "--gpus-per-host=8")["rows"]]
-    assert names[-3:] == HOSTS_FIRST
+    assert names[-6:] == [
+        *HOSTS_FIRST,
+        "DDP none",
+        "DDP hosts+bf16",
+        "DDP hosts+int8",
+    ]  # as between hosts in hybrid sharding
     assert not any("powersgd" in name for name in names)
 
 
@@ -356,7 +361,7 @@ def test_the_speed_up_of_fsdp2_is_over_torchs_own(planned, capsys):
     flags = (*FSDP, "--gpus-per-host=8", "--rate=1gbit", "--compressors=none", "--step-seconds=0.1")
     assert planned(*flags)["rows"][0]["speed_up"] < 0.9  # exact sums of gradwire's own send more through a shared card
     assert main(["plan", *flags]) == 0
-    assert "A speed-up of 1.00x is torch's FSDP2 without gradwire." in capsys.readouterr().out
+    assert "A speed-up of 1.00x is torch's FSDP2 without gradwire: " in capsys.readouterr().out
 
 
 def test_two_levels_are_compared_with_two_uncompressed_levels():
@@ -395,7 +400,11 @@ def test_two_levels_are_compared_with_two_uncompressed_levels():
 def test_a_plan_of_hosts_ends_with_lines_to_paste(flags, lines, capsys):
     first, then, given, ranks = lines
     assert main(["plan", "--parameters=1M", "--hosts=2", "--rate=10gbit", *flags]) == 0
-    *_, words, attach, launch = capsys.readouterr().out.splitlines()
+    *_, launch = printed = capsys.readouterr().out.splitlines()
+    words, attach, *hybrid = printed[next(at for at, line in enumerate(printed) if line.startswith("Try ")) : -1]
+    assert [line.strip() for line in hybrid] == [
+        f'handle = gradwire.attach(model, replicas="{first[6:]}", optimizer=optimizer)  # in its place, with hybrid sharding'
+    ] * ("--parallel=fsdp" in flags and "--gpus-per-host=8" in flags)
     then = then if "=" in then else f'"{then}"'
     assert words.startswith(f'Try "{first}" first. It pays while a step computes for less than about ')
     assert f" If steps still wait for the network, take {then}." in words
