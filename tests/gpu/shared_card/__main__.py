@@ -1,6 +1,6 @@
 """Run parts of the checks on ranks that share a card: python -m tests.gpu.shared_card PART... --out FOLDER [--cpu].
 
-A part goes on where an earlier call of the same commit, into the same folder, has ended.
+A part goes on where an earlier call of the same sources, into the same folder, has ended.
 """
 
 import argparse
@@ -49,18 +49,18 @@ PARTS = {
 
 def about(cpu):
     """Return what the results are of."""
-    from ..__main__ import commit
+    from ..__main__ import sources
 
     gpu = None if cpu else torch.cuda.get_device_name(0)
-    return {"commit": commit(), "torch": torch.__version__, "gradwire": gradwire.__version__, "gpu": gpu}
+    return {"sources": sources(), "torch": torch.__version__, "gradwire": gradwire.__version__, "gpu": gpu}
 
 
 class Results:
-    """Rows of all parts in one file, by run and check; those of an earlier call count if they are of the same commit."""
+    """Rows of all parts in one file, by run and check; those of an earlier call count if they are of the same sources."""
 
     def __init__(self, path, of):
         found = json.loads(path.read_text()) if path.exists() else {}
-        same = bool(of["commit"]) and {name: found.get(name) for name in of} == of
+        same = {name: found.get(name) for name in of} == of
         self._path, self._of, self.rows = path, of, found["rows"] if same else []
 
     def done(self, run):
