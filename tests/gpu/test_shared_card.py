@@ -2,6 +2,7 @@
 
 import json
 import sys
+import tarfile
 
 import pytest
 
@@ -28,6 +29,8 @@ def test_ranks_pass_the_checks_over_gloo_and_end_behind_one_that_is_killed(monke
     assert [(row["check"], row["ok"]) for row in rows] == [(name, True) for name in names]
     assert rows[1]["told"] == {"hook int8": "bits"}
     assert rows[2]["told"]["exit codes"] == [1, -9]
+    with tarfile.open(tmp_path / "logs.tgz") as archive:
+        assert {"shared/raw-2-0-rank1.log", "shared/faults-2-0.jsonl"} <= set(archive.getnames())
 
 
 def test_a_later_part_finds_the_rows_of_an_earlier_one_without_git(monkeypatch, tmp_path):

@@ -6,7 +6,9 @@ A part goes on where an earlier call of the same sources, into the same folder, 
 import argparse
 import json
 import sys
+import tarfile
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,6 +81,18 @@ class Results:
         return [name for name in names if name not in self.done(run)]
 
 
+@contextmanager
+def packed(logs):
+    """Pack what ranks wrote into one file beside the folder of logs, in the end: a lent machine returns few files."""
+    logs.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        with tarfile.open(logs.parent / "logs.tgz", "w:gz") as archive:
+            for each in sorted([*logs.glob("*.log"), *logs.glob("*.jsonl")]):
+                archive.add(each, f"{logs.name}/{each.name}")
+
+
 def play(run, options, results, deadline):
     """Run what is missing of a run. Return the checks that are not right in the end."""
     table = {
@@ -102,12 +116,17 @@ def main():
     """Return 0 where all checks of the parts are right, 1 where any is not, 3 where ranks cannot share the card."""
     parser = argparse.ArgumentParser(prog="tests.gpu.shared_card", description=__doc__)
     parser.add_argument("parts", nargs="+", choices=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--out", type=Path, required=True, help="folder for shared.json, and shared/ with logs")
+    parser.add_argument("--out", type=Path, required=True, help="folder for shared.json, shared/ and logs.tgz")
     parser.add_argument("--cpu", action="store_true", help="over Gloo on CPUs, which tries the checks themselves")
     parser.add_argument("--only", nargs="*", help="checks to run, by name")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds")
     options = parser.parse_args()
-    (options.out / "shared").mkdir(parents=True, exist_ok=True)
+    with packed(options.out / "shared"):
+        return played_parts(options)
+
+
+def played_parts(options):
+    """Run the parts; the exit code."""
     results, deadline = Results(options.out / "shared.json", about(options.cpu)), time.monotonic() + options.limit
     wrong = []
     for run in (run for part in options.parts for run in PARTS[part]):
