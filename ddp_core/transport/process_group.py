@@ -41,13 +41,13 @@ from .torch_groups import (
     end_when_idle,
     log_no_future,
     message_limit,
+    notes_aside,
     orders_streams,
     polled,
     takes_time_limits,
 )
 
 CPU = torch.device("cpu")
-EVERYONE: tuple[Scope, ...] = ("all",)
 LARGE = 10**6  # bytes of all ranks' rows together: worth connections of their own; less Gloo does while a thread wakes
 
 
@@ -56,21 +56,21 @@ class GroupPending(Reply):
     """A collective of a process group, and the tensor that will hold its result.
 
     `work`: None once it was waited for or given up, and on a rank that is not a member of the group. `check`: what a wait
-    that takes long does now and then; it may raise. `by_streams`: it is ordered among streams, as with NCCL, and whoever is
-    told that it is there is told on a stream behind it. `timed`: see `takes_time_limits`. `limit`: a wait as long is left to
-    the group, whose own limit it is.
+    that takes long does now and then; it may raise. `by_streams`: the group, if its works are ordered among streams, as with
+    NCCL. `timed`: see `takes_time_limits`. `limit`: a wait as long is left to the group, whose own limit it is.
     """
 
     work: dist.Work | None
     reply: Tensor
     check: Check = nothing
-    by_streams: bool = False
+    by_streams: dist.ProcessGroup | None = None
     timed: bool = True
     limit: timedelta = timedelta.max
 
     def expect_late_wait(self, now: Callable[[], float]) -> None:
         """Have the group's thread, which must not wait, or a stream note when it is there; not with Gloo on CUDA."""
-        if self.work is not None and (self.by_streams or not self.reply.is_cuda):
+        told = not self.reply.is_cuda if self.by_streams is None else notes_aside(self.by_streams, self.reply.device)
+        if self.work is not None and told:
             try:
                 self.work.get_future().add_done_callback(lambda _: setattr(self, "arrived", now()))
             except RuntimeError as error:  # the backend of the group gives none
@@ -162,7 +162,7 @@ class ProcessGroup(Transport):
             on_cuda = self._device.type == "cuda"
             if channel == len(self._names):
                 self._names.append("" if on_cuda else new_name(self))  # on CUDA all programs take channel 0
-            wanted = EVERYONE if on_cuda or not scopes else scopes[channel]
+            wanted: Collection[Scope] = ["all"] if on_cuda or not scopes else scopes[channel]
             for scope in sorted(wanted):
                 if scope != "self" and (channel, scope) not in self._groups:
                     self._groups[channel, scope] = self.group if on_cuda else self._private(channel, scope)
@@ -331,7 +331,7 @@ def started(
     Of requests with `sizes`: rows that are equal but for the last ones travel so with NCCL; all others in all-reduces.
     """
     tensor = request.tensor
-    pending = partial(GroupPending, check=check, by_streams=by_streams, timed=timed)
+    pending = partial(GroupPending, check=check, by_streams=group if by_streams else None, timed=timed)
     if isinstance(request, AllReduce | ReduceScatter) and request.op == "mean" and group.size() > 1:
         tensor.mul_(1 / group.size())  # as torch: bit for bit what its DDP gives
     match request:

@@ -16,6 +16,7 @@ from torch.distributed import distributed_c10d as c10d
 
 logger = logging.getLogger(__name__)
 BY_STREAMS = ("nccl", "rccl", "ucc")  # beginnings of names of backends: a GPU's streams wait for their collectives
+NCCL = ("nccl", "nccl2")  # names of torch's own; the second one since torch 2.15
 BY_HOST = ("gloo", "mpi")  # the host waits for theirs
 TIMED = {  # classes of backends whose work takes a time limit in wait(); torchcomms' wrapper refuses it
     "DirectBackend",
@@ -94,6 +95,14 @@ def polled(work: dist.Work, seconds: float) -> None:
     work.wait()
 
 
+def notes_aside(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Return True if futures of a GPU's group run on streams behind its works; nccl2's make the current stream wait."""
+    aside = backend_name(group, device) != "nccl2"
+    if not aside:
+        log_no_future("those of nccl2 make the current stream wait")
+    return aside
+
+
 @cache  # so that the same reason is logged once
 def log_no_future(reason: str) -> None:
     """Say that works of a backend have no futures."""
@@ -109,11 +118,11 @@ def register_alike(
     """
     rank, size, types = group.rank(), group.size(), dist.ProcessGroup.BackendType
     kind = backend_name(parent, device) if device.type == "cuda" else "gloo"
-    if kind in ("nccl", "nccl2"):  # the second one since torch 2.15, which must know its device
+    if kind in NCCL:
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = time_limit_of(parent, device, timeout)
         made = getattr(dist, f"ProcessGroup{kind.upper()}")
-        bound = (device,) if kind == "nccl2" else ()
+        bound = (device,) if kind == "nccl2" else ()  # which must know its device
         group._register_backend(device, types.NCCL, made(store, rank, size, options, *bound))
     elif kind == "gloo":
         group._register_backend(device, types.GLOO, dist.ProcessGroupGloo(store, rank, size, timeout))
@@ -166,10 +175,25 @@ def clone_group(group: dist.ProcessGroup, limit: timedelta) -> dist.ProcessGroup
     `limit`: the time limit of its collectives.
     """
     ranks, backend = dist.get_process_group_ranks(group), dist.get_backend(group)
-    told = f"gradwire: messages of ranks {ranks}"
-    made = dist.new_group(ranks, limit, backend, use_local_synchronization=True, group_desc=told)
+    told, options = f"gradwire: messages of ranks {ranks}", _without_split(group, limit)
+    made = dist.new_group(ranks, limit, backend, options, use_local_synchronization=True, group_desc=told)
     assert isinstance(made, dist.ProcessGroup)
     return made
+
+
+def _without_split(group: dist.ProcessGroup, limit: timedelta) -> object | None:
+    """Return options by which torch's new_group splits no other group; None for kinds but NCCL, and before torch 2.15.
+
+    A split of the default group, where a device is bound, hangs unless all ranks of it take part.
+    """
+    cuda = torch.device("cuda")
+    if not carries(group, cuda) or backend_name(group, cuda) not in NCCL:
+        return None
+    options = dist.ProcessGroupNCCL.Options()
+    if not hasattr(options, "lazy_init"):
+        return None
+    options._timeout, options.lazy_init = limit, True
+    return options
 
 
 def start_sum(values: Tensor, group: dist.ProcessGroup) -> dist.Work:

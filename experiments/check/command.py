@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +73,16 @@ class CheckConfig(RanksConfig):
         self.timing("cpu", [])
         check_file("json", self.json)
 
-    def checked(self, per_host: int) -> list[str]:
-        """Return the compressors whose averages are checked, `hosts+` among them if ranks share a host."""
+    def checked(self, per_host: int, hosts: int) -> list[str]:
+        """Return the compressors whose averages are checked, `hosts+` among them if ranks share a host.
+
+        Hosts of two are among them where one host has all ranks: with all in one, nothing is compressed.
+        """
         if self.compressors:
             return self.compressors
         alone = [name for name in compressors() if name != WRAPPER] if self.all else [each.spec for each in CANDIDATES]
-        return [*alone, *_on_hosts(["int4"], per_host)]
+        halves = _on_hosts(["int4"], 2) if hosts == 1 and per_host > 2 and per_host % 2 == 0 else []
+        return [*alone, *_on_hosts(["int4"], per_host), *halves]
 
     def timing(self, device: str, specs: list[str]) -> BenchConfig:
         """Return the options of bench for the same steps."""
@@ -119,8 +126,24 @@ def _told(check: Callable[[], None]) -> int:
 
 
 def _wrong(told: str) -> int:
-    print(f"\nNOT RIGHT: {told}", file=sys.stderr)
+    print(f"\nNOT RIGHT: {without_addresses(told)}", file=sys.stderr)
     return 1
+
+
+def without_addresses(told: str) -> str:
+    """Return a sentence with `[address]` in place of addresses and of this host's name."""
+
+    def known(word: str) -> bool:
+        with suppress(ValueError):
+            return word == socket.gethostname() or bool(ip_address(word))
+        return False
+
+    def replaced(found: re.Match[str]) -> str:
+        word = found[0].rstrip(".:")
+        hidden = word.startswith("[") or known(word) or known(word.rpartition(":")[0])
+        return f"[address]{found[0][len(word) :]}" if hidden else found[0]
+
+    return re.sub(r"\[[^\]\s]+\]:\d+|[\w.:%-]+", replaced, told)
 
 
 def sentence(failure: str) -> str:
@@ -151,7 +174,7 @@ def _checks(config: CheckConfig, world: World, document: dict[str, Any]) -> Iter
     """Yield the lines of each part, whose figures are in the document then. A collective call."""
     yield heading(document)
     per_host = document["topology"]["ranks_per_host"]
-    for spec in config.checked(per_host):
+    for spec in config.checked(per_host, document["topology"]["hosts"]):
         if (errors := check_averages(spec, world.device)) is not None:
             found, expected = map(asdict, errors)
             document["averages"].append({"compressor": spec, "found": found, "expected": expected})

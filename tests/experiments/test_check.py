@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from gradwire import DistributedDataParallel
-from gradwire.compress import AllReduce
+from gradwire.compress import AllReduce, compressors
 from gradwire.ddp_core.memory.bucket_memory import BucketMemory
 from gradwire.ddp_core.transport.protocol import Decorated
 from gradwire.experiments.bench.models import task
-from gradwire.experiments.check import averages
+from gradwire.experiments.check import averages, command
 from gradwire.experiments.check.averages import check_averages, check_resumed, check_swapped
-from gradwire.experiments.check.command import sentence
+from gradwire.experiments.check.command import CheckConfig, run_rank, sentence, without_addresses
 from gradwire.experiments.check.show import averages_table, heading, steps_table
 from gradwire.experiments.cli import main
 
@@ -61,8 +61,12 @@ def one_bit_more(request, reply):
     return reply
 
 
-def rounds_differently(rank):
-    return with_replies(one_bit_more) if rank == 1 else contextlib.nullcontext()
+def rounds_differently(rank, odd=1):
+    return with_replies(one_bit_more) if rank == odd else contextlib.nullcontext()
+
+
+def first_rank_rounds_differently(rank):
+    return rounds_differently(rank, odd=0)
 
 
 def wrong_divisor(rank):
@@ -128,8 +132,9 @@ def told(rank, world_size, fault, spec):
     return ""
 
 
-def test_right_ranks_have_the_errors_of_the_simulation(ranks):
-    assert ranks.run(right, 2) == [True, False]
+@pytest.mark.parametrize("size", [2, 4])
+def test_right_ranks_have_the_errors_of_the_simulation(ranks, size):
+    assert ranks.run(right, size) == [True, *[False] * (size - 1)]
 
 
 def right(rank, world_size):
@@ -141,7 +146,7 @@ def right(rank, world_size):
     return found is not None
 
 
-FAULTS = [
+FAULTS = [  # `{all}`: all ranks
     (rounds_differently, SPEC, "with int4, rank 1 rounds differently"),
     (wrong_divisor, "none", "with none, averages are 2.00x as large as they should be: the divisor is wrong"),
     (
@@ -150,7 +155,7 @@ FAULTS = [
         "the divisor of some parameters is wrong: parts of the exact mean that they have and should have: p3 2.00 and 1.00",
     ),
     (wrong_divisor_of_one, SPEC, "with int4, the divisor of some parameters is wrong: "),
-    (lost_residual, SPEC, "with int4, residuals are lost on ranks 0, 1: the mean of 8 averages is "),
+    (lost_residual, SPEC, "with int4, residuals are lost on ranks {all}: the mean of 8 averages is "),
     (lost_on_one_rank, SPEC, "with int4, residuals are lost on rank 1: the mean of 8 averages is "),
     (lost_on_one_rank, "topk:ratio=0.1", "residuals are lost on rank 1: the mean of 8 averages is "),
     (unequal_buckets, SPEC, "rank 0 has buckets of [104857] bytes, while rank 1 has buckets of [314572] bytes"),
@@ -158,12 +163,18 @@ FAULTS = [
 ]
 
 
+@pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize(
     ("fault", "spec", "words"), FAULTS, ids=[f"{fault.__name__} {spec}" for fault, spec, _ in FAULTS]
 )
-def test_a_planted_fault_is_named_on_all_ranks(ranks, fault, spec, words):
-    for sentence_of_rank in ranks.run(told, 2, fault, spec):
-        assert words in sentence_of_rank
+def test_a_planted_fault_is_named_on_all_ranks(ranks, size, fault, spec, words):
+    for sentence_of_rank in ranks.run(told, size, fault, spec):
+        assert words.replace("{all}", ", ".join(map(str, range(size)))) in sentence_of_rank
+
+
+def test_most_ranks_decide_which_one_rounds_differently(ranks):
+    words = "with int4, rank 0 rounds differently: its averages have other bits than those of rank 1"
+    assert ranks.run(told, 4, first_rank_rounds_differently, SPEC) == [words] * 4
 
 
 def checked_with_a_dead_rank(rank, world_size):
@@ -210,6 +221,52 @@ def test_a_rank_that_is_killed_ends_the_check_with_one_sentence(tmp_path, capfd)
         capfd.readouterr().err.strip().splitlines()[-1] == "NOT RIGHT: rank 1: process 1 terminated with signal SIGKILL"
     )
     assert document["rows"] == []
+
+
+def faulty_rank(rank, *given):
+    with rounds_differently(rank):
+        run_rank(rank, *given)
+
+
+def test_a_wrong_result_ends_the_command_with_one_sentence(tmp_path, capfd):
+    with mock.patch.object(command, "run_rank", faulty_rank):
+        document = ran(tmp_path, 1, MINE)
+    words = "with int4, rank 1 rounds differently: its averages have other bits than those of rank 0"
+    assert capfd.readouterr().err.strip().splitlines()[-1].endswith(words)
+    assert document["topology"]["ranks"] == 2
+    assert document["rows"] == document["averages"] == []
+
+
+def all_right(rank, world_size, specs):
+    return [check_averages(spec, CPU) is not None for spec in specs]
+
+
+def test_all_checks_the_averages_of_all_compressors(ranks):
+    specs = CheckConfig(all=True).checked(2, 1)
+    assert sorted(specs) == sorted([*(set(compressors()) - {"hosts"}), "hosts:ranks=2+int4"])
+    assert ranks.run(all_right, 2, specs) == [[True] * len(specs), [False] * len(specs)]
+
+
+@pytest.mark.parametrize(
+    ("per_host", "hosts", "expected"), [(1, 2, []), (2, 1, ["2"]), (4, 1, ["4", "2"]), (3, 1, ["3"]), (4, 2, ["4"])]
+)
+def test_hosts_of_two_are_checked_where_one_host_has_all_ranks(per_host, hosts, expected):
+    specs = [each for each in CheckConfig().checked(per_host, hosts) if "hosts" in each]
+    assert specs == [f"hosts:ranks={ranks}+int4" for ranks in expected]
+
+
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        ("Read error [127.0.0.1]:1248: Connection reset", "Read error [address]: Connection reset"),
+        ("cannot reach 10.0.0.7:29500.", "cannot reach [address]."),
+        ("cannot reach fe80::1%eth0, or [::1]:80", "cannot reach [address], or [address]"),
+        (f"no route to ({socket.gethostname()}, 29500)", "no route to ([address], 29500)"),
+        ("c10d::Work of gloo 2.15.0 after 0:30:00: rank 1", "c10d::Work of gloo 2.15.0 after 0:30:00: rank 1"),
+    ],
+)
+def test_a_sentence_has_no_addresses(told, shown):
+    assert without_addresses(told) == shown
 
 
 def test_a_failure_is_told_by_its_last_line():

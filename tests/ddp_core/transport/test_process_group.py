@@ -87,17 +87,28 @@ def test_rows_of_unequal_sizes_are_the_same_where_nccl_sends_them_as_equal_ones(
             torch.testing.assert_close(whole, expected)
 
 
-@pytest.mark.parametrize("by_streams", [True, False])
-def test_on_cuda_a_reply_is_noted_where_its_work_tells_a_stream_behind_it(by_streams):
-    work = SimpleNamespace(get_future=lambda: SimpleNamespace(add_done_callback=lambda told: told(None)))
-    pending = process_group.GroupPending(work, SimpleNamespace(is_cuda=True), by_streams=by_streams)
-    pending.expect_late_wait(lambda: 42.0)
-    assert pending.arrived == (42.0 if by_streams else None)
-
-
 def of_backend(name):
     """A group that has a backend of this name for every device."""
     return SimpleNamespace(size=lambda: 2, rank=lambda: 0, _get_backend=lambda _: SimpleNamespace(name=lambda: name))
+
+
+class Asked:
+    """A work on a GPU that counts who asks for its future, which is done."""
+
+    count = 0
+
+    def get_future(self):
+        self.count += 1
+        return SimpleNamespace(add_done_callback=lambda told: told(None))
+
+
+@pytest.mark.parametrize("backend", ["nccl", "nccl2", None])
+def test_on_cuda_a_reply_is_noted_where_its_work_tells_a_stream_behind_it(backend):
+    """With Gloo no stream is told, and the newer NCCL's future would make the current stream wait."""
+    reply, group = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0)), backend and of_backend(backend)
+    pending = process_group.GroupPending(work := Asked(), reply, by_streams=group)
+    pending.expect_late_wait(lambda: 42.0)
+    assert (pending.arrived, work.count) == ((42.0, 1) if backend == "nccl" else (None, 0))
 
 
 @pytest.mark.parametrize("backend", ["nccl", "ncclx", "rccl", "gloo"])

@@ -177,6 +177,26 @@ def test_a_clone_of_a_group_has_its_time_limit_and_a_description(ranks):
     assert ranks.run(cloned, 2) == [(77.0, "gradwire: messages of ranks [0, 1]", 3.0)] * 2
 
 
+@pytest.mark.parametrize(
+    ("backend", "known", "lazy"),
+    [("nccl2", True, True), ("nccl", True, True), ("nccl", False, False), ("gloo", True, False)],
+)
+def test_a_clone_of_nccl_is_split_from_no_group_whose_other_ranks_take_no_part(monkeypatch, backend, known, lazy):
+    made, cuda = [], SimpleNamespace(name=lambda: backend)
+    group = SimpleNamespace(_get_backend=lambda device: cuda, _device_types=[torch.device("cuda")])
+    options = type("Options", (), {"_timeout": None, "lazy_init": False} if known else {})
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", SimpleNamespace(Options=options), raising=False)
+    monkeypatch.setattr(dist, "get_process_group_ranks", lambda _: [1, 3])
+    monkeypatch.setattr(dist, "get_backend", lambda _: backend)
+    monkeypatch.setattr(dist, "new_group", lambda *given, **named: made.append((given, named)) or dist.group.WORLD)
+    monkeypatch.setattr(dist, "ProcessGroup", object)
+    clone_group(group, timedelta(minutes=2))
+    (((ranks, limit, kind, given), named),) = made
+    assert (ranks, limit, kind, named["use_local_synchronization"]) == ([1, 3], timedelta(minutes=2), backend, True)
+    assert (given is not None) == lazy
+    assert not lazy or (given.lazy_init, given._timeout) == (True, limit)
+
+
 BY_VARIABLE = """
 import torch
 from torch.distributed import config

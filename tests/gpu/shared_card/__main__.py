@@ -1,12 +1,14 @@
 """Run parts of the checks on ranks that share a card: python -m tests.gpu.shared_card PART... --out FOLDER [--cpu].
 
-A part goes on where an earlier call of the same commit, into the same folder, has ended.
+A part goes on where an earlier call of the same sources, into the same folder, has ended.
 """
 
 import argparse
 import json
 import sys
+import tarfile
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,18 +51,18 @@ PARTS = {
 
 def about(cpu):
     """Return what the results are of."""
-    from ..__main__ import commit
+    from ..__main__ import sources
 
     gpu = None if cpu else torch.cuda.get_device_name(0)
-    return {"commit": commit(), "torch": torch.__version__, "gradwire": gradwire.__version__, "gpu": gpu}
+    return {"sources": sources(), "torch": torch.__version__, "gradwire": gradwire.__version__, "gpu": gpu}
 
 
 class Results:
-    """Rows of all parts in one file, by run and check; those of an earlier call count if they are of the same commit."""
+    """Rows of all parts in one file, by run and check; those of an earlier call count if they are of the same sources."""
 
     def __init__(self, path, of):
         found = json.loads(path.read_text()) if path.exists() else {}
-        same = bool(of["commit"]) and {name: found.get(name) for name in of} == of
+        same = {name: found.get(name) for name in of} == of
         self._path, self._of, self.rows = path, of, found["rows"] if same else []
 
     def done(self, run):
@@ -77,6 +79,18 @@ class Results:
     def missing(self, run, names):
         """Return those of a run's checks that have no row or were wrong."""
         return [name for name in names if name not in self.done(run)]
+
+
+@contextmanager
+def packed(logs):
+    """Pack what ranks wrote into one file beside the folder of logs, in the end: a lent machine returns few files."""
+    logs.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        with tarfile.open(logs.parent / "logs.tgz", "w:gz") as archive:
+            for each in sorted([*logs.glob("*.log"), *logs.glob("*.jsonl")]):
+                archive.add(each, f"{logs.name}/{each.name}")
 
 
 def play(run, options, results, deadline):
@@ -102,12 +116,17 @@ def main():
     """Return 0 where all checks of the parts are right, 1 where any is not, 3 where ranks cannot share the card."""
     parser = argparse.ArgumentParser(prog="tests.gpu.shared_card", description=__doc__)
     parser.add_argument("parts", nargs="+", choices=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--out", type=Path, required=True, help="folder for shared.json, and shared/ with logs")
+    parser.add_argument("--out", type=Path, required=True, help="folder for shared.json, shared/ and logs.tgz")
     parser.add_argument("--cpu", action="store_true", help="over Gloo on CPUs, which tries the checks themselves")
     parser.add_argument("--only", nargs="*", help="checks to run, by name")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds")
     options = parser.parse_args()
-    (options.out / "shared").mkdir(parents=True, exist_ok=True)
+    with packed(options.out / "shared"):
+        return played_parts(options)
+
+
+def played_parts(options):
+    """Run the parts; the exit code."""
     results, deadline = Results(options.out / "shared.json", about(options.cpu)), time.monotonic() + options.limit
     wrong = []
     for run in (run for part in options.parts for run in PARTS[part]):

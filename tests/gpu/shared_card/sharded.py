@@ -1,5 +1,7 @@
 """FSDP2 and replicate, each beside the same training over Gloo on the CPU."""
 
+import time
+
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -16,6 +18,8 @@ SHARDED += [{"reduce": "onebit"}, {"reduce": "int4:residual_bits=8"}]
 ON_HOSTS = [{"reduce": "hosts:ranks=2+int4"}, {"gather": "hosts:ranks=2+int8", "reduce": "hosts:ranks=2+int8"}]
 HYBRID = [{"replicas": spec} for spec in ("none", "int8", "int4", "powersgd:rank=2", "topk:ratio=0.1")]
 HYBRID += [{"gather": "int8", "reduce": "int8", "replicas": "int4"}]
+MEMORY = [None, {"gather": "none", "reduce": "none"}, {"gather": "int8"}, {"gather": "int8", "reduce": "int8"}]
+LARGE = {"depth": 24, "width": 1024}  # its weights are 96 MiB, of which a rank needs those of a few parts at once
 
 
 def all_ranks(world, device):
@@ -87,3 +91,31 @@ def replicated(world):
     from torch.distributed._composable.replicate_with_fsdp import replicate  # since torch 2.10
 
     compare_all(world, [{"compressor": spec} for spec in ("none", "int4", "powersgd:rank=2")], how=replicate)
+
+
+@check()
+def gathers_keep_no_memory(world):
+    """Compressed gathers need about as much memory as torch's own; outputs of modules that are done do not pile up."""
+    if world.cpu:
+        world.told["left out"] = "memory is counted on GPUs alone"
+        return
+    for arguments in MEMORY:
+        torch.cuda.empty_cache()
+        net = divided(world, world.device, **LARGE)
+        handle = arguments and gradwire.attach(net, **arguments)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        train(world, net, optimizer, world.device, range(3), width=LARGE["width"])
+        world.wait()
+        torch.cuda.reset_peak_memory_stats()
+        began = time.perf_counter()
+        train(world, net, optimizer, world.device, range(STEPS), width=LARGE["width"])
+        world.wait()
+        found = {"step ms": round(1000 * (time.perf_counter() - began) / STEPS, 1)}
+        stats = torch.cuda.memory_stats()
+        found |= {f"{kind} MiB": stats[f"{kind}_bytes.all.peak"] >> 20 for kind in ("allocated", "active", "reserved")}
+        world.told[str(arguments)] = found
+        if handle:
+            handle.close()
+        del net, optimizer, handle
+    most = world.told[str(None)]["active MiB"] + (LARGE["depth"] * LARGE["width"] ** 2 * 4 >> 20) // 2
+    assert all(each["active MiB"] <= most for each in world.told.values()), f"more than {most} MiB are held"

@@ -1,4 +1,9 @@
-"""Reentrant checkpoints begin backwards inside of a backward: a step begins and ends with the outermost one."""
+"""Reentrant checkpoints begin backwards inside of a backward: a step begins and ends with the outermost one.
+
+Weights that are held are read behind their gathers.
+"""
+
+from unittest import mock
 
 import pytest
 import torch
@@ -7,8 +12,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import gradwire
+from gradwire.ddp_core import Engine
+from gradwire.ddp_core.averaging.shard_averager import ShardAverager
 
-from .given import mesh_of
+from .given import mesh_of, network, trained
 
 
 class Checkpointed(nn.Module):
@@ -53,3 +60,37 @@ def test_with_reentrant_checkpoints_no_part_of_a_gradient_is_lost(ranks, everywh
         for name, each in sums.items():
             held = sum(theirs[name] for _, theirs, _ in answers) / 2
             torch.testing.assert_close(each + held, exact[name], rtol=0, atol=1e-6)
+
+
+def followed(rank, world_size):
+    """If each output that backward fills again was filled before gathers were followed; what was lent to each program."""
+    again, submit, outputs, filled, lent = ShardAverager.gather_again, Engine.submit, [], [], []
+
+    def noted(averager, names, rows, out):
+        outputs.append(out.zero_())
+        again(averager, names, rows, out)
+
+    def follows(engine):
+        filled.append(bool(outputs[-1].any()))
+
+    def submitted(engine, task, **way):
+        lent.append((way["gathers"], task.lent))
+        return submit(engine, task, **way)
+
+    model = network(world_size)
+    handle = gradwire.attach(model, gather="int4", reduce="int4")
+    with (
+        mock.patch.object(ShardAverager, "gather_again", noted),
+        mock.patch.object(Engine, "follow_gathers", follows),
+        mock.patch.object(Engine, "submit", submitted),
+    ):
+        trained(model, rank, 1)
+    handle.close()
+    return filled, [bool(out.any()) for out in outputs], sorted(lent)
+
+
+def test_backward_reads_weights_behind_their_gathers_and_all_results_are_lent(ranks):
+    """On a GPU other streams may have written them, and torch frees the memory of outputs itself."""
+    for filled, in_the_end, lent in ranks.run(followed, 2):
+        assert (filled, in_the_end) == ([False] * 2, [True] * 2)
+        assert lent == [(False, True)] * 3 + [(True, True)] * 3
