@@ -157,7 +157,7 @@ class PlanConfig:
             raise ValueError("--step-seconds goes with a network: add --rate, --bus or --sites")
         if self.micro_batches > 1 and self.step_seconds is None:
             raise ValueError(
-                "--micro-batches goes with --step-seconds, which one GPU computes in a step: its bytes are the same"
+                "--micro-batches goes with --step-seconds, the seconds that one GPU computes in a step with all of them"
             )
         if self.local_every and (self.rate is not None or self.step_seconds is not None):
             raise ValueError("--local-every averages models now and then: leave out --rate and --step-seconds")
