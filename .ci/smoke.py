@@ -34,20 +34,26 @@ def main(version: str, page: str) -> None:
         kernels.cast_scaled(torch.ones(3), out, 0.5)
     assert out.tolist() == [0.5] * 3, out
     trains_on_two_ranks()
+    assert "All is right." in printed("check", "--nproc=2")
     trains_and_resumes(Path(page))
     print(f"gradwire {version}, torch {torch.__version__}, Python {sys.version.split()[0]}: it works")
 
 
 def trains_on_two_ranks() -> None:
     """By the command, with a method of every kind of collective; without pictures where matplotlib is not installed."""
+    data = [] if importlib.util.find_spec("sklearn") else ["--model=gpt", "--data=text"]
+    methods = "--compressors=none,int8,powersgd:rank=1,topk:ratio=0.1"
+    assert "powersgd:rank=1" in printed(*COMPARE, *data, methods, "--out=out")
+
+
+def printed(*words: str) -> str:
+    """Return what the command prints."""
     found = shutil.which("gradwire", path=str(Path(sys.executable).parent))
     assert found, "no command gradwire beside python"
-    data = [] if importlib.util.find_spec("sklearn") else ["--model=gpt", "--data=text"]
-    command = [found, *COMPARE, *data, "--compressors=none,int8,powersgd:rank=1,topk:ratio=0.1", "--out=out"]
     environment = {**os.environ, "COLUMNS": "120"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([found, *words], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "powersgd:rank=1" in done.stdout, done.stdout
+    return done.stdout
 
 
 def trains_and_resumes(page: Path) -> None:
