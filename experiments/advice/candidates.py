@@ -58,7 +58,7 @@ CANDIDATES = (
     Candidate("int8", {ADAMW: 0.001, SGD: 0.0, MUON: 0.0}, HALF, any_size=True),
     Candidate(
         "int4",
-        {ADAMW: 0.013, SGD: 0.008, MUON: 0.019},
+        {ADAMW: 0.012, SGD: 0.008, MUON: 0.019},
         {ADAMW: 128e6, SGD: 0.31e6, MUON: 11e6},
         warm_up=(MUON,),
         any_size=True,

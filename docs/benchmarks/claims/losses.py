@@ -173,8 +173,8 @@ def of_quality(study: str, model: str, optimizer: str, size: float, network: str
 def of_long_runs(optimizer: str) -> Trainings:
     """Return the trainings of hundredfold.py that average gradients at every step, on 20 tokens per parameter."""
     muon = ['"Muon, none, AdamW\'s lr 0.064"', '"Muon, int4 at every step, AdamW\'s lr 0.064"']
-    ways = {ADAMW: ['"none, lr 0.008"', '"int4 at every step"'], MUON: muon}[optimizer]
-    changes = {ADAMW: {"lr": 0.008}, MUON: {"optimizer": "muon", "lr": 0.064}}[optimizer]
+    ways = {ADAMW: ['"none, lr 0.012"', '"int4 at every step, lr 0.012"'], MUON: muon}[optimizer]
+    changes = {ADAMW: {"lr": 0.012}, MUON: {"optimizer": "muon", "lr": 0.064}}[optimizer]
     named = {"none": changes, "int4": changes | {"first": "int4"}}
     runs = [run for run in raw(LONG_RUNS)["runs"] if run["steps"] == 2688]
     rows = [{**run, "compressor": name} for run in runs for name, way in named.items() if run["way"] == way]
