@@ -60,7 +60,9 @@ def plan_command(config: PlanConfig) -> int:
     console = Console()
     console.print(_table(config, elements, plans, steps))
     if steps:
-        torchs = f" {_milliseconds(steps[0].step)} a step." if config.parallel == "fsdp" and config.step_seconds else ""
+        torchs = ""
+        if config.parallel == "fsdp" and config.step_seconds:
+            torchs = f" Its step takes {_milliseconds(steps[0].step)}."
         console.print(NOTE, HIDDEN[config.parallel] + torchs, soft_wrap=True)
     if config.optimizer:
         console.print(_memory_note(model, order, plans, config), soft_wrap=True)
@@ -81,7 +83,7 @@ HIDDEN = {
     "ddp": "if two thirds of a micro-batch's computation are backward, which hides communication. Latency is left out.",
     "fsdp": "if a module's computation hides the weights of the next one and the gradients of the one before. Latency is "
     "left out, and no compressed step of FSDP2 was measured on several GPUs. A speed-up of 1.00x is torch's FSDP2 without "
-    "gradwire:",
+    "gradwire.",
 }
 LOW_RANK = (
     "PowerSGD: with 128 million parameters, powersgd:rank=32,payload=int4 ended 27.3 % above the loss of none, after 400 "
@@ -90,8 +92,8 @@ LOW_RANK = (
 SMALL = 20e6  # parameters
 MUON = (
     "Rows of FSDP2 contain the bytes that the step of torch's Muon sends, uncompressed. Rows with DDP hold for replicate(), "
-    "too: each rank has the whole model there, and Muon's step sends nothing. "
-    "Prefer them if the model fits on a rank."
+    "too: each rank has the whole model there, and Muon's step sends nothing. Prefer "
+    "them if the model fits on a rank."
 )
 SHARED = (
     "NCCL is assumed to sum in trees. In rings it sends up to twice as much through a host's card.",
