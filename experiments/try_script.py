@@ -25,10 +25,9 @@ from .ranks.child import CommandFailure, run_to_end
 from .ranks.stopping import sigterm_interrupts
 from .results.files import check_file, figures_document, prepared_folder, write_json
 from .results.rows import milliseconds
-from .workloads.sharding import check_payloads
+from .workloads.sharding import TORCH, check_payloads
 
 HEADINGS = ("step time", "speed-up", "sent per step", "fewer bytes", "training loss")
-TORCH = "torch"  # in place of a compressor: the script without gradwire's attach
 LAST = 10  # the loss is the mean of the last tenth of the steps
 
 
