@@ -68,7 +68,8 @@ class Advice:
     @property
     def chosen(self) -> str | None:
         """The first compressor that saves enough of a step; None if none does. Without a step's seconds, the first one."""
-        faster = self.faster or dict.fromkeys(self.pairs, Rule.worthwhile)
+        usual = self._faster(SHORTEST) if self.config.timed else dict.fromkeys(self.pairs, Rule.worthwhile)
+        faster = self.faster or usual
         return next((spec for spec, times in faster.items() if times >= Rule.worthwhile), None)
 
     @cached_property
@@ -84,8 +85,11 @@ class Advice:
     def _words(self) -> str:
         chosen, last = self.chosen, self.pairs[-1]
         if chosen is None:
-            most = max(self.faster.values())
-            words = f"Do not compress: {_named(last)} saves less than {LEAST} of a step ({most:.2f}x).{self._until}"
+            faster = self.faster or self._faster(SHORTEST)
+            best = max(faster, key=faster.__getitem__)
+            words = (
+                f"Do not compress: {_named(best)} saves less than {LEAST} of a step ({faster[best]:.2f}x).{self._until}"
+            )
             return words + (" If the model fits on a rank, take DDP." if self.config.parallel == "fsdp" else "")
         words = f"Try {_named(chosen)} first.{self._until}"
         if len(self.pairs) == 1:
@@ -98,7 +102,9 @@ class Advice:
 
     @property
     def _until(self) -> str:
-        """Up to which computation of a step one of the compressors to try pays."""
+        """Up to which computation of a step one of the compressors to try pays; nothing without a network's rate."""
+        if not self.config.timed:
+            return ""
         low, high = math.log(SHORTEST), math.log(LONGEST)
         if max(self._faster(SHORTEST).values()) < Rule.worthwhile:
             return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import warnings
 import weakref
@@ -41,7 +42,10 @@ LBFGS = (
     "uncompressed. Use the compressor none with L-BFGS"
 )
 ADVICE = "Give the compressor error_feedback=0.9 or less, or a warm-up (start_iter=); or lower the learning rate"
-LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+ROOMS = ("compress", "ddp_core", "hooks", "kernels")  # in a clone scripts of users may lie beside them
+OURS = tuple(
+    f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, *map(Path(__file__).parents[2].joinpath, ROOMS))
+)
 LOOKS = 4  # averages that were not added to, until no more are looked at
 
 
@@ -136,7 +140,7 @@ class DiscardedGradientCheck:
 def _level_of_script() -> int:
     """Return the `stacklevel` with which the caller's warning shows the script's line, not one of torch or gradwire."""
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(LIBRARIES):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(OURS):
         level, frame = level + 1, frame.f_back
     return level
 

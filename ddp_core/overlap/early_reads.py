@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from collections import Counter
-from pathlib import Path
 from types import FrameType
 
-import torch
+from ..averaging.step_checks import OURS
 
-ROOMS = ("compress", "ddp_core", "hooks", "kernels")  # in a clone scripts of users may lie beside them
-OURS = tuple(
-    f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, *map(Path(__file__).parents[2].joinpath, ROOMS))
-)
 STEPS = 3  # in a row, until it is warned of
 
 

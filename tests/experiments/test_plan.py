@@ -412,6 +412,21 @@ def test_a_plan_of_hosts_ends_with_lines_to_paste(flags, lines, capsys):
     assert launch.strip().startswith(f"torchrun --nnodes 2 {ranks} --rdzv-backend c10d --rdzv-endpoint HOST:29400")
 
 
+@pytest.mark.parametrize("flags", [(), ("--parallel=fsdp",), ("--gpus-per-host=8",)])
+def test_a_plan_of_hosts_without_a_rate_has_lines_to_paste_too(capsys, flags):
+    assert main(["plan", "--parameters=1M", "--hosts=2", *flags]) == 0
+    printed = capsys.readouterr().out
+    assert 'bf16" first. If steps still wait for the network, take "' in printed
+    assert "attach(" in printed
+
+
+def test_a_plan_of_a_network_that_is_fast_enough_says_not_to_compress(capsys):
+    assert main(["plan", "--parameters=1M", "--hosts=2", "--rate=3000gbit"]) == 0
+    printed = capsys.readouterr().out
+    assert "Do not compress: " in printed
+    assert "attach(" not in printed
+
+
 @pytest.mark.parametrize("host", [("--workers=8",), ("--hosts=1", "--gpus-per-host=8")])
 @pytest.mark.parametrize(
     ("flags", "first", "given"),
