@@ -271,12 +271,16 @@ def table(finished: FinishedRuns) -> Iterator[str]:
     after = " | ".join(f"after {steps:,} steps, % (seeds)" for steps in LENGTHS)
     yield f"| way | fewer bytes than fp32 | than bf16 | {after} |"
     yield "|---" * (3 + len(LENGTHS)) + "|"
-    ran = [name for name, way in WAYS.items() if any(runs_of(way, steps, finished) for steps in LENGTHS)]
+    both = {
+        name: [steps for steps in LENGTHS if runs_of(way, steps, finished) and best(way, steps, finished)]
+        for name, way in WAYS.items()
+    }
+    ran = [name for name, lengths in both.items() if lengths]
     once = [word for word in RIVALS if sum(word in name for name in ran) == 1]
     for name in ran:
         way = WAYS[name]
         runs = {steps: runs_of(way, steps, finished) for steps in LENGTHS}
-        steps = max(steps for steps in LENGTHS if runs[steps])
+        steps = max(both[name])
         fewer = sent_bytes(best(way, steps, finished)) / sent_bytes(runs[steps])
         losses = [shown(runs[steps], best(way, steps, finished)) for steps in LENGTHS]
         note = " (one setting, not tuned)" if any(word in name for word in once) else ""
