@@ -17,7 +17,7 @@ from gradwire.ddp_core.memory.bucket_memory import BucketMemory
 from gradwire.ddp_core.transport.protocol import Decorated
 from gradwire.experiments.bench.models import task
 from gradwire.experiments.check import averages, command
-from gradwire.experiments.check.averages import check_averages, check_resumed, check_swapped
+from gradwire.experiments.check.averages import check_averages, check_resumed, check_swapped, odd_one
 from gradwire.experiments.check.command import CheckConfig, run_rank, sentence, without_addresses
 from gradwire.experiments.check.show import averages_table, heading, steps_table
 from gradwire.experiments.cli import main
@@ -317,3 +317,10 @@ def test_the_command_of_the_readme_runs_under_torchrun(tmp_path, forked_python, 
 def test_one_rank_is_refused(capsys):
     assert main(["check", "--nproc=1"]) == 2
     assert "two ranks or more" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("digests", "odd"), [("aa", None), ("ab", (1, 0)), ("abb", (0, 1)), ("aaba", (2, 0)), ("abab", (1, 0))]
+)
+def test_the_odd_rank_is_the_first_one_that_differs_from_most_and_rank_0_decides_a_tie(digests, odd):
+    assert odd_one(digests) == odd

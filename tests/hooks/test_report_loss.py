@@ -22,7 +22,7 @@ def reported(rank, world_size, folder, counted=True):
                 loss = model(torch.full((2, 64), float(rank + step))).square().mean()
                 loss.backward()
                 losses.append(loss.item())
-                gradwire.report_loss(loss, *[handle] * counted)
+                gradwire.report_loss(loss, handle if counted else None)
         except SystemExit as ended:
             return losses, ended.code
         finally:
