@@ -32,14 +32,12 @@ class Observed:
     """A handle, as far as it tells what its steps cost.
 
     `averager`: what it is the handle of. `optimizer`: that of `attach`, which `swap` sets a compressor for, too. It stays
-    until the handle is closed, since all ranks have to choose the same. `first`: True on the rank that warns for all of
-    the model's; None if that is rank 0 of the averager's group.
+    until the handle is closed, since all ranks have to choose the same.
     """
 
     averager: CompressedAverager | ShardAverager
     closed = False
     optimizer: Optimizers | None = None
-    first: bool | None = None
     _loss_scale: LossScale | None = None
 
     def suit(self, optimizer: Optimizers | None, names: Mapping[Tensor, str], *specs: Spec) -> None:
@@ -47,8 +45,7 @@ class Observed:
 
         `names`: of the model's parameters that train, or empty if they were checked before.
         """
-        first = self.averager.engines.ranks.rank == 0 if self.first is None else self.first
-        if first:
+        if self.averager.engines.first:
             report_optimizer(optimizer, names, *specs)
         self.optimizer = optimizer
 

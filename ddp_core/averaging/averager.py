@@ -149,7 +149,7 @@ class CompressedAverager(SteppedAverager):
         self.totals.begin(step, memory.step)
         with self.steps.lock:
             if self._repeated.suspected:
-                self._repeated.warn(self.engines.group.rank())
+                self._repeated.warn(spoken=self.engines.first)
             if self.discarded.parameters:
                 self.discarded.check(lambda: memory.counts)
             if memory.step % EVERY == 0:

@@ -63,6 +63,7 @@ class Engines:
         self.timeout = time_limit(timeout)
         self.agreement = Agreement(self.timeout)
         self._groups, self._decorate, self._on_idle = list(groups), decorate, on_idle
+        self.speaks: bool | None = None  # see `first`
         self._made: dict[tuple[torch.device, int], Engine] = {}
         self._found: int | None = None  # ranks of a host
         if self._groups or dist.is_initialized():
@@ -85,6 +86,11 @@ class Engines:
     def ranks(self) -> Ranks:
         """The ranks of the group, each a host of its own. Raises RuntimeError where there is no group yet."""
         return Ranks(self.group.size(), self.group.rank())
+
+    @property
+    def first(self) -> bool:
+        """True on the rank that warns for all of the model's: rank 0 of the group if nobody has said which."""
+        return self.group.rank() == 0 if self.speaks is None else self.speaks
 
     @cached_property
     def part(self) -> str:

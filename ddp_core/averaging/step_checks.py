@@ -188,10 +188,10 @@ class RepeatedAverageCheck:
             self._averaged, self.suspected = self._agreement.step - 1, False
             self._hook = parameter.register_hook(self._gradient_comes)
 
-    def warn(self, rank: int) -> None:
-        """Warn on the first rank as a step begins whose gradients were added to an average, as is `suspected`."""
+    def warn(self, *, spoken: bool) -> None:
+        """End the look as a step begins whose gradients were added to an average, as is `suspected`: warn if `spoken`."""
         self._end()
-        if rank == 0:
+        if spoken:
             warnings.warn(AGAIN, stacklevel=_level_of_script())
 
     @torch._disable_dynamo

@@ -28,8 +28,6 @@ IN_A_ROW = 3  # reports that say so
 class Watched(Protocol):
     """The part of a handle that a watch asks."""
 
-    first: bool | None
-
     @property
     def reported(self) -> CompressedAverager | ShardAverager: ...
 
@@ -135,8 +133,8 @@ class Watch:
 def watch(handle: Watched, every: int, to: Any, folder: str | Path | None) -> Watch:
     """Report what steps cost until the watch is closed: see `Handle.watch`."""
     every = whole_number(every, "every is a number of steps, at least 1")
-    group = handle.reported.engines.group
-    first = group.rank() == 0 if handle.first is None else handle.first
+    engines = handle.reported.engines
+    group, first = engines.group, engines.first
     if to is None and folder is None and first:
         raise ValueError("watch(to=None) reports to nobody: pass to=..., or folder=... for `gradwire top`")
     spoken = [] if to is None else [sink_of(to)]

@@ -94,7 +94,7 @@ def attach_sharded(model: nn.Module, asked: Sharding, timeout: timedelta, transp
     handle.suit(asked.optimizer, names, asked.reduce or "none", asked.replicas or "none")
     if replicas is not None:
         replicas.optimizer = asked.optimizer
-    if handle.first:
+    if among_shards.engines.first:
         several = modules[0].replica_group is not None and modules[0].replica_group.size() > 1
         _warn(asked, () if alone else names, several_replicas=several)
         if not (several or alone) and asked.replicas not in (None, "none"):

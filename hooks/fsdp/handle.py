@@ -49,9 +49,9 @@ class ShardHandle(Observed):
         of_shards: bool,
     ) -> None:
         self.averager, self.replicas, self._modules, self._of_shards = averager, replicas, modules, of_shards
-        self._trained, self.first = trained, modules[0].place[0] == 0
-        if replicas is not None:
-            replicas.first = self.first
+        self._trained = trained
+        for each in (averager, *([] if replicas is None else [replicas.averager])):
+            each.engines.speaks = modules[0].place[0] == 0  # of all, where each has a group of its own
         for module in modules:  # so that a state tells from the start what it will hold
             layout = module.layout()
             if layout.whole.names:
@@ -238,7 +238,7 @@ class ShardHandle(Observed):
             *(set(module.names).difference(module.layout().whole.names) for module in self._modules)
         )
         names = memory.names() - frozen
-        state = checked(inside, memory.reduction, names, frozen, warn=bool(self.first))
+        state = checked(inside, memory.reduction, names, frozen, warn=self.averager.engines.first)
         if self.replicas is None:
             of_replicas = None
         else:
