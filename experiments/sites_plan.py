@@ -16,7 +16,7 @@ from ..ddp_core import layout_of
 from ..hooks.internet.relay import PART
 from ..hooks.local_sgd.fragment import grouped
 
-EVERY = (8, 16, 32, 64, 128, 256, 500)  # steps between two averages, of which the first that suffices is named
+EVERY = (4, 8, 16, 32, 64, 128, 256, 500)  # steps between two averages, of which the first that suffices is named
 FRAGMENTS = (4, 2, 1)
 FREE = 32  # steps between averages up to which twice the steps make up for the loss, in docs/results/local-steps
 ROUND_TRIPS = 4  # before a round: a connection with the rendezvous, its proofs in both directions, and the question

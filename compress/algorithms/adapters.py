@@ -137,17 +137,17 @@ class TwoShot:
                 rows.mark(used, server.stored, cut.served)
             rows.packed(used, state.world_size, out=payload[:, size:])
         cut.encode(grad, residual, payload[:, :size], **first)
-        votes = yield AllToAll(payload)
+        received = yield AllToAll(payload)
         del payload
         start, end = cut.served
         served = temporary((end - start,), dtype=working_dtype(grad.dtype), device=grad.device)
-        cut.decode_own(votes[:, :size].unsqueeze(1), served)
+        cut.decode_own(received[:, :size].unsqueeze(1), served)
         payload = temporary((1, size + bits), dtype=torch.uint8, device=grad.device).zero_()
         if rows is not None:
-            any_of(votes[:, size:], out=payload[0, size:])
+            any_of(received[:, size:], out=payload[0, size:])
         held = None if server is None else server.open()
         cut.encode_own(served, held, payload[:, :size], **second)
-        del votes, served
+        del received, served
         if server is not None and held is not None:
             server.close(held)
         averages = (yield AllGather(payload)).view(1, state.world_size, size + bits)

@@ -29,7 +29,8 @@ MOMENTUM = {
     "beta1": 0.0,
     "nesterov": False,
 }  # options of momentum, and their values without
-DIVIDES = ("betas", "centered", "beta2_decay", "lr_decay", "rho")  # options of those that divide by a root mean square
+# options of those that divide by a root mean square; and of Lion, which takes signs and counts as Adam
+LIKE_ADAM = ("betas", "centered", "beta2_decay", "lr_decay", "rho")
 ORTHONORMALISE = (
     "Muon",
     "Dion",
@@ -116,7 +117,8 @@ def _momentum(group: Mapping[str, Any]) -> float:
 def kinds(optimizer: Optimizers) -> set[str]:
     """Return the kinds of the optimizers of matrices, as error feedback sees them; of all parameters without matrices.
 
-    "Adam" divides by a root mean square, "Muon" makes all singular values equal; "SGD with momentum", "SGD".
+    "Adam" divides by a root mean square, or takes signs as Lion does, "Muon" makes all singular values equal; "SGD with
+    momentum", "SGD".
     """
     groups = [(_names(each), group) for each in optimizers_of(optimizer) for group in each.param_groups]
     of_matrices = [(names, group) for names, group in groups if any(each.dim() > 1 for each in group["params"])]
@@ -128,7 +130,7 @@ def _kind(names: Sequence[str], group: Mapping[str, Any]) -> str:
     beside = group.get("algorithm") in BESIDE or group.get("use_muon") is False
     if not beside and (group.get("use_muon") or any(part in name for part in ORTHONORMALISE for name in names)):
         return "Muon"
-    if beside or not group.keys().isdisjoint(DIVIDES):
+    if beside or not group.keys().isdisjoint(LIKE_ADAM):
         return "Adam"
     return "SGD with momentum" if _momentum(group) else "SGD"
 

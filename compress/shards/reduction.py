@@ -189,11 +189,11 @@ class ShardSum:
             return out
         payloads = self._encoded(grad.to(wide), state, told, cut)
         del grad  # its memory is free while payloads travel
-        votes = yield AllToAll(payloads, scope)
+        received = yield AllToAll(payloads, scope)
         if state.residual is not None:
-            state.finite.hear(votes[:, -1])
+            state.finite.hear(received[:, -1])
         mean = out.to(wide)
-        _decoded(votes, state.zero_rows, mean, cut)
+        _decoded(received, state.zero_rows, mean, cut)
         out.copy_(mean.mul_(scale) if scale != 1.0 else mean)
         return out
 
@@ -234,17 +234,17 @@ class ShardSum:
         return payloads
 
 
-def _decoded(votes: Tensor, zero_rows: ZeroRows | None, mean: Tensor, cut: Cut) -> None:
+def _decoded(received: Tensor, zero_rows: ZeroRows | None, mean: Tensor, cut: Cut) -> None:
     """Write the mean of all ranks' payloads to `mean`; of a row that is zero on a rank, zeros of that rank."""
     size = cut.row_bytes
     if zero_rows is None:
-        return cut.decode_own(votes[:, :size].unsqueeze(1), mean)
+        return cut.decode_own(received[:, :size].unsqueeze(1), mean)
     stride = cut.length if cut.own is None else mean.numel()
-    parts = temporary((len(votes) * stride,), dtype=mean.dtype, device=mean.device)
-    cut.repeated(len(votes), stride).decode(votes[:, :size].unsqueeze(0), parts)
-    rows = zero_rows.repeated(len(votes), stride)
-    rows.clear(rows.unpacked(votes[:, size : size + zero_rows.row_bytes(1)]), parts)
-    torch.mean(parts.view(len(votes), stride)[:, : mean.numel()], 0, out=mean)
+    parts = temporary((len(received) * stride,), dtype=mean.dtype, device=mean.device)
+    cut.repeated(len(received), stride).decode(received[:, :size].unsqueeze(0), parts)
+    rows = zero_rows.repeated(len(received), stride)
+    rows.clear(rows.unpacked(received[:, size : size + zero_rows.row_bytes(1)]), parts)
+    torch.mean(parts.view(len(received), stride)[:, : mean.numel()], 0, out=mean)
 
 
 def encode_rows(grad: Tensor, residual: Residual | None, codes: Tensor, cut: Cut, random: dict[str, int]) -> None:

@@ -154,7 +154,7 @@ class CompressedAverager(SteppedAverager):
                 self.discarded.check(lambda: memory.counts)
             if memory.step % EVERY == 0:
                 self._diverges.check(memory.live)
-            self.totals.count(self.step.programs, self.step)
+            self.totals.count(self.step.costs, self.step)
             self.step, step.number = step, memory.begin_step()
             self.engines.agreement.step += 1
             self.inside = True
@@ -347,7 +347,7 @@ class CompressedAverager(SteppedAverager):
 
     def _forget(self) -> None:
         """Forget the plans of all buckets, and a step that is under way: before its next bucket a rank meets the others."""
-        self.totals.count(self.step.programs, self.step)
+        self.totals.count(self.step.costs, self.step)
         self.step = Step()
         self.steps.leave(self)
         self._plans, self._hooked, self._epoch = WeakValueDictionary(), {}, object()

@@ -72,13 +72,13 @@ class Route:
         self,
         program: Program[Tensor],
         sent: Sent,
-        programs: list[BucketStats],
+        costs: list[BucketStats],
         now: Callable[[], float] = time.perf_counter,
     ) -> Pending:
-        """Run a program behind those before it. Its cost goes into `programs`; `now` takes the marks of it."""
+        """Run a program behind those before it. Its cost goes into `costs`; `now` takes the marks of it."""
         task = Task(program, sent.label, self.needs_future, now=now, nbytes=sent.nbytes, lent=self.lent)
         of_bucket = sent.names, sent.elements, task.record, sent.gauge, sent.element_bytes
-        programs.append(BucketStats(*of_bucket, given=now(), per_host=self.per_host))
+        costs.append(BucketStats(*of_bucket, given=now(), per_host=self.per_host))
         return self.engine.submit(task, on_wait=self.on_wait, gathers=self.gathers)
 
 
@@ -146,7 +146,7 @@ class SumPlan:
             if request.tensor.numel() != sent.elements:
                 bound, sent = self._without_some(bucket, request.tensor)
         program = bound.handed_out(in_place(buffer, request), sent, buffer)
-        return bound.route.send(program, sent, step.programs, step.now)
+        return bound.route.send(program, sent, step.costs, step.now)
 
     def _without_some(self, bucket: Bucket, flat: Tensor) -> tuple[Bound, Sent]:
         """Return `Bound` of the parameters that are sent in this step, where these are not all."""
@@ -168,7 +168,7 @@ class ProgramPlan:
         number, watched = memory.step - 1, memory.watched  # `begin_step` has counted this step already
         for reduce, sent in self._segments:
             program = bound.handed_out(reduce(buffer, number, watched), sent, buffer)
-            pendings.append(bound.route.send(program, sent, step.programs, step.now))
+            pendings.append(bound.route.send(program, sent, step.costs, step.now))
             if len(self._segments) > 1 and bound.route.needs_future:
                 bound.route.engine.send_all()  # see all_done
         if len(pendings) == 1:
@@ -187,7 +187,7 @@ class SparsePlan:
         memory, gradient, bound = self._memory, bucket.buffer(), self.bound
         program = memory.reduce_sparse(self._ranks, gradient, watched=memory.watched)
         program = bound.handed_out(program, self._sent, gradient)
-        return bound.route.send(program, self._sent, step.programs, step.now)
+        return bound.route.send(program, self._sent, step.costs, step.now)
 
 
 def in_place(buffer: Tensor, request: AllReduce) -> Program[Tensor]:

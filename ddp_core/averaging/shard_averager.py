@@ -97,10 +97,10 @@ class ShardAverager(SteppedAverager):
             self._record()
         route, sent = way
         if training:
-            return route.send(program, sent, self.step.programs, self.step.now)
-        programs = list[BucketStats]()
-        pending = route.send(program, sent, programs)
-        self.totals.count(programs)
+            return route.send(program, sent, self.step.costs, self.step.now)
+        costs = list[BucketStats]()
+        pending = route.send(program, sent, costs)
+        self.totals.count(costs)
         return pending
 
     def gather_again(self, names: tuple[str, ...], rows: Tensor, out: Tensor) -> None:
@@ -135,7 +135,7 @@ class ShardAverager(SteppedAverager):
         program = self.memory.reduction.reduce(grad, state, out, scale)
         if self.shown.function is not None and not layout.unnamed:
             program = self.shown.average_of(program, partial(parts_of_row, names, layout.shapes), names)
-        return route.send(program, sent, self.step.programs, self.step.now)
+        return route.send(program, sent, self.step.costs, self.step.now)
 
     def _route(self, *, gathers: bool = False) -> Route:
         """Return the way of a module's programs, which the ranks have agreed on."""
@@ -150,7 +150,7 @@ class ShardAverager(SteppedAverager):
             return self.totals.count([stats])
         if self._ended:
             self._record()
-        self.step.programs.append(stats)
+        self.step.costs.append(stats)
 
     def _agree(self) -> None:
         """Compare with the other ranks how this one is set up."""
@@ -178,7 +178,7 @@ class ShardAverager(SteppedAverager):
 
     def _record(self) -> None:
         """Begin the record of a step: what comes after the end of one belongs to the next."""
-        self.totals.count(self.step.programs, self.step)
+        self.totals.count(self.step.costs, self.step)
         self.step, self._ended = Step(), False
         self.totals.begin(self.step, self.memory.step)
 

@@ -161,7 +161,7 @@ class Steps:
         here = list(self.averagers)
         if any(each.engines.runs and not each.engines.failed for each in here):
             return time.perf_counter()
-        return max([self._heard, *(program.given for each in here for program in each.step.programs[-1:])])
+        return max([self._heard, *(cost.given for each in here for cost in each.step.costs[-1:])])
 
     def _overwrites(self) -> bool:
         """Return True if a step overwrites numbers of the step before, and may come to its end."""

@@ -1,4 +1,7 @@
-"""The number of tasks that are on their way at once: a network is busy, and no more have payloads and work memory."""
+"""The number of tasks that are on their way at once on a CPU: a network is busy, and no more have payloads and work memory.
+
+On CUDA the turns of `side_stream.py` limit them: a task ends so many tasks later as it has rounds.
+"""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Task:
     `label`: what messages call it. `needs_future`: others than our reducer wait for it, by a future of torch's. `result`:
     what the program returned. `future`: of it, where whoever waits does not run the task. `closed`: it was given up. `now`:
     takes the marks of its record, see `Step`. `nbytes`: of the gradients. `lent`: the result is memory of whoever waits.
-    `left_to_waiter`: no other thread runs it.
+    `left_to_waiter`: it rests until the thread that submitted it comes back; no other one runs it.
     """
 
     program: Program[Tensor]

@@ -71,19 +71,19 @@ class Totals:
         for watcher in tuple(self.watchers):
             watcher.step_begins(step, ended)
 
-    def count(self, programs: Iterable[BucketStats], step: Step | None = None) -> None:
+    def count(self, costs: Iterable[BucketStats], step: Step | None = None) -> None:
         """Count programs, which belong to a step or to none; their cost may still be noted."""
-        if step is not None and programs:
+        if step is not None and costs:
             self.recent.append(step)
         if len(self._earlier) > MANY:  # not at every step; nor all records of a training when somebody asks
             self._total, self._earlier = total(self._earlier[:-LATEST], self._total), self._earlier[-LATEST:]
-        self._earlier += programs
+        self._earlier += costs
 
     def stats(self, step: Step, number: int) -> Stats:
         """Return all statistics. `step`: the last one, which has not been counted; `number`: of steps so far."""
-        programs = tuple(step.programs)
-        whole = total((*self._earlier, *programs), self._total)
-        return Stats(number, programs, whole)
+        costs = tuple(step.costs)
+        whole = total((*self._earlier, *costs), self._total)
+        return Stats(number, costs, whole)
 
     def close(self) -> None:
         """There will be no more steps."""
@@ -92,7 +92,7 @@ class Totals:
 
     def recent_and(self, step: Step | None) -> tuple[Step, ...]:
         """The last steps, and one that has not been counted, if it has sent anything."""
-        return (*self.recent, step) if step is not None and step.programs else tuple(self.recent)
+        return (*self.recent, step) if step is not None and step.costs else tuple(self.recent)
 
 
 def total(buckets: Iterable[BucketStats], *before: Record) -> Record:
@@ -134,10 +134,10 @@ def metrics(measured: Measured, most: int = 1, seen: Step | None = None) -> dict
     }
     found |= {} if measured.warm_up is None else {"warm_up_steps_left": measured.warm_up.steps_left}
     found |= _means([_of_step(step, measured) for step in steps])
-    found |= {} if seen is None else _timed(seen, summed(each.record for each in seen.programs), measured)
+    found |= {} if seen is None else _timed(seen, summed(each.record for each in seen.costs), measured)
     if {"step_seconds", "exposed_seconds"} <= found.keys():
         found["compute_seconds"] = max(0.0, found["step_seconds"] - found["exposed_seconds"])
-    return found | (feedback(steps[-1].programs) if steps else {})
+    return found | (feedback(steps[-1].costs) if steps else {})
 
 
 def _means(rows: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -148,7 +148,7 @@ def _means(rows: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def _of_step(step: Step, measured: Measured) -> dict[str, float]:
-    cost = summed(program.record for program in step.programs)
+    cost = summed(each.record for each in step.costs)
     traffic, _ = cost.earlier
     found: dict[str, float] = {
         "rounds": traffic.rounds,
@@ -157,7 +157,7 @@ def _of_step(step: Step, measured: Measured) -> dict[str, float]:
         "host_bytes": traffic.host_bytes,
     }
     now = traffic.sent_bytes if measured.ranks > 1 else float(traffic.payload_bytes)
-    found |= {"ratio": dense_bytes(step.programs, measured) / now} if now else {}
+    found |= {"ratio": dense_bytes(step.costs, measured) / now} if now else {}
     found |= {"step_seconds": step.interval} if step.interval else {}
     return found | (_timed(step, cost, measured) if measured.on_host else {})
 
@@ -168,26 +168,26 @@ def _timed(step: Step, cost: Record, measured: Measured) -> dict[str, float]:
     late = None if measured.sharded else exposed(step)
     if late is not None:
         found["exposed_seconds"] = late
-    held, sent = link_use(program.record for program in step.programs)
+    held, sent = link_use(cost.record for cost in step.costs)
     return found | ({"link_bytes_per_second": sent / held} if held and sent else {})
 
 
-def dense_bytes(programs: Iterable[BucketStats], measured: Measured) -> float:
+def dense_bytes(costs: Iterable[BucketStats], measured: Measured) -> float:
     """Return the bytes that leave a rank if gradients are sent uncompressed; on one rank, the bytes of its gradients.
 
     In two levels a rank sends its share of them to other hosts.
     """
-    return sum(_dense_bytes(program, measured) for program in programs)
+    return sum(_dense_bytes(cost, measured) for cost in costs)
 
 
-def _dense_bytes(program: BucketStats, measured: Measured) -> float:
-    here, ranks = float(program.elements * program.element_bytes), measured.ranks
+def _dense_bytes(cost: BucketStats, measured: Measured) -> float:
+    here, ranks = float(cost.elements * cost.element_bytes), measured.ranks
     if ranks == 1:
         return here
-    scopes = {scope for scope, _, _ in program.record.requests}
+    scopes = {scope for scope, _, _ in cost.record.requests}
     if scopes == {"host"}:
         return 0.0
-    shares = 1 if "all" in scopes else program.per_host
+    shares = 1 if "all" in scopes else cost.per_host
     hosts = ranks // shares
     return (SHARDED if measured.sharded else DENSE) * here / shares * (hosts - 1) / hosts
 
@@ -201,19 +201,19 @@ def exposed(step: Step) -> float | None:
     if step.ended:
         last_gradient = max(step.ready.values(), default=step.last_launch)
         return max(0.0, step.ended - step.computed - last_gradient + step.last_launch)
-    ends = [end for program in step.programs for _, _, end in program.record.spans]
+    ends = [end for cost in step.costs for _, _, end in cost.record.spans]
     if not ends or step.launched or step.late:
         return None
-    return max(0.0, max(ends) - max(program.given for program in step.programs))
+    return max(0.0, max(ends) - max(cost.given for cost in step.costs))
 
 
-def feedback(programs: Iterable[BucketStats]) -> dict[str, float]:
+def feedback(costs: Iterable[BucketStats]) -> dict[str, float]:
     """Return the measures of error feedback on this rank, over all buckets, by the last sample of each that has arrived.
 
     Norms are those of the samples times the root of how many elements each of theirs stands for: exact for buckets below
     8192 elements. Never waits for a GPU.
     """
-    samples = list(_samples(programs))
+    samples = list(_samples(costs))
     gradient = sum(weight for weight, _ in samples)
     if not gradient:
         return {}
@@ -225,9 +225,9 @@ def feedback(programs: Iterable[BucketStats]) -> dict[str, float]:
     return {**norms, "residual_ratio": whole.ratio, "cosine": whole.cosine}
 
 
-def _samples(programs: Iterable[BucketStats]) -> Iterator[tuple[float, Sample]]:
+def _samples(costs: Iterable[BucketStats]) -> Iterator[tuple[float, Sample]]:
     """(square of the gradient's norm, sample) of each bucket that has one."""
-    for program in programs:
-        sample = program.feedback.here if program.feedback is not None else None
+    for cost in costs:
+        sample = cost.feedback.here if cost.feedback is not None else None
         if sample is not None:
-            yield math.exp(2 * min(sample.log_gradient, LARGEST)) * stride(program.elements), sample
+            yield math.exp(2 * min(sample.log_gradient, LARGEST)) * stride(cost.elements), sample

@@ -46,7 +46,7 @@ class Step:
     """A synchronized step. It takes a mark a bucket, not a parameter, so it is always kept.
 
     `number`: from 1, steps before a checkpoint counted; 0 until its first bucket is sent. `forward`: when the last one
-    before it began and ended. `programs`: what ran, in the order sent. `ready`, `launched`, `done`: by bucket, when its last
+    before it began and ended. `costs`: of programs, in the order sent. `ready`, `launched`, `done`: by bucket, when its last
     gradient was there, when it was given to what averages it, and when its average was there, by time.perf_counter.
     `interval`: seconds from the first bucket of the step before to its own, 0 where there was none. `now`: takes the marks
     of what a planner or a watch wants to know of it (`clock.py`), which are time.perf_counter's as well. `late`: averages
@@ -55,7 +55,7 @@ class Step:
 
     number: int = 0
     forward: tuple[float, float] = (0.0, 0.0)
-    programs: list[BucketStats] = field(default_factory=list)
+    costs: list[BucketStats] = field(default_factory=list)
     ready: dict[int, float] = field(default_factory=dict)
     launched: dict[int, float] = field(default_factory=dict)
     done: dict[int, float] = field(default_factory=dict)
@@ -78,10 +78,10 @@ class Step:
     @property
     def marks(self) -> Iterator[float]:
         """The marks of its programs, but for those that others ran: nothing is known of their time."""
-        for program in self.programs:
-            if program.record.spans:
-                yield program.given
-            for _, begin, end in program.record.spans:
+        for cost in self.costs:
+            if cost.record.spans:
+                yield cost.given
+            for _, begin, end in cost.record.spans:
                 yield from (begin, end)
 
     def read(self, clock: Clock) -> Step | None:
@@ -92,12 +92,12 @@ class Step:
         first = next(self.marks, None)
         if first is None or not all(map(clock.took, self.marks)):
             return None
-        since, programs = partial(clock.seconds, first), []
-        for program in self.programs:
-            spans = [(kind, since(begin), since(end)) for kind, begin, end in program.record.spans]
-            record = Record(program.record.requests, spans, program.record.earlier)
-            programs.append(replace(program, record=record, given=since(program.given) if spans else 0.0))
-        return Step(self.number, programs=programs, interval=self.interval, late=self.late)
+        since, costs = partial(clock.seconds, first), []
+        for cost in self.costs:
+            spans = [(kind, since(begin), since(end)) for kind, begin, end in cost.record.spans]
+            record = Record(cost.record.requests, spans, cost.record.earlier)
+            costs.append(replace(cost, record=record, given=since(cost.given) if spans else 0.0))
+        return Step(self.number, costs=costs, interval=self.interval, late=self.late)
 
 
 @dataclass

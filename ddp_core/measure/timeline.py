@@ -120,8 +120,8 @@ def times(step: Step, names: Sequence[tuple[str, ...]]) -> StepTimes:
     began, forward_end = step.forward
     place = {name: index for index, members in enumerate(names) for name in members}
     ran: dict[int | None, list[BucketStats]] = {}
-    for program in step.programs:
-        ran.setdefault(place.get(program.parameters[0]), []).append(program)
+    for cost in step.costs:
+        ran.setdefault(place.get(cost.parameters[0]), []).append(cost)
     buckets = [
         _bucket(step, index, names[index], ran.get(index, ()))
         for index in sorted(step.ready)  # not where this rank had no inputs, and stood in with zeros

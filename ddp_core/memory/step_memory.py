@@ -33,7 +33,7 @@ class StepMemory:
 
     def __init__(self, undo: bool) -> None:
         self.undo, self.step = undo, 0
-        self.committed = True  # whether the last step can be taken back no more
+        self.committed = True  # until a step begins, which can be undone: there is nothing to undo
         self._discarded = False  # whether it was
         self._warned = self._warned_of_loss = False  # of a save within a step
 

@@ -81,7 +81,7 @@ def noted(updates: Sequence[PendingUpdate], forward: tuple[float, float]) -> Not
     """A step whose updates were all made in a `forward`, or before it. `updates`: by bucket."""
     step = updates[0].backward.step
     waits = [(update.needed, update.arrived) for update in updates]
-    return NotedStep(step.forward[1], step.ready, forward, waits, [program.record for program in step.programs])
+    return NotedStep(step.forward[1], step.ready, forward, waits, [cost.record for cost in step.costs])
 
 
 def unhindered(waits: Sequence[tuple[float, float]], forward: float) -> tuple[list[float], float]:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-UPDATE = "_gradwire_update"  # the attribute of an pending parameter that has its update, a `PendingUpdate`
+UPDATE = "_gradwire_update"  # the attribute of a pending parameter that has its update, a `PendingUpdate`
 _set_gradient = vars(torch._C.TensorBase)["grad"].__set__
 _ATTRIBUTES = (
     "shape dtype device requires_grad layout ndim is_leaf is_cuda is_sparse is_meta "
@@ -68,7 +68,7 @@ def settle(parameter: Any) -> None:
 
 
 def clear(parameter: Any, *, to_none: bool) -> None:
-    """Have the gradient of an pending parameter cleared after its update."""
+    """Have the gradient of a pending parameter cleared after its update."""
     getattr(parameter, UPDATE).clear(parameter, to_none=to_none)
 
 

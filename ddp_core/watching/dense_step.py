@@ -19,29 +19,29 @@ def dense_step_seconds(measured: Measured) -> float | None:
     backward as computation, so that it rather says too much.
     """
     steps = [step for step in measured.steps if step.interval and exposed(step) is not None]
-    records = [program.record for step in steps for program in step.programs]
+    records = [cost.record for step in steps for cost in step.costs]
     across = all(scope == "all" for record in records for scope, _, _ in record.requests)
     if not (steps and across and measured.on_host and not measured.sharded and measured.ranks > 1):
         return None
-    samples = [each for step in steps for each in link_samples(replies(program.record for program in step.programs))]
+    samples = [each for step in steps for each in link_samples(replies(cost.record for cost in step.costs))]
     if not any(sent for sent, _ in samples):
         return None
-    cost = LinkCost.fitted(samples)
-    if not cost.beta or _sent(steps[-1]) >= dense_bytes(steps[-1].programs, measured):
+    link = LinkCost.fitted(samples)
+    if not link.beta or _sent(steps[-1]) >= dense_bytes(steps[-1].costs, measured):
         return None
     computation = statistics.fmean(step.interval - (exposed(step) or 0.0) for step in steps)
-    wires = [cost.seconds(dense_bytes([program], measured)) for program in steps[-1].programs]
+    wires = [link.seconds(dense_bytes([cost], measured)) for cost in steps[-1].costs]
     return computation + _exposed(_ready(steps), wires)
 
 
 def _sent(step: Step) -> float:
-    return sum(sent for program in step.programs for _, _, sent in program.record.requests)
+    return sum(sent for cost in step.costs for _, _, sent in cost.record.requests)
 
 
 def _ready(steps: Sequence[Step]) -> list[float]:
     """Return the time at which each bucket was given, in seconds after the first: medians over steps like the last one."""
-    alike = [step.programs for step in steps if len(step.programs) == len(steps[-1].programs)]
-    given = [[program.given - programs[0].given for program in programs] for programs in alike]
+    alike = [step.costs for step in steps if len(step.costs) == len(steps[-1].costs)]
+    given = [[cost.given - costs[0].given for cost in costs] for costs in alike]
     return [statistics.median(column) for column in zip(*given, strict=True)]
 
 

@@ -111,7 +111,7 @@ def test_what_cannot_be_planned_is_refused(flags, message, capsys):
 def test_sites_get_a_plan_for_each_compressor_and_a_line_to_paste(planned, capsys):
     flags = ("--model=mlp", "--sites=4", "--up=10mbit", "--down=50mbit", "--step-seconds=0.01")
     document = planned(*flags)
-    assert [row["compressor"] for row in document["rows"]] == ["none", "bf16", "int8", "int4", "int2"]
+    assert [row["compressor"] for row in document["rows"]] == ["none", "bf16", "int8", "int4", "int2", "onebit"]
     steps = [row["every"] for row in document["rows"]]
     assert steps == sorted(steps, reverse=True)
     assert document["recommended"] in document["rows"]

@@ -72,7 +72,7 @@ def test_the_slower_direction_decides():
     assert planned("int4", relay=True, down=UP / 10).seconds > 9 * planned("int4", relay=False, down=UP).seconds - 10
 
 
-@pytest.mark.parametrize(("step", "every", "computes"), [(10.0, 8, 1.0), (0.05, 64, 1.0), (0.001, 500, None)])
+@pytest.mark.parametrize(("step", "every", "computes"), [(10.0, 4, 1.0), (0.05, 64, 1.0), (0.001, 500, None)])
 def test_a_plan_names_the_fewest_steps_with_which_sites_compute(step, every, computes):
     parameters = {str(place): torch.empty(512, 512, device="meta") for place in range(8)}
     found = sites_plan(gradwire.compressor("int4"), parameters, Wan(SITES, UP, DOWN, TRIP), step, 0.95)

@@ -26,11 +26,11 @@ def hooked_step(began=10.0, per_host=1):
     programs = [
         BucketStats((f"p{n}",), ELEMENTS_SENT, record, None, 2, began + n, per_host) for n, record in enumerate(records)
     ]
-    return Step(number=1, programs=programs, interval=20.0)
+    return Step(number=1, costs=programs, interval=20.0)
 
 
 def measured(*steps, **options):
-    stats = Stats(7, tuple(steps[-1].programs), Record())
+    stats = Stats(7, tuple(steps[-1].costs), Record())
     return Measured(steps, stats, 3, RANKS, **options)
 
 
@@ -51,8 +51,8 @@ def test_bytes_ratio_and_seconds_of_a_step_are_those_of_its_buckets():
 
 def test_the_ratio_of_two_levels_is_over_shares_that_are_sent_uncompressed_between_hosts():
     step = hooked_step(per_host=2)
-    step.programs[0].record.requests[:] = [("host", 800, 400.0), ("across", 400, 100.0), ("host", 800, 400.0)]
-    step.programs[1].record.requests[:] = [("across", 400, 50.0)]
+    step.costs[0].record.requests[:] = [("host", 800, 400.0), ("across", 400, 100.0), ("host", 800, 400.0)]
+    step.costs[1].record.requests[:] = [("across", 400, 50.0)]
     found = metrics(measured(step))
     share, hosts = 2 * ELEMENTS_SENT / 2, 2
     assert found["ratio"] == pytest.approx(2 * 2 * share * (hosts - 1) / hosts / 150)
@@ -60,15 +60,15 @@ def test_the_ratio_of_two_levels_is_over_shares_that_are_sent_uncompressed_betwe
 
 def test_traffic_inside_hosts_alone_stands_for_no_bytes_between_them():
     step = hooked_step(per_host=2)
-    step.programs[0].record.requests[:] = [("host", 800, 400.0)]
+    step.costs[0].record.requests[:] = [("host", 800, 400.0)]
     alone = hooked_step()
-    del alone.programs[0]
+    del alone.costs[0]
     assert metrics(measured(step))["ratio"] == metrics(measured(alone))["ratio"]
 
 
 def test_a_mean_is_over_the_last_steps_that_know_a_number():
     first, second = hooked_step(), hooked_step(100.0)
-    first.interval, second.programs = 0.0, second.programs[:1]
+    first.interval, second.costs = 0.0, second.costs[:1]
     found = metrics(measured(first, second), most=8)
     assert found["sent_bytes"] == (990 + 750) / 2
     assert found["step_seconds"] == 20.0

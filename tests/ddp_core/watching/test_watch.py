@@ -37,7 +37,7 @@ def step_of(encode, compute=0.1, beta=1e-8, ratio=2):
         spans = [("encode", begin - encode, begin), ("wait", begin, free)]
         record = Record([("all", int(sent), sent)], spans)
         programs.append(BucketStats((f"p{number}",), elements, record, None, 4, given))
-    return Step(number=1, programs=programs, interval=free + compute)
+    return Step(number=1, costs=programs, interval=free + compute)
 
 
 def measured(*steps, **options):
@@ -280,17 +280,17 @@ def marked_step(clock, number=1):
     """A step of one bucket with marks of a clock."""
     given, begin, end = (clock.now() for _ in range(3))
     record = Record([("all", 8, 8.0)], [("encode", given, begin), ("wait", begin, end)])
-    return Step(number, programs=[BucketStats(("p",), 8, record, None, 4, given)])
+    return Step(number, costs=[BucketStats(("p",), 8, record, None, 4, given)])
 
 
 def test_a_step_with_marks_of_two_clocks_is_not_read_and_what_others_ran_is_left_out():
     clock = Slow()
     step = marked_step(clock)
-    step.programs.append(BucketStats(("q",), 8, Record([("all", 8, 8.0)])))  # of torch, with the host's time
+    step.costs.append(BucketStats(("q",), 8, Record([("all", 8, 8.0)])))  # of torch, with the host's time
     read = step.read(clock)
-    assert read.programs[0].given == 0
-    assert read.programs[0].record.wait == pytest.approx(2 * step.programs[0].record.wait)
-    step.programs[0].record.spans.append(("decode", 1.0, 2.0))
+    assert read.costs[0].given == 0
+    assert read.costs[0].record.wait == pytest.approx(2 * step.costs[0].record.wait)
+    step.costs[0].record.spans.append(("decode", 1.0, 2.0))
     assert step.read(clock) is None
     assert Step().read(clock) is None
 
@@ -315,7 +315,7 @@ def on_a_device(clock, planned=None):
             watching.handle._what = lambda: "none"
         watching.totals.begin(step, ended)
         marks += [ended + 1] if step.now == clock.now else []
-        step.programs = marked_step(clock).programs
+        step.costs = marked_step(clock).costs
     return [(report.step, report.compressor, report.metrics["steps"]) for report in told], marks
 
 
@@ -344,8 +344,8 @@ def watched_on_a_device(rank, world_size, wrap):
 
         def tell(numbers, step):
             record = next(each for each in handle.averager.totals.recent if each.number == step)
-            ends = [end for program in record.programs for _, _, end in program.record.spans]
-            told.append((step, numbers, max(ends) - max(program.given for program in record.programs)))
+            ends = [end for program in record.costs for _, _, end in program.record.spans]
+            told.append((step, numbers, max(ends) - max(program.given for program in record.costs)))
 
         handle.watch(4, tell if rank == 0 else None, folder=None if rank == 0 else "unused")
         train(ddp, rank, 19)
