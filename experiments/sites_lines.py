@@ -23,6 +23,11 @@ MEMORY = ("state", "work", "per parameter")
 FOR_SITES = ["none", "bf16", "int8", "int4", "int2", "onebit"]
 AT_ONE_SIZE = 2  # of these, the last ones, have losses between sites of 0.14 M parameters alone: they are shown
 
+LOSS = (
+    "Local SGD costs loss: 0.9 M parameters ended 5.2 % above averages at every step (AdamW, every=32, as many steps). With "
+    "AdamW and these options nothing larger was measured: compare with int4 at every step on your own model."
+)
+
 
 def plan_for_sites(config: PlanConfig) -> int:
     """Print how often sites can average their models; the command's exit code."""
@@ -62,6 +67,7 @@ def plan_for_sites(config: PlanConfig) -> int:
         soft_wrap=True,
     )
     console.print(f"local = gradwire.LocalSteps(model, optimizer, {options}, at=at)", soft_wrap=True)
+    console.print(LOSS, soft_wrap=True)
     if plans[best].computing < config.computing:
         console.print(
             f"With no compressor here sites compute for {config.computing:.0%} of the time: name stronger ones."

@@ -22,6 +22,7 @@ from gradwire.experiments.advice.candidates import (
 )
 from gradwire.experiments.compare.config import CompareConfig
 from gradwire.experiments.results.statistics import STUDENT
+from gradwire.experiments.sites_lines import LOSS
 
 from .test_docs import ROOT
 
@@ -119,6 +120,10 @@ def test_a_loss_is_expected_up_to_the_largest_model_of_the_claims(claims):
             beyond = candidate.expected_loss(optimizer, int(largest) + 1)
             assert (beyond is not None) == (candidate.spec in ("bf16", "int8", "int4"))
     assert claims["rank 32 400"].text == "+27.3 %"
+
+
+def test_plan_tells_what_local_sgd_costs(claims):
+    assert f"ended {claims['sites int4'].text.split()[0].lstrip('+')} % above" in LOSS
 
 
 def test_the_named_compressors_are_candidates_of_advise_and_compared_by_default():

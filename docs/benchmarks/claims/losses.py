@@ -9,7 +9,7 @@ from itertools import pairwise
 from statistics import mean
 from typing import Any
 
-from claims.claim import MEASURED, Claim, Source, loss, only, per_cent, raw, times, whole_per_cent
+from claims.claim import MEASURED, Claim, Source, loss, only, per_cent, raw, study_rows, times, whole_per_cent
 from gradwire.experiments.advice.candidates import ADAMW, CANDIDATES, MUON, OPTIMIZERS, SGD
 
 H200, RANKS = "one H200", "4 simulated ranks on two CPU cores"
@@ -409,7 +409,16 @@ def of_warmed() -> tuple[Trainings, str]:
 
 def of_small_models() -> Iterator[Claim]:
     """Yield losses of smaller models than those of the tables, which pages name."""
-    yield _claim("PowerSGD 0.5 M", of_quality("quality-long", "gpt", ADAMW, 0.5), f"{LOW_RANK},start_iter=60")
+    warmed, (longer, spec) = of_warmed(), (of_quality("quality-long", "gpt", ADAMW, 0.5), f"{LOW_RANK},start_iter=60")
+    yield _claim("PowerSGD 0.5 M", longer, spec)
+    fewer = {row["compressor"]: row["compression_ratio"] for row in study_rows("time-to-accuracy-gpt")}
+    small = {row["compressor"]: row["compression_ratio"] for row in study_rows("quality-long") if row["model"] == "gpt"}
+    for name, trainings, parts in (  # (steps, how many times fewer bytes) of a training's parts
+        ("PowerSGD after a warm-up", warmed[0].ran(warmed[1]), ((30, fewer["int8"]), (90, fewer[LOW_RANK]))),
+        ("PowerSGD 0.5 M", longer.ran(spec), ((60, 1.0), (340, small[spec]))),
+    ):
+        in_all = sum(steps for steps, _ in parts) / sum(steps / ratio for steps, ratio in parts)
+        yield Claim(f"bytes {name}", MEASURED, trainings, lambda it=in_all: [it], times)
     yield _claim("int4 AdamW, 2,688 steps", of_long_runs(ADAMW), "int4")
     for spec in ("int8", "int4"):  # bf16 is as int8: the table of docs/examples.md
         yield _claim(f"{spec} fine-tuning", of_script("train_finetune.py", FINE_TUNED, "-", 0.8, 100), spec)

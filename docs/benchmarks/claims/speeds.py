@@ -168,16 +168,17 @@ def to_accuracy() -> Iterator[Claim]:
 
 
 def of_chart() -> Iterator[Claim]:
-    """Yield the speed-ups over bf16 of README's chart at 10 Gbit/s: as computed, and in earlier runs."""
-    rows = {row["compressor"]: row for row in study_rows("gpt-bandwidth") if row["netlab.rate"] == "10gbit"}
+    """Yield the speed-ups over bf16 of README's chart at 1 and 10 Gbit/s: as computed, and in earlier runs."""
     file = "docs/results/gpt-bandwidth/earlier.csv"
     source = Source("docs/results/gpt-bandwidth/rows.csv", "gradwire sweep --config gpt-bandwidth", CORES, "19 M", "2")
+    for rate, name in (("1gbit", " 1gbit"), ("10gbit", "")):
+        rows = {row["compressor"]: row for row in study_rows("gpt-bandwidth") if row["netlab.rate"] == rate}
+        for spec in ("int8", "int4"):
+            for column, end in (("over_bf16", ""), ("over_bf16_computed", " computed")):
+                shown = lambda row=rows[spec], column=column: [row[column]]  # noqa: E731
+                yield Claim(f"chart {spec}{name}{end}", PREDICTED if end else MEASURED, source, shown, two_decimals)
     lines = list(csv.DictReader((ROOT / file).read_text("utf-8").splitlines()))
     for spec in ("int8", "int4"):
-        shown = lambda spec=spec: [rows[spec]["over_bf16"]]  # noqa: E731
-        yield Claim(f"chart {spec}", MEASURED, source, shown, two_decimals)
-        computed = lambda spec=spec: [rows[spec]["over_bf16_computed"]]  # noqa: E731
-        yield Claim(f"chart {spec} computed", PREDICTED, source, computed, two_decimals)
         earlier = [float(row["over_bf16"]) for row in lines if (row["rate"], row["compressor"]) == ("10gbit", spec)]
         about = dataclasses.replace(source, file=file)
         yield Claim(f"chart {spec} earlier", MEASURED, about, lambda it=earlier: it, times)
@@ -198,6 +199,28 @@ def of_hosts() -> Iterator[Claim]:
             float(found["hosts+bf16"][column]) / float(found["hosts+int4"][column])
         ]
         yield Claim(f"{name} hosts+int4", PREDICTED if name == "predicted" else MEASURED, source, compute, times)
+    command = "python docs/benchmarks/predicted_steps.py --check"
+    everywhere = dataclasses.replace(
+        source, command=command, machine="emulated networks", model="11 M to 25 M", steps=""
+    )
+    yield Claim("gain of predicted", MEASURED, everywhere, gains_over_predicted, times)
+
+
+def gains_over_predicted() -> list[float]:
+    """Return the measured speed-up of each step with int8 or int4 over one with bf16, over the predicted one.
+
+    A row's base is the last one of its case and its hosts above it.
+    """
+    base: dict[tuple[str, str], dict[str, str]] = {}
+    found = []
+    for row in csv.DictReader((ROOT / "docs/benchmarks/predicted-steps.csv").read_text("utf-8").splitlines()):
+        hosts, spec = row["compressor"].rpartition("+")[::2]
+        if spec == "bf16":
+            base[row["case"], hosts] = row
+        elif spec.partition(":")[0] in ("int8", "int4") and (before := base.get((row["case"], hosts))):
+            measured, predicted = (float(before[each]) / float(row[each]) for each in ("measured_ms", "predicted_ms"))
+            found.append(measured / predicted)
+    return sorted(found)
 
 
 def of_sites() -> Iterator[Claim]:
