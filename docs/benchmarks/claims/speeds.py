@@ -158,7 +158,7 @@ def to_accuracy() -> Iterator[Claim]:
         about = Source(STUDY, command, "four emulated hosts on an Intel Xeon", "19 M", "120", seeds=1)
         yield Claim(f"time int4 {rate} earlier", MEASURED, about, lambda it=earlier: it, times)
         for spec in ("bf16", "int8"):
-            found, none = (to_target(each, rate)[0] for each in (spec, "none"))
+            found, none = smoothed(spec, rate), smoothed("none", rate)
             both = [mine / base for mine, base in zip(found, none, strict=True)]
             yield Claim(f"time {spec} {rate} over none", MEASURED, source, lambda it=both: it, times)
         for spec in ("int8", "int4", WARMED):
