@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED, Candidate, uncertainty
@@ -101,6 +101,21 @@ class Rule:
             return best
         none = next(each for each in choices if each.is_none)
         return plain if none.step >= self.worthwhile * plain.step else none
+
+    def worth(self, speed_ups: Mapping[str, float]) -> list[str]:
+        """Return the compressors that make a step enough faster than those before them do; the first: than the script does.
+
+        >>> Rule().worth({"bf16": 1.5, "int8": 1.6, "int4": 1.8})
+        ['bf16', 'int4']
+        """
+        found: list[str] = []
+        fastest = 1.0
+        for spec, faster in speed_ups.items():
+            if faster >= self.worthwhile * fastest:
+                found.append(spec)
+            if found:
+                fastest = max(fastest, faster)
+        return found
 
     def kept(self, choices: Sequence[Choice]) -> list[Choice]:
         """Return the choices whose expected loss is within the tolerance."""
