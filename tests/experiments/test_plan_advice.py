@@ -104,6 +104,15 @@ def test_a_plan_names_the_next_step_of_the_table_of_networks(gpus, level, rate, 
     assert (f'"{level}int4" would save less than 9 % of its step.' in words) != more
 
 
+def test_a_plan_of_hosts_with_several_gpus_has_the_speed_ups_of_trees_and_of_rings(planned, capsys):
+    flags = ("--parameters=124M", "--hosts=2", "--gpus-per-host=8", "--rate=1gbit", "--step-seconds=0.121")
+    rows = {row["compressor"]: row["speed_up"] for row in planned(*flags)["rows"]}
+    assert main(["plan", *flags]) == 0
+    rings = re.search(r"Then a step without gradwire takes .* the speed-ups are: .*", capsys.readouterr().out)[0]
+    (faster,) = re.findall(r"hosts\+int8 ([\d.]+)x", rings)
+    assert float(faster) == pytest.approx(rows["hosts+int8"] * 15 / 8, rel=0.02)  # 16 ranks in a ring, not two hosts
+
+
 def test_a_plan_names_no_further_compressor_that_saves_too_little(capsys):
     flags = ("--parallel=fsdp", "--dtype=bf16", "--step-seconds=0.02", "--rate=1gbit")
     assert main(["plan", "--parameters=1M", "--hosts=2", *flags]) == 0
