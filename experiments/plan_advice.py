@@ -10,11 +10,10 @@ from functools import cached_property
 import torch
 
 from .advice.predict import Prediction
-from .advice.recommendation import LAUNCH, Rule
+from .advice.recommendation import LAUNCH, LEAST, Rule
 from .plan_config import OF_DDP, OF_HOSTS, PlanConfig
 
 SHORTEST, LONGEST = 1e-4, 3600.0  # seconds of a step's computation that the search for the longest one looks at
-LEAST = f"{100 * (1 - 1 / Rule.worthwhile):.0f} %"
 
 
 @dataclass(frozen=True)

@@ -133,6 +133,9 @@ def _first(choices: Sequence[Choice]) -> Choice:
     return min(near, key=lambda each: (round(max(each.loss or 0.0, 0.0), 2), each.order != BACKWARD, each.step))
 
 
+LEAST = f"{1 - 1 / Rule.worthwhile:.0%}".replace("%", " %")  # of a step
+
+
 @dataclass(frozen=True)
 class Forecast:
     """The choices on a number of ranks.
@@ -196,7 +199,8 @@ class Forecast:
         if best.is_none:
             return f"Do not compress here. Keep your script: none takes {_ms(none.step)} per step."
         if best.spec == none.spec:
-            return f"Do not compress here: {best.name} takes {_ms(best.step)} per step, and none {self._seconds(none)}."
+            both = f"{best.name} takes {_ms(best.step)} per step, and none {self._seconds(none)}"
+            return f"Do not compress; overlap alone pays: {both}."
         if best.free:
             more = "Compressing more does not pay here."
             return f"Use {best.name}: it takes {_ms(best.step)} per step, and none {self._seconds(none)}. {more}"
