@@ -70,7 +70,7 @@ def plan_command(config: PlanConfig) -> int:
         console.print(MUON, soft_wrap=True)
     if config.shared_card:
         hybrid = [] if config.parallel == "ddp" else [ONE_MESH, HYBRID[config.optimizer == "muon"]]
-        console.print(SHARED[config.bus is None], *hybrid, soft_wrap=True)
+        console.print(SHARED[config.bus is None], *_rings(model, order, config), *hybrid, soft_wrap=True)
     if elements > SMALL and any("powersgd" in spec for spec in config.specs):
         console.print(LOW_RANK, soft_wrap=True)
     if (config.hosts > 1 or config.box) and not config.local_every:
@@ -118,8 +118,17 @@ bytes without gradwire, if computation hides nothing.
 step, speed-up: with encoding,"""
 
 
-def _steps(model: nn.Module, order: Sequence[Tensor], config: PlanConfig) -> list[Prediction]:
-    """The steps without gradwire and with each compressor."""
+def _rings(model: nn.Module, order: Sequence[Tensor], config: PlanConfig) -> Iterator[str]:
+    """Yield the speed-ups of a step with DDP if NCCL sums in rings."""
+    if config.parallel == "ddp" and config.step_seconds:
+        before, *steps = _steps(model, order, config, rings=True)
+        rows = zip(config.specs, steps, strict=True)
+        faster = ", ".join(f"{spec} {before.step / each.step:.2f}x" for spec, each in rows if spec != "none")
+        yield f"Then a step without gradwire takes {_milliseconds(before.step)}, and the speed-ups are: {faster}."
+
+
+def _steps(model: nn.Module, order: Sequence[Tensor], config: PlanConfig, *, rings: bool = False) -> list[Prediction]:
+    """The steps without gradwire and with each compressor. `rings`: NCCL sums in rings, not in trees."""
     if config.parallel == "fsdp":
         modules, seconds = _modules(model, config), config.step_seconds or SOON
         cluster, how = config.cluster, (config.policy, config.micro_batches)
@@ -127,8 +136,9 @@ def _steps(model: nn.Module, order: Sequence[Tensor], config: PlanConfig) -> lis
         muon = network_seconds(_muon_requests(model, config), cluster)
         return [replace(each, step=each.step + muon, network=each.network + muon) for each in found]
     computation = (config.step_seconds or SOON) / config.micro_batches
+    cluster = replace(config.cluster, rings=rings)
     step = GpuStep(*model_step(model, order), computation, micro_batches=config.micro_batches)
-    return [predicted_step(step, config.cluster, spec, config.bucket_mb) for spec in ("none", *config.specs)]
+    return [predicted_step(step, cluster, spec, config.bucket_mb) for spec in ("none", *config.specs)]
 
 
 def _beside_ddp(

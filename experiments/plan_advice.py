@@ -10,11 +10,10 @@ from functools import cached_property
 import torch
 
 from .advice.predict import Prediction
-from .advice.recommendation import LAUNCH, Rule
+from .advice.recommendation import LAUNCH, LEAST, Rule
 from .plan_config import OF_DDP, OF_HOSTS, PlanConfig
 
-SHORTEST, LONGEST = 1e-4, 1e4  # seconds of a step's computation that the search for the longest one looks at
-LEAST = f"{100 * (1 - 1 / Rule.worthwhile):.0f} %"
+SHORTEST, LONGEST = 1e-4, 3600.0  # seconds of a step's computation that the search for the longest one looks at
 
 
 @dataclass(frozen=True)
@@ -60,17 +59,21 @@ class Advice:
     def pairs(self) -> list[str]:
         """The compressors to try, one after the other: with Muon, fewer than 8 bits cost loss."""
         first, then = simplest(self.config, self.steps)
-        found = [first] if then.endswith("int4") and self.config.optimizer == "muon" else [first, then]
+        found = dict.fromkeys((first, then, then.replace("int8", "int4")))
+        kept = [each for each in found if not (each.endswith("int4") and self.config.optimizer == "muon")]
         if self.config.parallel == "ddp":
-            return found
-        return [f"{each.replace('int4', 'int8')}/{each}" for each in found]
+            return kept
+        return [f"{each.replace('int4', 'int8')}/{each}" for each in kept]
 
     @property
     def chosen(self) -> str | None:
-        """The first compressor that saves enough of a step; None if none does. Without a step's seconds, the first one."""
-        usual = self._faster(SHORTEST) if self.config.timed else dict.fromkeys(self.pairs, Rule.worthwhile)
-        faster = self.faster or usual
-        return next((spec for spec, times in faster.items() if times >= Rule.worthwhile), None)
+        """The compressor to try first; None if none saves enough of a step."""
+        return next(iter(self.worth), None)
+
+    @cached_property
+    def worth(self) -> list[str]:
+        """The compressors that save enough of a step; without a network's rate, all to try."""
+        return Rule().worth(self.faster or self._faster(SHORTEST)) if self.config.timed else self.pairs
 
     @cached_property
     def faster(self) -> dict[str, float]:
@@ -83,36 +86,38 @@ class Advice:
 
     @property
     def _words(self) -> str:
-        chosen, last = self.chosen, self.pairs[-1]
-        if chosen is None:
+        if self.chosen is None:
             faster = self.faster or self._faster(SHORTEST)
             best = max(faster, key=faster.__getitem__)
             words = (
                 f"Do not compress: {_named(best)} saves less than {LEAST} of a step ({faster[best]:.2f}x).{self._until}"
             )
             return words + (" If the model fits on a rank, take DDP." if self.config.parallel == "fsdp" else "")
-        words = f"Try {_named(chosen)} first.{self._until}"
+        first, *then = map(_named, self.worth)
+        costs = ", which can cost loss" * self.worth[-1].endswith("int4")
+        words = f"Try {first} first{'' if then else costs}.{self._until}"
         if len(self.pairs) == 1:
             return f"{words} Stop there: with Muon, 4 bits cost loss."
-        if chosen == last:
-            return words
-        if self.faster and self.faster[last] / self.faster[chosen] < Rule.worthwhile:
-            return f"{words} {_named(last)} would save less than {LEAST} of its step."
-        return f"{words} If steps still wait for the network, take {_named(last)}."
+        if then:
+            words += f" If steps still wait for the network, take {', then '.join(then)}{costs}."
+        beyond = self.pairs[self.pairs.index(self.worth[-1]) + 1 :]
+        return words + (f" {_named(beyond[0])} would save less than {LEAST} of its step." if beyond else "")
 
     @property
     def _until(self) -> str:
         """Up to which computation of a step one of the compressors to try pays; nothing without a network's rate."""
-        if not self.config.timed:
+        if not (self.config.timed and self._pays(SHORTEST)):
             return ""
+        if self._pays(LONGEST):
+            return " It pays even if a step computes for an hour."
         low, high = math.log(SHORTEST), math.log(LONGEST)
-        if max(self._faster(SHORTEST).values()) < Rule.worthwhile:
-            return ""
         while high - low > 0.05:
             middle = (low + high) / 2
-            pays = max(self._faster(math.exp(middle)).values()) >= Rule.worthwhile
-            low, high = (middle, high) if pays else (low, middle)
-        return f" It pays while a step computes for less than about {math.exp(low):.2g} s."
+            low, high = (middle, high) if self._pays(math.exp(middle)) else (low, middle)
+        return f" It pays while a step computes for less than about {float(f'{math.exp(low):.2g}'):,g} s."
+
+    def _pays(self, seconds: float) -> bool:
+        return bool(Rule().worth(self._faster(seconds)))
 
 
 def _named(spec: str) -> str:

@@ -21,10 +21,12 @@ from rich.table import Table
 from ..compress import compressor
 from ..hooks.report_loss import COMPRESSOR, FOLDER, STEPS
 from .advice.candidates import uncertainty
+from .advice.recommendation import LEAST, Rule
 from .ranks.child import CommandFailure, run_to_end
 from .ranks.stopping import sigterm_interrupts
 from .results.files import check_file, figures_document, prepared_folder, write_json
 from .results.rows import milliseconds
+from .results.verdict import ONE_SEED
 from .workloads.sharding import TORCH, check_payloads
 
 HEADINGS = ("step time", "speed-up", "sent per step", "fewer bytes", "training loss")
@@ -100,11 +102,14 @@ def try_command(config: TryConfig) -> int:
                     break
     if rows:
         console.print(_table(rows))
-        console.print(f"Losses: one run of {rows[0].steps} steps for each compressor. {uncertainty()}", soft_wrap=True)
+        told = f"Losses: one run of {rows[0].steps} steps for each compressor. {ONE_SEED} {uncertainty()}"
+        console.print(told, soft_wrap=True)
         console.print(
             "The runs came one after the other: step times hold if nothing else ran on the hosts.", soft_wrap=True
         )
     console.print(f"losses and output of the script: {out}", markup=False, highlight=False, soft_wrap=True)
+    if len(rows) > 1:
+        console.print(_verdict(rows), markup=False, highlight=False, soft_wrap=True)
     if config.json:
         write_json(figures_document("try", config, [asdict(row) for row in rows]), config.json)
     return int(failed)
@@ -144,6 +149,18 @@ def _measured(spec: str, ranks: Sequence[Sequence[dict[str, float]]]) -> Tried:
         ranks[0][-1].get("sent_bytes"),
         ranks[0][-1].get("ratio"),
     )
+
+
+def _verdict(rows: Sequence[Tried]) -> str:
+    """Return which compressor to take: the last that is worth it, among those that keep the loss."""
+    rule, first = Rule(), rows[0]
+    most = first.loss + rule.tolerance * abs(first.loss)
+    steps = {row.compressor: first.step_seconds / row.step_seconds for row in rows[1:] if row.loss <= most}
+    what = f"of the step of {first.compressor}, at a training loss at most {100 * rule.tolerance:.0f} % above"
+    if worth := rule.worth(steps):
+        return f"Take {worth[-1]}: it saves {100 * (1 - 1 / steps[worth[-1]]):.0f} % {what}."
+    kept = "your script" if first.compressor in ("none", TORCH) else first.compressor
+    return f"Keep {kept}: no other compressor saves {LEAST} or more {what}."
 
 
 def _table(rows: Sequence[Tried]) -> Table:

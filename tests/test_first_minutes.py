@@ -137,6 +137,14 @@ def test_a_page_whose_script_takes_several_ranks_runs_on_two(page, tmp_path, for
     forked("torchrun --nproc-per-node 2 train.py")
 
 
+@pytest.mark.parametrize(("given", "ratio"), [("int8", "3.8"), ("int8/int4", "4.5")])
+def test_the_script_of_fsdp2_takes_one_compressor_or_two(given, ratio, tmp_path, forked):
+    (first,) = [block.text for block, _ in python_blocks("docs/fsdp.md") if "GRADWIRE_COMPRESSOR" in block.text]
+    (tmp_path / "train.py").write_text(first, "utf-8")
+    printed, _ = forked(f"GRADWIRE_COMPRESSOR={given} torchrun --nproc-per-node 2 train.py")
+    assert f"{ratio}x fewer bytes than FSDP2 sends" in printed
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_hybrid_sharding_compresses_between_hosts_and_a_second_start_resumes(tmp_path, forked):

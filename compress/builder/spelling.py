@@ -19,6 +19,7 @@ A_WIDTH = re.compile(
     r"(u?int|(mx|nv|n|b)?f|(mx|nv)?fp|b?float|bits?|q)?[\W_]*(?P<bits>\d+)[\W_]*(bits?)?", re.IGNORECASE
 )
 OF_WIDTH = {"1": "onebit", "2": "int2", "4": "int4", "8": "int8", "16": "bf16", "32": "none"}
+OF_BITS = " (by bits there are bf16, fp16, int8, int4, int2 and onebit)"
 
 
 def option_value(method: Registration, key: str, value: Any) -> Any:
@@ -76,8 +77,10 @@ def compressor_meant(name: str, names: Iterable[str]) -> str:
     if name == "torch":
         return " (in gradwire try it stands for a run without attach: leave attach out where the compressor is 'torch')"
     width = A_WIDTH.fullmatch(name)
-    if width and width["bits"] in OF_WIDTH:
-        return f" (did you mean {OF_WIDTH[width['bits']]!r}?)"
+    if width:
+        meant = OF_WIDTH.get(width["bits"], "")
+        wide = meant in ("bf16", "none") and "int" in name.lower()
+        return f" (did you mean {meant!r}?)" if meant and not wide else OF_BITS
     if "/" in name:
         gather, _, reduce = name.partition("/")
         return (

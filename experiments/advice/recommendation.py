@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED, Candidate, uncertainty
@@ -102,6 +102,21 @@ class Rule:
         none = next(each for each in choices if each.is_none)
         return plain if none.step >= self.worthwhile * plain.step else none
 
+    def worth(self, speed_ups: Mapping[str, float]) -> list[str]:
+        """Return the compressors that make a step enough faster than those before them do; the first: than the script does.
+
+        >>> Rule().worth({"bf16": 1.5, "int8": 1.6, "int4": 1.8})
+        ['bf16', 'int4']
+        """
+        found: list[str] = []
+        fastest = 1.0
+        for spec, faster in speed_ups.items():
+            if faster >= self.worthwhile * fastest:
+                found.append(spec)
+            if found:
+                fastest = max(fastest, faster)
+        return found
+
     def kept(self, choices: Sequence[Choice]) -> list[Choice]:
         """Return the choices whose expected loss is within the tolerance."""
         return [choice for choice in choices if choice.loss is not None and choice.loss <= self.tolerance]
@@ -116,6 +131,9 @@ def _first(choices: Sequence[Choice]) -> Choice:
     fastest = min(choice.step for choice in choices)
     near = [choice for choice in choices if choice.step <= fastest * (1 + TIE)]
     return min(near, key=lambda each: (round(max(each.loss or 0.0, 0.0), 2), each.order != BACKWARD, each.step))
+
+
+LEAST = f"{1 - 1 / Rule.worthwhile:.0%}".replace("%", " %")  # of a step
 
 
 @dataclass(frozen=True)
@@ -181,7 +199,8 @@ class Forecast:
         if best.is_none:
             return f"Do not compress here. Keep your script: none takes {_ms(none.step)} per step."
         if best.spec == none.spec:
-            return f"Do not compress here: {best.name} takes {_ms(best.step)} per step, and none {self._seconds(none)}."
+            both = f"{best.name} takes {_ms(best.step)} per step, and none {self._seconds(none)}"
+            return f"Do not compress; overlap alone pays: {both}."
         if best.free:
             more = "Compressing more does not pay here."
             return f"Use {best.name}: it takes {_ms(best.step)} per step, and none {self._seconds(none)}. {more}"

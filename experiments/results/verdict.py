@@ -14,7 +14,8 @@ from .words import filled_in
 
 WORTHWHILE = 1.1  # a speed-up below this is not worth a lossy compressor
 NO_DIFFERENCE = "No difference measured."
-UNDECIDED = "One seed cannot decide differences of less than 2 to 3%. --seeds 3 prints the interval that three leave."
+ONE_SEED = "One seed cannot decide differences of less than 2 to 3%."
+UNDECIDED = f"{ONE_SEED} --seeds 3 prints the interval that three leave."
 SHARED_MEMORY = (
     "These CPU ranks share one host's memory. Run `gradwire compare` with torchrun on your hosts or GPUs: GPUs without "
     "NVLink often gain most."

@@ -1,3 +1,4 @@
+import json
 import multiprocessing
 import os
 from multiprocessing import forkserver
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from gradwire.ddp_core.transport import paced
+from gradwire.experiments.cli import main
 from gradwire.experiments.ranks import processes
 from gradwire.experiments.ranks.launchers import LAB_VARIABLE
 from gradwire.experiments.workloads.emulation import model
@@ -93,3 +95,15 @@ def undrawn(monkeypatch):
     monkeypatch.setattr(
         "matplotlib.figure.Figure.savefig", lambda figure, path, **options: Path(path).write_bytes(b"\x89PNG\r\n\x1a\n")
     )
+
+
+@pytest.fixture
+def planned(capsys):
+    """What `gradwire plan --json` prints."""
+
+    def get(*flags):
+        capsys.readouterr()
+        assert main(["plan", "--json", *flags]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return get

@@ -34,7 +34,45 @@ def test_a_script_runs_once_with_each_compressor_and_losses_are_means_over_ranks
     shown = capsys.readouterr().out
     assert "+1.0%" in shown
     assert "-0.5%" in shown
+    assert "One seed cannot decide differences of less than 2 to 3%. " in shown
     assert "another seed changes a distance to none by" in shown
+    assert "Keep your script: no other compressor saves 9 % or more of the step of none, at a" in shown
+
+
+@pytest.mark.parametrize(
+    ("losses", "seconds", "first", "verdict"),
+    [
+        (
+            (2.0, 2.0, 2.05),
+            (0.4, 0.2, 0.1),
+            "none",
+            "Take int4: it saves 75 % of the step of none, at a training loss at",
+        ),
+        (
+            (2.0, 2.0, 2.05),
+            (0.4, 0.2, 0.19),
+            "none",
+            "Take int8: it saves 50 % of the step of none",
+        ),  # int4 saves 5 % more
+        ((2.0, 2.0, 2.07), (0.4, 0.2, 0.1), "none", "Take int8: it saves 50 % of the step of none"),  # int4 loses 3.5 %
+        ((2.0, 2.0, 2.0), (0.4, 0.37, 0.37), "none", "Keep your script: no other compressor saves 9 % or more"),
+        (
+            (2.0, 2.0, 2.0),
+            (0.4, 0.5, 0.38),
+            "bf16",
+            "Keep bf16: no other compressor saves 9 % or more of the step of bf16",
+        ),
+    ],
+)
+def test_the_verdict_takes_the_last_that_saves_enough_of_the_step_before_it_and_keeps_the_loss(
+    losses, seconds, first, verdict, tmp_path, capsys
+):
+    script = SCRIPT.replace(
+        'losses = {"none": 2.0, "int4": 2.02, "int8": 1.99}', f'names = ["{first}", "int8", "int4"]'
+    ).replace('losses[os.environ["GRADWIRE_COMPRESSOR"]]', f'{losses}[names.index(os.environ["GRADWIRE_COMPRESSOR"])]')
+    script = script.replace("0.2 * loss", f'{seconds}[names.index(os.environ["GRADWIRE_COMPRESSOR"])]')
+    tried(tmp_path, script, f"--compressors={first},int8,int4")
+    assert capsys.readouterr().out.splitlines()[-1].startswith(verdict)
 
 
 def test_a_failed_run_is_shown_with_its_output_and_the_others_stand(tmp_path, capsys):
@@ -74,6 +112,7 @@ def test_the_exception_that_ended_a_training_is_shown_and_not_what_it_led_to(tmp
     shown = capsys.readouterr().out
     assert "clean_up()\ntrain.BrokenStep: the cause\nlosses and output of the script" in shown  # nothing behind it
     assert "ended with exit code 3" in shown
+    assert "Keep" not in shown
 
 
 def test_both_compressors_of_fsdp2_are_taken_and_checked(tmp_path, capsys):

@@ -187,7 +187,7 @@ WIDTHS = {
     "int2": ["2bit", "2-bit", "INT2", "uint2", "q2", "bits2"],
     "int4": ["4bit", "4-bit", "4 bits", "int-4", "Int4", "fp4", "nf4", "nvfp4", "mxfp4", "float4", "q4", "4"],
     "int8": ["8bit", "8-bit", "int 8", "INT8", "uint8", "fp8", "float8", "mxfp8", "q8", "8"],
-    "bf16": ["16bit", "16-bit", "bfloat16", "bfloat-16", "BF16", "int16", "16"],
+    "bf16": ["16bit", "16-bit", "bfloat16", "bfloat-16", "BF16", "16"],
     "none": ["32bit", "fp32", "float32", "f32", "32"],
 }
 
@@ -195,6 +195,13 @@ WIDTHS = {
 @pytest.mark.parametrize(("spelling", "meant"), [(each, meant) for meant in WIDTHS for each in WIDTHS[meant]])
 def test_a_number_of_bits_names_the_compressor_of_that_width(spelling, meant):
     with pytest.raises(ValueError, match=f"unknown compressor '{spelling}' .did you mean '{meant}'.*there are: .*topk"):
+        compressor(spelling)
+
+
+@pytest.mark.parametrize("spelling", ["int16", "uint16", "int32", "int3", "6bit", "int44"])
+def test_a_number_of_bits_without_a_compressor_lists_those_that_there_are(spelling):
+    listed = "(by bits there are bf16, fp16, int8, int4, int2 and onebit)"
+    with pytest.raises(ValueError, match=rf"unknown compressor '{spelling}' {re.escape(listed)}; there are: .*topk"):
         compressor(spelling)
 
 

@@ -62,6 +62,8 @@ def test_of_equally_fast_ways_that_give_nothing_up_the_simplest_is_taken():
     assert chosen(NONE, choice("none", 0.98, order="priority")) is NONE
     faster = choice("none", 0.9, order="priority")
     assert chosen(NONE, faster) is faster
+    said = "Do not compress; overlap alone pays: none, by priority takes 900 ms per step, and none 1 s."
+    assert Forecast(2, 1, (faster, NONE), faster).sentence == said
 
 
 @pytest.mark.parametrize("other", [choice("none", 0.95, order="priority"), choice("bf16", 0.95)])
