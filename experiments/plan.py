@@ -80,7 +80,8 @@ def plan_command(config: PlanConfig) -> int:
 
 
 HIDDEN = {
-    "ddp": "if two thirds of a micro-batch's computation are backward, which hides communication. Latency is left out.",
+    "ddp": "if two thirds of a micro-batch's computation are backward, which hides communication. Latency is left out. On "
+    "emulated networks, the gain of int8 and int4 over bf16 was 0.7x to 1.1x of the predicted one.",
     "fsdp": "if a module's computation hides the weights of the next one and the gradients of the one before. Latency is "
     "left out, and no compressed step of FSDP2 was measured on several GPUs. A speed-up of 1.00x is torch's FSDP2 without "
     "gradwire.",

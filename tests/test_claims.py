@@ -21,6 +21,7 @@ from gradwire.experiments.advice.candidates import (
     uncertainty,
 )
 from gradwire.experiments.compare.config import CompareConfig
+from gradwire.experiments.plan import HIDDEN
 from gradwire.experiments.results.statistics import STUDENT
 from gradwire.experiments.sites_lines import LOSS
 
@@ -122,7 +123,8 @@ def test_a_loss_is_expected_up_to_the_largest_model_of_the_claims(claims):
     assert claims["rank 32 400"].text == "+27.3 %"
 
 
-def test_plan_tells_what_local_sgd_costs(claims):
+def test_plan_tells_what_local_sgd_costs_and_what_its_predictions_are_worth(claims):
+    assert f"was {claims['gain of predicted'].text} of the predicted one" in HIDDEN["ddp"]
     assert f"ended {claims['sites int4'].text.split()[0].lstrip('+')} % above" in LOSS
 
 

@@ -133,6 +133,7 @@ def _first(choices: Sequence[Choice]) -> Choice:
     return min(near, key=lambda each: (round(max(each.loss or 0.0, 0.0), 2), each.order != BACKWARD, each.step))
 
 
+LOW_RANK = " That is of trainings of 120 to 400 steps: PowerSGD falls further behind the longer a training is."
 LEAST = f"{1 - 1 / Rule.worthwhile:.0%}".replace("%", " %")  # of a step
 
 
@@ -207,7 +208,7 @@ class Forecast:
         return (
             f"Use {best.name}: {_ms(best.step)} per step, a speed-up of {none.step / best.step:.2f}x over none "
             f"({self._seconds(none)}) and {self.gain:.2f}x over the faster of none and bf16, at an expected validation loss "
-            f"of {_percent(best.loss)}."
+            f"of {_percent(best.loss)}.{LOW_RANK if 'powersgd' in best.spec else ''}"
         )
 
     def to_paste(self) -> Iterator[str]:

@@ -53,6 +53,12 @@ def test_of_equally_fast_methods_that_which_loses_least_is_taken():
     assert chosen(NONE, low, high) is low
 
 
+def test_of_low_rank_compressors_it_says_that_their_losses_are_those_of_short_trainings():
+    low, other = choice("powersgd:rank=8,payload=int8", 0.3, loss=0.009), choice("int4", 0.3, loss=0.003)
+    said = [Forecast.ranked(2, 1, [NONE, each], Rule()).sentence for each in (low, other)]
+    assert ["falls further behind the longer a training is" in each for each in said] == [True, False]
+
+
 def test_of_equally_fast_methods_whose_losses_cannot_be_told_apart_the_simplest_order_is_taken():
     backward, priority = choice("int4", 0.305, loss=0.003), choice("int8", 0.3, loss=0.001, order="priority")
     assert chosen(NONE, backward, priority) is backward
