@@ -99,7 +99,9 @@ class Engine:
         task.left_to_waiter, waited = True, WaitedTask(task, self.transport, self._ended)
         noted = not self._on_cuda or task.now is not time.perf_counter  # on a GPU it is dear, so in measured steps only
         try:
-            waited.runs = task.advance(self.transport, 0, NO_LIMIT if self._on_cuda else self._timeout, late=noted)
+            waited.runs = task.advance(
+                self.transport, 0, NO_LIMIT if self._on_cuda else self._timeout, notes_arrival=noted
+            )
         except Exception as error:  # raised where it is waited for
             waited.error = error
         return waited

@@ -70,11 +70,11 @@ class Task:
     _pending: Reply | None = None
     _since: float = 0.0
 
-    def advance(self, transport: Transport, channel: int, timeout: timedelta, *, late: bool = False) -> bool:
+    def advance(self, transport: Transport, channel: int, timeout: timedelta, *, notes_arrival: bool = False) -> bool:
         """Wait for the reply, if one is on its way, and run on to the next request, which goes to a channel.
 
-        `late`: have it noted when the reply is there, since nobody waits for it meanwhile. Return True if there is a next
-        request; if not, the result is there.
+        `notes_arrival`: have it noted when the reply is there, since nobody waits for it meanwhile. Return True if there is
+        a next request; if not, the result is there.
         """
         if self.closed:
             raise RuntimeError("it was given up")
@@ -98,7 +98,7 @@ class Task:
         record.requests.append((scope, 0 if scope == "self" else request.tensor.nbytes, sent))
         self._since = now()
         self._pending = transport.start(request, channel)
-        if late:
+        if notes_arrival:
             self._pending.expect_late_wait(now)
         return True
 

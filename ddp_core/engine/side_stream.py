@@ -102,8 +102,8 @@ class SideStream(Driver):
     def _advance(self, queued: QueuedTask) -> None:
         try:
             # torch marks what a reply holds as used on one more stream: lent memory would be freed late by that
-            late = queued.task.now is not time.perf_counter and not queued.task.lent
-            queued.runs = queued.task.advance(self._transport, 0, NO_LIMIT, late=late)
+            noted = queued.task.now is not time.perf_counter and not queued.task.lent
+            queued.runs = queued.task.advance(self._transport, 0, NO_LIMIT, notes_arrival=noted)
         except Exception as error:
             failure = self._on_end(queued.task, error)
             for each in self._running:

@@ -202,7 +202,7 @@ def exposed(step: Step) -> float | None:
         last_gradient = max(step.ready.values(), default=step.last_launch)
         return max(0.0, step.ended - step.computed - last_gradient + step.last_launch)
     ends = [end for cost in step.costs for _, _, end in cost.record.spans]
-    if not ends or step.launched or step.late:
+    if not ends or step.launched or step.overlapped:
         return None
     return max(0.0, max(ends) - max(cost.given for cost in step.costs))
 

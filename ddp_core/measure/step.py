@@ -49,8 +49,8 @@ class Step:
     before it began and ended. `costs`: of programs, in the order sent. `ready`, `launched`, `done`: by bucket, when its last
     gradient was there, when it was given to what averages it, and when its average was there, by time.perf_counter.
     `interval`: seconds from the first bucket of the step before to its own, 0 where there was none. `now`: takes the marks
-    of what a planner or a watch wants to know of it (`clock.py`), which are time.perf_counter's as well. `late`: averages
-    are handed out after backward.
+    of what a planner or a watch wants to know of it (`clock.py`), which are time.perf_counter's as well. `overlapped`:
+    averages are handed out after backward.
     """
 
     number: int = 0
@@ -64,7 +64,7 @@ class Step:
     ended: float = 0.0
     interval: float = 0.0
     now: Callable[[], float] = time.perf_counter
-    late: bool = False
+    overlapped: bool = False
 
     def watch(self, index: int, average: object) -> None:
         """Note when the average of somebody's hook is there, if it is a future; those of programs tell by their spans."""
@@ -97,7 +97,7 @@ class Step:
             spans = [(kind, since(begin), since(end)) for kind, begin, end in cost.record.spans]
             record = Record(cost.record.requests, spans, cost.record.earlier)
             costs.append(replace(cost, record=record, given=since(cost.given) if spans else 0.0))
-        return Step(self.number, costs=costs, interval=self.interval, late=self.late)
+        return Step(self.number, costs=costs, interval=self.interval, overlapped=self.overlapped)
 
 
 @dataclass

@@ -185,7 +185,7 @@ class Overlap(Delivery):
             buckets = self._reducer.assignment.buckets
             self._updates = [PendingUpdate(self.settle, bucket, backward) for bucket in buckets]
             self._pending, self._forward_now = dict.fromkeys(self._updates), backward.step.now
-            backward.step.late = True
+            backward.step.overlapped = True
             self._measured = self._forward_now != self.order.clock.now
 
     def settle(self, update: PendingUpdate) -> None:
@@ -201,11 +201,11 @@ class Overlap(Delivery):
                 return
             if os.getpid() != self._process:
                 raise RuntimeError(error_messages.forked(self._names([update])))
-            needed = update.want()
+            update.needed = update.needed or update.backward.step.now()
             try:
                 average = self._reducer.average_of(update.bucket, update.backward)
                 update.arrived = update.backward.step.now()
-                update.waited = update.arrived - needed
+                update.waited = update.arrived - update.needed
             except Exception as error:
                 raise self._failed(update, error) from error
             try:
@@ -258,7 +258,7 @@ class Overlap(Delivery):
             members = self._members_of(stepper)
             for update in list(self._pending):
                 # this step takes a late gradient, too; an earlier step that was asked for comes before this one
-                if update.late or update.precedes(stepper, chain.from_iterable(members[update.bucket.number])):
+                if update.added_to or update.precedes(stepper, chain.from_iterable(members[update.bucket.number])):
                     self._settle(update)
             if not self._pending:
                 return stepper.whole()

@@ -22,7 +22,7 @@ class PendingUpdate:
     `settles`: waits for an update and makes it, unless it was made. `steps`: those for these parameters that were asked
     for, by optimizer. `cleared`: the places of the parameters whose gradients are to be cleared after it, and whether to
     None. `needed`: when somebody first wanted it, and `arrived`: when it was there, by the step's marks; `waited`: between
-    these, seconds of the host.
+    these, seconds of the host. `begun`: the update is being made, or was.
     """
 
     settles: Callable[[PendingUpdate], None]
@@ -33,6 +33,7 @@ class PendingUpdate:
     needed: float = 0.0
     arrived: float = 0.0
     waited: float = 0.0
+    begun: bool = False
 
     def __post_init__(self) -> None:
         self.parameters = self.bucket.all_parameters
@@ -54,7 +55,7 @@ class PendingUpdate:
             parameter.grad = None  # what a late backward has added goes, too
 
     @property
-    def late(self) -> bool:
+    def added_to(self) -> bool:
         """True if a backward of an older graph has added to a gradient since."""
         with torch._C.DisableTorchFunctionSubclass():
             return any(gradient is not None for gradient in map(GRADIENT, self.parameters))
@@ -66,8 +67,6 @@ class PendingUpdate:
         """
         return optimizer in self.steps or any(self._places[id(each)] in self.cleared for each in parameters)
 
-    begun = False  # to be made
-
     def make(self, average: Tensor | None) -> None:
         """Hand out the average, if the bucket was sent, and update; then the parameters are plain ones again.
 
@@ -76,20 +75,20 @@ class PendingUpdate:
         """
         self.begun = True
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-            late = list(map(GRADIENT, self.parameters))
-            lent = self._hand_out(average)
+            added = list(map(GRADIENT, self.parameters))
+            self._hand_out(average)
             if average is not None and average.is_cuda:
                 self._restore()
             for step in self.steps.values():
                 step()
             for place, to_none in self.cleared.items():
-                clear_now(self.parameters[place], to_none=to_none or lent)
-            for parameter, gradient in zip(self.parameters, late, strict=True):
+                clear_now(self.parameters[place], to_none=to_none)
+            for parameter, gradient in zip(self.parameters, added, strict=True):
                 if gradient is not None:
                     parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         self._restore()
 
-    def _hand_out(self, average: Tensor | None) -> bool:
+    def _hand_out(self, average: Tensor | None) -> None:
         """Gradients are where they were, averaged; those that will be cleared are only lent by the bucket."""
         used = None if self.backward.usage is None else self.backward.usage.by_any()
         if (
@@ -99,12 +98,11 @@ class PendingUpdate:
             and all(self.cleared.values())
         ):
             self.bucket.lend(average)
-            return True
+            return
         for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
             parameter.grad = gradient
         if average is not None:
             self.bucket.deliver(average, used)
-        return False
 
     def give_up(self) -> None:
         """Leave the parameters as they are, and their gradients this rank's own."""
@@ -117,12 +115,6 @@ class PendingUpdate:
         for parameter in self.parameters:
             if type(parameter) is not torch.nn.Parameter:
                 restore(parameter)
-
-    def want(self) -> float:
-        """Note that somebody wants it now."""
-        now = self.backward.step.now()
-        self.needed = self.needed or now
-        return now
 
 
 def clear_now(parameter: Any, *, to_none: bool) -> None:
