@@ -117,7 +117,7 @@ class Rank:
             self.compare(noted, number, plan)
         noted.buckets = [bucket.parameters for bucket in self.handle.stats().buckets]
         noted.finite = all(grad is None or bool(grad.isfinite().all()) for grad in noted.got.values())
-        for model in self.models:
+        for model in (*self.models, *filter(None, [self.reference])):
             descend(model, plan, noted.finite)
         return noted
 
@@ -127,9 +127,6 @@ class Rank:
         theirs = dense(self.reference.module)
         if differing := difference(noted.got, theirs, tolerance=1e-2):
             noted.differing.append(f"torch: {differing}")
-        for mine in self.reference.module.parameters():
-            if mine.grad is not None and not mine.grad.isfinite().all():
-                mine.grad = None
 
     def backwards(self, model, number, plan):
         """All micro-batches of a step; the last one is synchronized."""
