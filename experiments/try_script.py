@@ -19,7 +19,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from ..compress import compressor
-from ..hooks.report_loss import COMPRESSOR, FOLDER, STEPS
+from ..hooks.report_loss import ALONE, COMPRESSOR, FOLDER, STEPS
 from .advice.candidates import uncertainty
 from .advice.recommendation import LEAST, Rule
 from .ranks.child import CommandFailure, run_to_end
@@ -30,6 +30,10 @@ from .results.verdict import ONE_SEED
 from .workloads.sharding import TORCH, check_payloads
 
 HEADINGS = ("step time", "speed-up", "sent per step", "fewer bytes", "training loss")
+ON_ONE_HOST = (
+    "No verdict: all ranks share the CPUs of this host, where steps show nothing of a network. Start the same command on "
+    "each of your hosts."
+)
 LAST = 10  # the loss is the mean of the last tenth of the steps
 
 
@@ -69,6 +73,7 @@ class Tried:
     """The run of one compressor.
 
     `loss`: the mean over ranks and the last tenth of the steps. `step_seconds`: rank 0's median without the first fifth.
+    `on_cpus_of_one_host`: all ranks ran there.
     """
 
     compressor: str
@@ -77,6 +82,7 @@ class Tried:
     step_seconds: float
     sent_bytes_per_step: float | None
     compression_ratio: float | None
+    on_cpus_of_one_host: bool = False
 
 
 def try_command(config: TryConfig) -> int:
@@ -148,12 +154,15 @@ def _measured(spec: str, ranks: Sequence[Sequence[dict[str, float]]]) -> Tried:
         statistics.median(seconds[len(seconds) // 5 :]),
         ranks[0][-1].get("sent_bytes"),
         ranks[0][-1].get("ratio"),
+        bool(ranks[0][-1].get(ALONE)),
     )
 
 
 def _verdict(rows: Sequence[Tried]) -> str:
     """Return which compressor to take: the last that is worth it, among those that keep the loss."""
     rule, first = Rule(), rows[0]
+    if first.on_cpus_of_one_host:
+        return ON_ONE_HOST
     most = first.loss + rule.tolerance * abs(first.loss)
     steps = {row.compressor: first.step_seconds / row.step_seconds for row in rows[1:] if row.loss <= most}
     what = f"of the step of {first.compressor}, at a training loss at most {100 * rule.tolerance:.0f} % above"

@@ -30,6 +30,7 @@ import torch
 from driver import about, parser_of, write_results
 from null_device import NullKernel, null_device
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradwire.compress import Layout, Ranks
 from gradwire.compress.protocol.requests import Program, next_request
@@ -68,6 +69,19 @@ def counted(function: Callable[[], object]) -> int:
     return count
 
 
+class Operators(TorchDispatchMode):
+    """Counts torch's operators by whether they only make a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = {False: 0, True: 0}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Count an operator and call it."""
+        self.counts[function.is_view] += 1
+        return function(*args, **(kwargs or {}))
+
+
 class Case(step_time.Case):
     """A case that counts its calls, too."""
 
@@ -84,6 +98,13 @@ class Case(step_time.Case):
         count = counted(lambda: self.model(inputs).sum().backward())
         self.optimizer.zero_grad()
         return count
+
+    def operators(self, inputs: Tensor) -> tuple[int, int]:
+        """Torch's operators of a forward and a backward: those that compute or make memory, and views."""
+        with Operators() as seen:
+            self.model(inputs).sum().backward()
+        self.optimizer.zero_grad()
+        return seen.counts[False], seen.counts[True]
 
     def own_seconds(self, inputs: Tensor) -> dict[str, float]:
         """Seconds of each Python function in some steps, with what it calls of C, by file and name."""
@@ -126,6 +147,8 @@ def row(case: Case, mine: list[float], alone: list[float], inputs: Tensor, bare:
     """The figures of a case. `least_us`: of the quickest steps, which other processes have not held up."""
     extra = statistics.median(own - other for own, other in zip(mine, alone, strict=True))
     few, least = (min(each.calls(inputs) for _ in range(5)) for each in (case, bare))  # some steps take samples
+    found = (min(each.operators(inputs) for _ in range(5)) for each in (case, bare))
+    operators, views = ((one - other) / BUCKETS for one, other in zip(*found, strict=True))
     NullKernel.launches = 0
     case.run(inputs)
     return {
@@ -134,6 +157,8 @@ def row(case: Case, mine: list[float], alone: list[float], inputs: Tensor, bare:
         "least_us": 1e6 * (min(mine) - min(alone)) / BUCKETS,
         "calls": (few - least) / BUCKETS,
         "launches": NullKernel.launches / BUCKETS,
+        "operators": operators,
+        "views": views,
     }
 
 
@@ -190,7 +215,9 @@ def main() -> None:
         else:
             rows = measured(names, arguments.turns, profiled=arguments.profile > 0)
     for each in rows:
-        print("{case:34} {us:7.0f} us {least_us:7.0f} us {calls:6.0f} calls {launches:4.0f} launches".format(**each))
+        line = "{case:34} {us:7.0f} us {least_us:7.0f} us {calls:6.0f} calls {launches:4.0f} launches"
+        line += " {operators:4.0f} operators {views:4.0f} views" if "views" in each else ""
+        print(line.format(**each))
         for name, share in list(each.get("profile", {}).items())[: arguments.profile]:
             print(f"{share:12.0%} {share * each['us']:7.0f} us  {name}")
     write_results(arguments.json, {**about(), "turns": arguments.turns, "cases": rows})

@@ -75,6 +75,13 @@ def test_the_verdict_takes_the_last_that_saves_enough_of_the_step_before_it_and_
     assert capsys.readouterr().out.splitlines()[-1].startswith(verdict)
 
 
+def test_ranks_on_the_cpus_of_one_host_get_no_verdict(tmp_path, capsys):
+    tried(
+        tmp_path, SCRIPT.replace('"ratio": 7.5', '"ratio": 7.5, "on_cpus_of_one_host": True'), "--compressors=none,int8"
+    )
+    assert capsys.readouterr().out.splitlines()[-1].startswith("No verdict: all ranks share the CPUs of this host")
+
+
 def test_a_failed_run_is_shown_with_its_output_and_the_others_stand(tmp_path, capsys):
     failing = SCRIPT + "\nif loss == 2.02: raise SystemExit('no memory')"
     assert [row["compressor"] for row in tried(tmp_path, failing, "--compressors=none,int4,int8", code=1)] == [

@@ -9,10 +9,12 @@ import gradwire
 STEPS = 3
 
 
-def reported(rank, world_size, folder, counted=True):
+def reported(rank, world_size, folder, counted=True, hosts=1):
     """Train until `report_loss` ends the training; the losses, and the exit code."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GRADWIRE_TRY_FOLDER", folder)
+        patch.setenv("GRADWIRE_TRY_FOLDER", folder if hosts == 1 else f"{folder}/{rank}")
+        patch.setenv("LOCAL_WORLD_SIZE", str(world_size // hosts))
+        patch.setenv("LOCAL_RANK", str(rank if hosts == 1 else 0))
         patch.setenv("GRADWIRE_TRY_STEPS", str(STEPS))
         torch.manual_seed(0)
         model, losses = DistributedDataParallel(torch.nn.Linear(64, 64, bias=False)), []
@@ -44,9 +46,19 @@ def test_each_rank_writes_its_losses_and_ends_without_an_error_after_the_wanted_
 
 def test_without_a_handle_the_bytes_stay_unknown(ranks, tmp_path):
     ranks.run(reported, 2, str(tmp_path), counted=False)
-    assert all(
-        json.loads(line).keys() == {"loss", "at"} for line in (tmp_path / "rank-00001.jsonl").read_text().splitlines()
-    )
+    for line in map(json.loads, (tmp_path / "rank-00001.jsonl").read_text().splitlines()):
+        assert line.keys() - {"on_cpus_of_one_host"} == {"loss", "at"}
+        assert line.get("on_cpus_of_one_host", False) != torch.cuda.is_available()
+
+
+def test_each_host_gets_the_losses_of_all_ranks(ranks, tmp_path):
+    for host in "01":
+        (tmp_path / host).mkdir()
+    ranks.run(reported, 2, str(tmp_path), hosts=2)
+    one, other = ({file.name: file.read_text() for file in (tmp_path / host).iterdir()} for host in "01")
+    assert one == other
+    assert sorted(one) == ["rank-00000.jsonl", "rank-00001.jsonl"]
+    assert "on_cpus" not in "".join(one.values())
 
 
 def test_without_the_command_nothing_happens(monkeypatch):
