@@ -57,9 +57,8 @@ def advise(
 ) -> Advice:
     """Measure the ranks of a training, and recommend whether and how to compress its gradients. All ranks call it.
 
-    It recommends the fastest compressor whose expected loss is within `tolerance` of `none`'s, if that is `worthwhile`
-    times as fast as the faster of `none` and `bf16`. Otherwise it recommends `bf16` if that is `worthwhile` times as fast
-    as `none`, and else no compression.
+    It takes the compressors whose expected loss is within `tolerance` of `none`'s, in the order of losses. It recommends the
+    last one that makes a step `worthwhile` times as fast as all before it do, and else no compression.
 
     Args:
         model: the model. Steps run on a copy, with the weights of rank 0: model, optimizer and torch's random state do not

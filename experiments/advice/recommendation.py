@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import TypeVar
 
 from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED, Candidate, uncertainty
 from .predict import Measured, Prediction
 
+K = TypeVar("K")
 TIE = 0.03  # of a step: what is nearer than that is as fast
 MILLI, MEGA = 1e3, 1e6
 LAUNCH = "torchrun --nnodes {hosts} --nproc-per-node {per_host} --rdzv-backend c10d --rdzv-endpoint HOST:29400 train.py"
@@ -79,9 +82,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Rule:
-    """The rule of recommendation: of the compressors whose expected loss is within `tolerance` of none's, the fastest, if it
-    makes a step at least `worthwhile` times as fast as the fastest that gives nothing up; else that one, if it does so with
-    none's step; else none.
+    """The rule of recommendation, in the order of expected losses up to `tolerance` above none's.
+
+    The first compressor that makes a step `worthwhile` times as fast as none's is worth it, then each that is so much faster
+    than all before it. The last one that is worth it is recommended.
     """
 
     tolerance: float = 0.03
@@ -94,21 +98,20 @@ class Rule:
             raise ValueError(f"worthwhile is a speed-up of at least 1, such as 1.1; got {self.worthwhile}")
 
     def chosen(self, choices: Sequence[Choice]) -> Choice:
-        """Return the recommended choice: of those as fast as the fastest, the one that loses least; then the simplest."""
-        plain = self.plain(choices)
-        best = _first(self.kept(choices) or [plain])
-        if not best.free and plain.step >= self.worthwhile * best.step:
-            return best
+        """Return the recommended choice. Of those with one loss it is the fastest; of those as fast, the simplest."""
         none = next(each for each in choices if each.is_none)
-        return plain if none.step >= self.worthwhile * plain.step else none
+        lossy = sorted((each for each in self.kept(choices) if not each.free), key=_whole_loss)
+        steps = [self.plain(choices), *(_first(list(group)) for _, group in groupby(lossy, _whole_loss))]
+        worth = self.worth({place: none.step / each.step for place, each in enumerate(steps)})
+        return steps[worth[-1]] if worth else none
 
-    def worth(self, speed_ups: Mapping[str, float]) -> list[str]:
-        """Return the compressors that make a step enough faster than those before them do; the first: than the script does.
+    def worth(self, speed_ups: Mapping[K, float]) -> list[K]:
+        """Return the compressors that are worth it, of their speed-ups over none in the order of losses.
 
-        >>> Rule().worth({"bf16": 1.5, "int8": 1.6, "int4": 1.8})
-        ['bf16', 'int4']
+        >>> Rule().worth({"bf16": 1.5, "int8": 1.6, "int4": 1.8}), Rule().worth({"bf16": 1.05, "int8": 1.12})
+        (['bf16', 'int4'], ['int8'])
         """
-        found: list[str] = []
+        found: list[K] = []
         fastest = 1.0
         for spec, faster in speed_ups.items():
             if faster >= self.worthwhile * fastest:
@@ -126,11 +129,16 @@ class Rule:
         return _first([choice for choice in choices if choice.free])
 
 
+def _whole_loss(choice: Choice) -> float:
+    """Return the expected loss in whole per cents, the studies' resolution."""
+    return round(max(choice.loss or 0.0, 0.0), 2)
+
+
 def _first(choices: Sequence[Choice]) -> Choice:
-    """Return the best of the choices as fast as the fastest. Losses count in whole per cents, the study's resolution."""
+    """Return the best of the choices as fast as the fastest."""
     fastest = min(choice.step for choice in choices)
     near = [choice for choice in choices if choice.step <= fastest * (1 + TIE)]
-    return min(near, key=lambda each: (round(max(each.loss or 0.0, 0.0), 2), each.order != BACKWARD, each.step))
+    return min(near, key=lambda each: (_whole_loss(each), each.order != BACKWARD, each.step))
 
 
 LOW_RANK = " That is of trainings of 120 to 400 steps: PowerSGD falls further behind the longer a training is."

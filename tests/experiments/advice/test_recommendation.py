@@ -53,6 +53,13 @@ def test_of_equally_fast_methods_that_which_loses_least_is_taken():
     assert chosen(NONE, low, high) is low
 
 
+def test_what_loses_more_has_to_be_worth_it_over_what_loses_less():
+    eight, four, less = choice("int8", 0.3, loss=0.001), choice("int4", 0.28, loss=0.012), choice("int4", 0.27, loss=0.012)
+    assert chosen(NONE, eight, four) is eight
+    assert chosen(NONE, eight, less) is less
+    assert chosen(NONE, choice("bf16", 0.95), choice("int8", 0.9, loss=0.001)).spec == "int8"  # bf16 was not worth it
+
+
 def test_of_low_rank_compressors_it_says_that_their_losses_are_those_of_short_trainings():
     low, other = choice("powersgd:rank=8,payload=int8", 0.3, loss=0.009), choice("int4", 0.3, loss=0.003)
     said = [Forecast.ranked(2, 1, [NONE, each], Rule()).sentence for each in (low, other)]
