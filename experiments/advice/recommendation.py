@@ -73,7 +73,7 @@ class Choice:
         if self.order == PRIORITY:
             return (
                 f'ddp_model = gradwire.DistributedDataParallel(model, compressor="{spec}", optimizer=optimizer)\n'
-                "optimizer = gradwire.overlap(ddp_model, optimizer)"
+                "optimizer = gradwire.overlap(ddp_model, optimizer)  # gains nothing if you clip gradients by norm"
             )
         if spec == "none":
             return "ddp_model = torch.nn.parallel.DistributedDataParallel(model)"

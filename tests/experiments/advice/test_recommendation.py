@@ -54,7 +54,11 @@ def test_of_equally_fast_methods_that_which_loses_least_is_taken():
 
 
 def test_what_loses_more_has_to_be_worth_it_over_what_loses_less():
-    eight, four, less = choice("int8", 0.3, loss=0.001), choice("int4", 0.28, loss=0.012), choice("int4", 0.27, loss=0.012)
+    eight, four, less = (
+        choice("int8", 0.3, loss=0.001),
+        choice("int4", 0.28, loss=0.012),
+        choice("int4", 0.27, loss=0.012),
+    )
     assert chosen(NONE, eight, four) is eight
     assert chosen(NONE, eight, less) is less
     assert chosen(NONE, choice("bf16", 0.95), choice("int8", 0.9, loss=0.001)).spec == "int8"  # bf16 was not worth it
@@ -110,7 +114,7 @@ def test_a_rule_that_makes_no_sense_is_refused(rule, message):
         (
             choice("powersgd:rank=4", 1.0, order="priority"),
             'ddp_model = gradwire.DistributedDataParallel(model, compressor="powersgd:rank=4", '
-            "optimizer=optimizer)\noptimizer = gradwire.overlap(ddp_model, optimizer)",
+            "optimizer=optimizer)\noptimizer = gradwire.overlap(ddp_model, optimizer)  # gains nothing if you clip gradients by norm",
         ),
     ],
 )
