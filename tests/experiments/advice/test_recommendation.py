@@ -114,7 +114,8 @@ def test_a_rule_that_makes_no_sense_is_refused(rule, message):
         (
             choice("powersgd:rank=4", 1.0, order="priority"),
             'ddp_model = gradwire.DistributedDataParallel(model, compressor="powersgd:rank=4", '
-            "optimizer=optimizer)\noptimizer = gradwire.overlap(ddp_model, optimizer)  # gains nothing if you clip gradients by norm",
+            "optimizer=optimizer)\n"
+            "optimizer = gradwire.overlap(ddp_model, optimizer)  # gains nothing if you clip gradients by norm",
         ),
     ],
 )
