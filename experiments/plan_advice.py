@@ -47,7 +47,8 @@ class Advice:
             return self._words
         launch = LAUNCH if several else "torchrun --nproc-per-node {per_host} train.py"
         told.append(launch.format(hosts=self.config.hosts, per_host=self.config.cluster.gpus_per_host))
-        runs = "Each host runs this; HOST is the first" if several else "Run this"
+        with_ddp = " with DDP" * (self.chosen is None)
+        runs = f"Each host runs this{with_ddp}; HOST is the first" if several else f"Run this{with_ddp}"
         return "\n    ".join([f"{self._words} {runs}:", *told])
 
     @property
@@ -89,9 +90,9 @@ class Advice:
         if self.chosen is None:
             faster = self.faster or self._faster(SHORTEST)
             best = max(faster, key=faster.__getitem__)
-            words = (
-                f"Do not compress: {_named(best)} saves less than {LEAST} of a step ({faster[best]:.2f}x).{self._until}"
-            )
+            where = "" if self.config.parallel == "ddp" else "With FSDP2: "
+            words = f"{where}Do not compress: {_named(best)} saves less than {LEAST} of a step ({faster[best]:.2f}x)."
+            words += self._until
             return words + (" If the model fits on a rank, take DDP." if self.config.parallel == "fsdp" else "")
         first, *then = map(_named, self.worth)
         costs = ", which can cost loss" * self.worth[-1].endswith("int4")

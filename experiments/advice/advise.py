@@ -58,7 +58,7 @@ def advise(
     """Measure the ranks of a training, and recommend whether and how to compress its gradients. All ranks call it.
 
     It takes the compressors whose expected loss is within `tolerance` of `none`'s, in the order of losses. It recommends the
-    last one that makes a step `worthwhile` times as fast as all before it do, and else no compression.
+    last one that makes a step `worthwhile` times as fast as the last one before it that did, and else no compression.
 
     Args:
         model: the model. Steps run on a copy, with the weights of rank 0: model, optimizer and torch's random state do not

@@ -84,8 +84,8 @@ class Choice:
 class Rule:
     """The rule of recommendation, in the order of expected losses up to `tolerance` above none's.
 
-    The first compressor that makes a step `worthwhile` times as fast as none's is worth it, then each that is so much faster
-    than all before it. The last one that is worth it is recommended.
+    A compressor is worth it if it makes a step `worthwhile` times as fast as the one before it that was worth it, the first
+    as none does. The last one that is worth it is recommended.
     """
 
     tolerance: float = 0.03
@@ -108,16 +108,13 @@ class Rule:
     def worth(self, speed_ups: Mapping[K, float]) -> list[K]:
         """Return the compressors that are worth it, of their speed-ups over none in the order of losses.
 
-        >>> Rule().worth({"bf16": 1.5, "int8": 1.6, "int4": 1.8}), Rule().worth({"bf16": 1.05, "int8": 1.12})
+        >>> Rule().worth({"bf16": 1.5, "int8": 1.6, "int4": 1.7}), Rule().worth({"bf16": 1.05, "int8": 1.12})
         (['bf16', 'int4'], ['int8'])
         """
         found: list[K] = []
-        fastest = 1.0
         for spec, faster in speed_ups.items():
-            if faster >= self.worthwhile * fastest:
+            if faster >= self.worthwhile * (speed_ups[found[-1]] if found else 1.0):
                 found.append(spec)
-            if found:
-                fastest = max(fastest, faster)
         return found
 
     def kept(self, choices: Sequence[Choice]) -> list[Choice]:

@@ -16,6 +16,7 @@ from ...compress.protocol.compressor import inside
 from .muon import Muon
 
 OptimizerName: TypeAlias = Literal["adamw", "sgd", "muon"]
+RATES: dict[OptimizerName, float] = {"sgd": 0.1, "adamw": 0.003, "muon": 0.005}  # with which the default GPT trains
 BLOCKS = "blocks."  # in the names of parameters of a GPT's blocks
 
 

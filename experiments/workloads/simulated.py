@@ -92,7 +92,7 @@ class SimulatedTraining:
     def __init__(self, spec: str, config: TrainingConfig, dataset: Dataset, world_size: int) -> None:
         self.config, self.history, self.averaging = config, History(), 0.0
         self.model = initial_model(config, dataset, CPU)
-        self.optimizers = optimizers_for(self.model, spec, config.optimizer, config.lr, config.momentum)
+        self.optimizers = optimizers_for(self.model, spec, config.optimizer, config.rate, config.momentum)
         self.compressor = filled(spec, config, self.optimizers)
         self.ranks = SimulatedRanks(self.model, compressor(self.compressor), world_size, config.bucket_mb)
         self.schedules = config.schedules(self.optimizers)

@@ -99,7 +99,7 @@ class Site:
     def __init__(self, spec: str, config: TrainingConfig, dataset: Dataset, exchange: Exchange, place: int) -> None:
         self.spec, self.config = spec, config
         self.model = initial_model(config, dataset, CPU)
-        self.optimizers = optimizers_for(self.model, "none", config.optimizer, config.lr, config.momentum)
+        self.optimizers = optimizers_for(self.model, "none", config.optimizer, config.rate, config.momentum)
         self.schedules = config.schedules(self.optimizers)
         self.batches = dataset.train_batches(config.batch_size, seed=config.seed, rank=place, world_size=exchange.sites)
         self._at = SimulatedSites(exchange, place, timedelta(seconds=config.timeout))

@@ -37,7 +37,7 @@ from .evaluation import digest_of, evaluate, evaluation_of, held_out_sums, same_
 from .history import History, Steps
 from .memory import peak_memory, reset_peak_memory
 from .models import ModelConfig, build_model
-from .optimizers import OptimizerName, optimizers_for, schedule_for, update
+from .optimizers import RATES, OptimizerName, optimizers_for, schedule_for, update
 from .order import BACKWARD, Order, drain, ordered
 from .sharding import TORCH, copy_whole, parts, payloads, shard, torchs_traffic, tuned_payloads, without_sync
 from .turns import Training
@@ -67,8 +67,8 @@ class TrainingConfig(RanksConfig):
     processor multiplies bfloat16"""
     optimizer: OptimizerName = "sgd"
     """optimizer, the same for all compressors; muon is for the matrices of gpt's blocks, with adamw beside it"""
-    lr: float = 0.1
-    """learning rate"""
+    lr: float | None = None
+    """learning rate; null gives 0.1 for sgd, 0.003 for adamw and 0.005 for muon"""
     momentum: float = 0.5
     """momentum of sgd"""
     schedule: Literal["constant", "cosine"] = "constant"
@@ -126,6 +126,11 @@ class TrainingConfig(RanksConfig):
             outer(self.local_outer)
 
     @property
+    def rate(self) -> float:
+        """The learning rate."""
+        return RATES[self.optimizer] if self.lr is None else self.lr
+
+    @property
     def optimizer_steps(self) -> int:
         """Steps of the optimizer in the run."""
         return self.steps // self.sync_every
@@ -163,7 +168,7 @@ def train(
     if config.parallel == "fsdp":
         shard(model, device)
     momentum_of = "none" if config.parallel == "fsdp" or config.local_every else spec
-    optimizers = optimizers_for(model, momentum_of, config.optimizer, config.lr, config.momentum)
+    optimizers = optimizers_for(model, momentum_of, config.optimizer, config.rate, config.momentum)
     ran = filled(spec, config, optimizers)
     wrapped, handle = _wrapped(model, ran, config, optimizers, transport)
     optimizers = ordered(wrapped, optimizers, config.order)

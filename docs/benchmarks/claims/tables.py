@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from statistics import median
 
 from predicted_steps import Situation
 
@@ -38,8 +37,8 @@ class Row:
 
 
 def of_training(network: str, rate: str) -> Row:
-    """Return the row of a rate at which trainings were measured: medians over ways to smooth losses decide."""
-    gains = {spec: median(smoothed(spec, rate)) for spec in ONE_ANSWER[1:]}
+    """Return the row of a rate at which trainings were measured: the least of the ways to smooth losses decides."""
+    gains = {spec: min(smoothed(spec, rate)) for spec in ONE_ANSWER[1:]}
     first, following = chosen("", gains.__getitem__)
     claims = f"time {first} {rate}", f"time {following} {rate} smoothings"
     briefly = f"{network}, four hosts on two CPU cores"
@@ -47,15 +46,10 @@ def of_training(network: str, rate: str) -> Row:
 
 
 def chosen(prefix: str, gain: Callable[[str], float]) -> tuple[str, str]:
-    """Return what to try first and next, by their speed-ups over bf16: what gains too little over any before it is left out.
-
-    The rule of `advise`.
-    """
+    """Return what to try first and next, by their speed-ups over bf16: the rule of `advise`."""
     one, other = (f"{prefix}{spec}" for spec in ONE_ANSWER[1:])
-    least = Rule().worthwhile
-    first = one if gain(one) >= least else f"{prefix}bf16"
-    following = other if gain(other) / max(1.0, gain(one)) >= least else "-"
-    return first, following
+    worth = Rule().worth({spec: gain(spec) for spec in (one, other)})
+    return one if one in worth else f"{prefix}bf16", other if other in worth else "-"
 
 
 def of_prediction(each: Situation) -> Row:
@@ -65,7 +59,11 @@ def of_prediction(each: Situation) -> Row:
     )
     network = "GPUs in one box without NVLink" if each.network is None else f"{each.network:g} Gbit/s Ethernet"
     hosts = f"{each.hosts} x {each.gpus_per_host}"
-    places = {"2 x 1": f"{network}, two hosts", "2 x 8": f"{network}, two hosts of 8 GPUs", "1 x 8": network}
+    places = {
+        "2 x 1": f"{network}, two hosts",
+        "2 x 8": f"{network}, two hosts of 8 GPUs",
+        "1 x 8": f"{network} (8 x A40)",
+    }
     claims = name_of(each, first), name_of(each, following)
     kind = PREDICTED if each.network else f"{PREDICTED} from one report"
     machine = f"{each.model}, {each.gpu}"

@@ -5,6 +5,7 @@ import torch
 
 from gradwire.experiments.workloads.models import ModelConfig, build_model
 from gradwire.experiments.workloads.optimizers import optimizers_for, schedule_for
+from gradwire.experiments.workloads.training import TrainingConfig
 
 
 def rates(name, warmup, steps):
@@ -20,6 +21,11 @@ def rates(name, warmup, steps):
 
 def test_the_rate_grows_in_equal_steps_and_stays():
     assert rates("constant", 4, 6)[0] == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.0, 2.0])
+
+
+def test_an_optimizer_has_a_rate_of_its_own_where_none_is_given():
+    assert [TrainingConfig(optimizer=each).rate for each in ("sgd", "adamw", "muon")] == [0.1, 0.003, 0.005]
+    assert TrainingConfig(optimizer="muon", lr=0.1).rate == 0.1
 
 
 def test_cosine_falls_from_the_rate_to_zero():
