@@ -1,4 +1,4 @@
-"""Buckets that follow the order in which gradients get ready (Li et al. 2020, section 6.2.1), or a checkpoint's."""
+"""When buckets are made anew: by the order in which gradients get ready (Li et al. 2020, section 6.2.1), or a state's."""
 
 from __future__ import annotations
 

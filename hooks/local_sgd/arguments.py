@@ -20,7 +20,7 @@ from .fixed_sites import FixedSites
 from .fragment import fragments
 from .inside import Inside, Sites, named_parameters
 from .outer import outer
-from .reports import checked
+from .outliers import checked
 from .rounds import Rounds
 
 of_models: WeakValueDictionary[int, Any] = WeakValueDictionary()  # LocalSteps, by the identity of their model

@@ -31,19 +31,8 @@ from .buffers import change, with_buffers, within
 from .fragment import Fragment
 from .inside import Sites
 from .outer import Outer
-from .reports import (
-    DIGEST,
-    Report,
-    RoundStats,
-    buffer_limits,
-    digest_of,
-    identity,
-    is_weight,
-    largest_average,
-    largest_change,
-    norm_of,
-    shares_of,
-)
+from .outliers import buffer_limits, largest_average, largest_change, shares_of
+from .reports import DIGEST, Report, RoundStats, digest_of, identity, is_weight, norm_of
 from .unfrozen import anchors, flags, joined
 
 logger = logging.getLogger(__name__)

@@ -112,7 +112,7 @@ MUTANTS = [
     ),
     Mutant(
         "the weights of sites do not count",
-        "hooks/local_sgd/reports.py",
+        "hooks/local_sgd/outliers.py",
         "return [weight / usual for weight in weights]",
         "return [1.0 for weight in weights]",
         "tests/hooks/local_sgd/test_outliers.py -k average_by_weight",
@@ -322,7 +322,7 @@ MUTANTS = [
     ),
     Mutant(
         "the word of a site is not bounded",
-        "hooks/local_sgd/reports.py",
+        "hooks/local_sgd/outliers.py",
         "return [min(number, FAR * usual) for number, usual in zip(numbers, others, strict=True)]",
         "return list(numbers)",
         "tests/hooks/local_sgd/test_reports.py",

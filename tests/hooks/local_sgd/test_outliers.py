@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradwire import LocalSteps
-from gradwire.hooks.local_sgd.reports import factors, shares
+from gradwire.hooks.local_sgd.outliers import factors, shares
 
 from .sites import Net, descend, together
 

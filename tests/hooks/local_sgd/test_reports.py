@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from gradwire.hooks.internet.late_sites import Claim
-from gradwire.hooks.local_sgd.reports import DIGEST, Report, largest_average, shares_of
+from gradwire.hooks.local_sgd.outliers import largest_average, shares_of
+from gradwire.hooks.local_sgd.reports import DIGEST, Report
 
 HERE = Report(Claim("0" * 15 + "a", 7), True, DIGEST - 1, 2.5, 0.5, 16.0, 1.5, 99, [0, 2])
 
