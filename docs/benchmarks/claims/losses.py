@@ -208,7 +208,9 @@ def of_a_hundredth() -> Iterator[Claim]:
     fewer = base[0]["sent_bytes"] / rounds[0]["sent_bytes"]
     yield Claim("bytes sites onebit", MEASURED, source, lambda: [fewer], times)
     for size in ("0.4 M", "0.9 M"):  # at the best rates that ran
-        runs = [run for run in raw(LONG_RUNS)["runs"] if run["way"].get("size") == size and "optimizer" not in run["way"]]
+        runs = [
+            run for run in raw(LONG_RUNS)["runs"] if run["way"].get("size") == size and "optimizer" not in run["way"]
+        ]
         none, rounds = (min(run["loss"] for run in runs if ("every" in run["way"]) == given) for given in (False, True))
         command = f"python docs/benchmarks/hundredfold.py {LONG_RUNS} --ways, with each way of {size} in the table"
         about = Source(LONG_RUNS, command, "4 simulated sites on two CPU cores", size, "2,688", seeds=1)
