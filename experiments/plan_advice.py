@@ -83,7 +83,7 @@ class Advice:
 
     def _faster(self, seconds: float) -> dict[str, float]:
         before, *steps = self.steps(replace(self.config, compressors=self.pairs, step_seconds=seconds))
-        return {spec: round(before.step / each.step, 2) for spec, each in zip(self.pairs, steps, strict=True)}
+        return {spec: before.step / each.step for spec, each in zip(self.pairs, steps, strict=True)}
 
     @property
     def _words(self) -> str:

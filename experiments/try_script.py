@@ -19,7 +19,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from ..compress import compressor
-from ..hooks.report_loss import ALONE, COMPRESSOR, FOLDER, STEPS
+from ..hooks.report_loss import COMPRESSOR, FOLDER, PLACE, STEPS
 from .advice.candidates import uncertainty
 from .advice.recommendation import LEAST, Rule
 from .ranks.child import CommandFailure, run_to_end
@@ -124,8 +124,8 @@ def try_command(config: TryConfig) -> int:
 def _tried(spec: str, config: TryConfig, folder: Path) -> Tried:
     """Run the script with one compressor. Raises CommandFailure."""
     folder.mkdir(exist_ok=True)
-    for old in folder.glob("rank-*.jsonl"):
-        old.unlink()
+    for old in (*folder.glob("rank-*.jsonl"), folder / PLACE):
+        old.unlink(missing_ok=True)
     told = {COMPRESSOR: spec, FOLDER: str(folder.resolve()), STEPS: str(config.steps)}
     shown = f"{COMPRESSOR}={shlex.quote(spec)} {shlex.join(config.command)}"
     try:
@@ -139,10 +139,11 @@ def _tried(spec: str, config: TryConfig, folder: Path) -> Tried:
         raise CommandFailure(
             f"{shown} reported no losses. Call gradwire.report_loss(loss, handle) on all ranks in every step"
         )
-    return _measured(spec, ranks)
+    place = json.loads((folder / PLACE).read_text()) if (folder / PLACE).exists() else {}
+    return _measured(spec, ranks, on_cpus_of_one_host=place == {"hosts": 1, "on_cpus": True})
 
 
-def _measured(spec: str, ranks: Sequence[Sequence[dict[str, float]]]) -> Tried:
+def _measured(spec: str, ranks: Sequence[Sequence[dict[str, float]]], *, on_cpus_of_one_host: bool) -> Tried:
     """Return what the lines of all ranks say."""
     steps = min(map(len, ranks))
     last = max(1, steps // LAST)
@@ -154,12 +155,12 @@ def _measured(spec: str, ranks: Sequence[Sequence[dict[str, float]]]) -> Tried:
         statistics.median(seconds[len(seconds) // 5 :]),
         ranks[0][-1].get("sent_bytes"),
         ranks[0][-1].get("ratio"),
-        bool(ranks[0][-1].get(ALONE)),
+        on_cpus_of_one_host,
     )
 
 
 def _verdict(rows: Sequence[Tried]) -> str:
-    """Return which compressor to take: the last that is worth it, among those that keep the loss."""
+    """Return which compressor to take: the last that is worth it in the order given, among those that keep the loss."""
     rule, first = Rule(), rows[0]
     if first.on_cpus_of_one_host:
         return ON_ONE_HOST

@@ -300,7 +300,7 @@ class CompressedAverager(SteppedAverager):
     def _log_warm_up(self) -> None:
         """Say once for each compressor, on the first rank, that it does not compress yet."""
         compressor, found = self.memory.compressor, warm_up(self.memory.compressor, self.memory.step - 1)
-        if found is not None and compressor is not self._warned and self.engines.group.rank() == 0:
+        if found is not None and compressor is not self._warned and self.engines.first:
             self._warned = compressor
             logger.warning("gradwire: %s", found)
 
@@ -308,7 +308,7 @@ class CompressedAverager(SteppedAverager):
         """Say once, on the first rank, what the compressor sends in vain. Every rank asks: none raises alone."""
         ranks = on_launched_hosts(layout.ranks) if layout.ranks.per_host == 1 else layout.ranks
         for found in sent_in_vain(self.memory.compressor, layout.dtype, ranks):
-            if found not in self._advised and self.engines.group.rank() == 0:
+            if found not in self._advised and self.engines.first:
                 self._advised.add(found)
                 logger.warning("gradwire: %s", found)
 

@@ -16,8 +16,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gradwire.experiments.advice import Rule
-from gradwire.experiments.advice.candidates import CANDIDATES, SGD, TWO_LEVELS, UNCOMPRESSED
+from gradwire.experiments.advice import Choice, Rule
+from gradwire.experiments.advice.candidates import BACKWARD, CANDIDATES, SGD, TWO_LEVELS, Candidate
+from gradwire.experiments.advice.predict import Prediction
 
 Key = tuple[str, str]  # compressor and order
 Pairs = dict[Key, tuple[float, float]]  # predicted and measured seconds
@@ -94,14 +95,16 @@ def warm(row: dict[str, Any], document: dict[str, Any]) -> float:
 
 
 def best_measured(pairs: Pairs) -> Key:
-    """What the rule of `advise` takes of the measured steps: without its ties, the fastest is the best."""
-    rule, losses = Rule(), {each.spec: each.losses[SGD] for each in CANDIDATES if SGD in each.losses}
-    inner = {key: key[0].removeprefix(TWO_LEVELS) for key in pairs}
-    kept = {key: measured for key, (_, measured) in pairs.items() if losses[inner[key]] <= rule.tolerance}
-    free = {key: measured for key, measured in kept.items() if inner[key] in UNCOMPRESSED}
-    fastest = min(kept, key=kept.__getitem__)
-    plain = min(free, key=free.__getitem__, default=None)  # not measured where it takes many times as long
-    return plain if plain and free[plain] < rule.worthwhile * kept[fastest] else fastest
+    """What the rule of `advise` takes of the measured steps. None is not measured where it takes many times as long."""
+    losses = {each.spec: each.losses[SGD] for each in CANDIDATES if SGD in each.losses}
+    found = {key: seconds for key, (_, seconds) in pairs.items()}
+    measured = {("none", BACKWARD): 10 * max(found.values()), **found}
+    choices = [
+        Choice(Candidate(spec), order, Prediction(seconds, 0.0, 0.0), losses[spec.removeprefix(TWO_LEVELS)])
+        for (spec, order), seconds in measured.items()
+    ]
+    best = Rule().chosen(choices)
+    return best.spec, best.order
 
 
 def report(folder: Path, names: list[str]) -> None:

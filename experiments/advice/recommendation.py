@@ -98,12 +98,19 @@ class Rule:
             raise ValueError(f"worthwhile is a speed-up of at least 1, such as 1.1; got {self.worthwhile}")
 
     def chosen(self, choices: Sequence[Choice]) -> Choice:
-        """Return the recommended choice. Of those with one loss it is the fastest; of those as fast, the simplest."""
+        """Return the recommended choice: the last that is worth it, or none."""
+        return self.ladder(choices)[-1]
+
+    def ladder(self, choices: Sequence[Choice]) -> list[Choice]:
+        """Return none and the choices that are worth it, one over the other.
+
+        Of those with one loss, in whole per cents, only the fastest may be; of those as fast, the simplest.
+        """
         none = next(each for each in choices if each.is_none)
         lossy = sorted((each for each in self.kept(choices) if not each.free), key=_whole_loss)
         steps = [self.plain(choices), *(_first(list(group)) for _, group in groupby(lossy, _whole_loss))]
         worth = self.worth({place: none.step / each.step for place, each in enumerate(steps)})
-        return steps[worth[-1]] if worth else none
+        return [none, *(steps[place] for place in worth)]
 
     def worth(self, speed_ups: Mapping[K, float]) -> list[K]:
         """Return the compressors that are worth it, of their speed-ups over none in the order of losses.

@@ -86,7 +86,8 @@ def _next(forecast: Forecast, rule: Rule, seconds: float, *, failed: bool) -> Ch
     """Return the next choice worth trying in the time left, if any. `failed`: something did, maybe the training itself."""
     best, kept, none = forecast.best, rule.kept(forecast.choices), forecast.of("none")
     rivals = [each for each in kept if each.step <= RIVAL * best.step]
-    wanted = [none] * failed + [best, rule.plain(forecast.choices), *rivals, none]
+    below = rule.ladder(forecast.choices)[::-1]  # what the best one is worth it over, at last none
+    wanted = [none] * failed + [best, *below[:-1], rule.plain(forecast.choices), *rivals, none]
     return next((each for each in wanted if each.tried is None and cost(each) <= seconds), None)
 
 

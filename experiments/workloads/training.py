@@ -98,6 +98,8 @@ class TrainingConfig(RanksConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.lr is None:
+            object.__setattr__(self, "lr", RATES[self.optimizer])  # what results and checkpoints have
         for name in ("steps", "batch_size", "eval_batches"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is at least 1, got {getattr(self, name)}")
@@ -128,7 +130,7 @@ class TrainingConfig(RanksConfig):
     @property
     def rate(self) -> float:
         """The learning rate."""
-        return RATES[self.optimizer] if self.lr is None else self.lr
+        return self.lr or RATES[self.optimizer]
 
     @property
     def optimizer_steps(self) -> int:

@@ -75,11 +75,15 @@ def test_the_verdict_takes_the_last_that_saves_enough_of_the_step_before_it_and_
     assert capsys.readouterr().out.splitlines()[-1].startswith(verdict)
 
 
-def test_ranks_on_the_cpus_of_one_host_get_no_verdict(tmp_path, capsys):
-    tried(
-        tmp_path, SCRIPT.replace('"ratio": 7.5', '"ratio": 7.5, "on_cpus_of_one_host": True'), "--compressors=none,int8"
-    )
-    assert capsys.readouterr().out.splitlines()[-1].startswith("No verdict: all ranks share the CPUs of this host")
+@pytest.mark.parametrize(
+    ("hosts", "on_cpus", "verdict"), [(1, True, "No verdict: "), (2, True, "Take "), (1, False, "Take ")]
+)
+def test_ranks_on_the_cpus_of_one_host_get_no_verdict(hosts, on_cpus, verdict, tmp_path, capsys):
+    place = json.dumps(json.dumps({"hosts": hosts, "on_cpus": on_cpus}))
+    place = f"open(os.environ['GRADWIRE_TRY_FOLDER'] + '/place.json', 'w').write({place})"
+    script = SCRIPT.replace("0.2 * loss", "0.2 * (loss if loss == 2 else 1)")
+    tried(tmp_path, f"{script}\n{place}", "--compressors=none,int8")
+    assert capsys.readouterr().out.splitlines()[-1].startswith(verdict)
 
 
 def test_a_failed_run_is_shown_with_its_output_and_the_others_stand(tmp_path, capsys):

@@ -54,6 +54,14 @@ def test_what_is_told_to_be_nearly_as_fast_is_tried_too():
     assert found.best.spec == "int8"
 
 
+def test_what_loses_less_and_is_worth_it_is_tried_too():
+    given = forecast(choice("none", 1.0), choice("int8", 0.5), choice("int4", 0.4, loss=0.012))
+    real = {("none", BACKWARD): 1.0, ("int8", BACKWARD): 0.42, ("int4", BACKWARD): 0.4}
+    found, _, ran = after(given, real)
+    assert ran == [("int4", BACKWARD), ("int8", BACKWARD), ("none", BACKWARD)]
+    assert found.best.spec == "int8"
+
+
 def test_what_turns_out_not_worth_it_is_not_recommended():
     found, _, _ = after(GIVEN, AS_TOLD | {("int4", PRIORITY): 0.7, ("int4", BACKWARD): 0.58})
     assert found.best.spec == "bf16"
