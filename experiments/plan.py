@@ -195,7 +195,11 @@ def _memory_note(model: nn.Module, order: Sequence[Tensor], plans: Sequence[Plan
     tried = [each for each in plans if each.compressor.removeprefix("DDP ") in named and "int4" not in each.compressor]
     most = max(tried or plans, key=lambda each: each.peak_bytes)
     size = decimal(most.peak_bytes)
-    adds = "Of the compressors to try, {1} adds the most, {0}." if tried else "Compression adds at most {}, with {}."
+    adds = (
+        "Of the compressors to try, {1} adds the most, {0}."
+        if tried
+        else "Compression adds {} at its peak, by computation, with {}."
+    )
     whole, shards = (sum(_whole_bytes(model, config, each).values()) for each in (dtype, torch.float32))
     sizes = _whole_bytes(model, config, dtype).items()
     parts = ", ".join(f"{name} {size / plans[0].parameters:.1f}" for name, size in sizes)
