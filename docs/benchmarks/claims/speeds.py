@@ -261,7 +261,9 @@ def of_fsdp() -> Iterator[Claim]:
         seconds = {
             case["case"].removeprefix("fsdp:").removesuffix("@0"): case["median_s"] for case in raw(file)["cases"]
         }
-        about = dataclasses.replace(source, file=file, machine="two emulated hosts of two ranks on two CPU cores")
+        steps, machine = raw(file)["steps"], "two emulated hosts of two ranks on two CPU cores"
+        run = f"gradwire netlab --hosts 2 --rate {rate} --ranks-per-host 2 -- {STEP_TIME}, with the cases of the file"
+        about = dataclasses.replace(source, file=file, command=run, machine=machine, steps=f"{steps}")
         for one in pairs_of_hosts:
             two = "/".join(f"hosts:ranks=2+{each}" for each in one.split("/"))
             ratio = lambda of=seconds, one=one, two=two: [of[one] / of[two]]  # noqa: E731
