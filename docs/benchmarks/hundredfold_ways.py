@@ -88,6 +88,8 @@ WAYS = {
     "every 16, int4, moments int8": replace(INT4, moments="int8"),
     "every 4 at least and growing, int4": replace(INT4, every=4, growth=6.0),
     "every 2 at least and growing, int2": replace(INT2, every=2, growth=3.0),
+    "every 2 at least and growing, int2, lr 0.016": replace(INT2, every=2, growth=3.0, lr=0.016),
+    "every step at least and growing, onebit, lr 0.016": replace(ONEBIT, every=1, growth=1.5, lr=0.016),
     "int8 for a seventh, every 16, int4": replace(INT4, start=1 / 7, first="int8"),
     "int4 for a 28th, every 16, int2": replace(INT2, start=1 / 28, first="int4", every=16),
     "PowerSGD for a seventh, every 16, int4": replace(INT4, start=1 / 7, first=POWERSGD.format(4)),
