@@ -134,9 +134,9 @@ def times(step: Step, names: Sequence[tuple[str, ...]]) -> StepTimes:
     )
 
 
-def _bucket(step: Step, index: int, names: tuple[str, ...], programs: Iterable[BucketStats]) -> BucketTimes:
+def _bucket(step: Step, index: int, names: tuple[str, ...], costs: Iterable[BucketStats]) -> BucketTimes:
     began = step.forward[0]
-    spans = [span for program in programs for span in program.record.spans]
+    spans = [span for cost in costs for span in cost.record.spans]
     done = min(step.done.get(index, math.inf), max((end for _, _, end in spans), default=math.inf))
     since = tuple((kind, begin - began, end - began) for kind, begin, end in spans)
     return BucketTimes(index, names, step.ready[index] - began, step.launched[index] - began, done - began, since)
