@@ -418,4 +418,18 @@ MUTANTS = [
         "if group not in _met and look == PATIENCE:",
         "tests/ddp_core/transport/test_lost_ranks.py -k late",
     ),
+    Mutant(
+        "a compressor is recommended that saves little over one that loses less",
+        "experiments/advice/recommendation.py",
+        "if faster >= self.worthwhile * (speed_ups[found[-1]] if found else 1.0):",
+        "if faster >= self.worthwhile:",
+        "tests/experiments/advice/test_recommendation.py",
+    ),
+    Mutant(
+        "a host does not get the losses of other hosts' ranks",
+        "hooks/report_loss.py",
+        "self._write(self._path(rank), lines)",
+        "pass",
+        "tests/hooks/test_report_loss.py",
+    ),
 ]
