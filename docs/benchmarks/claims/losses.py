@@ -201,7 +201,7 @@ def of_a_hundredth() -> Iterator[Claim]:
         source = Source(LONG_RUNS, command, "4 simulated sites on two CPU cores", "0.14 M", f"{steps:,}")
         excess = [100 * (rounds[seed]["loss"] / base[seed]["loss"] - 1) for seed in sorted(base)]
         yield Claim(f"sites onebit {optimizer} {tokens}", MEASURED, source, lambda it=excess: it, loss)
-        if tokens == 80:  # 2,688 steps with int4 take as long, where one takes 16 / 3 times its computation
+        if tokens == 80:  # 2,688 steps with int4 take as long, where one takes 5.6 times its computation
             before = of_long_runs(optimizer).losses["int4"]
             against = [100 * (rounds[seed]["loss"] / before[seed] - 1) for seed in sorted(base)]
             yield Claim(f"sites onebit {optimizer} {tokens} over int4", MEASURED, source, lambda it=against: it, loss)
