@@ -47,7 +47,7 @@ class Advice:
             return self._words
         launch = LAUNCH if several else "torchrun --nproc-per-node {per_host} train.py"
         told.append(launch.format(hosts=self.config.hosts, per_host=self.config.cluster.gpus_per_host))
-        with_ddp = " with DDP" * (self.chosen is None)
+        with_ddp = " with DDP" * (self.chosen is None and "ddp_model" in told[0])
         runs = f"Each host runs this{with_ddp}; HOST is the first" if several else f"Run this{with_ddp}"
         return "\n    ".join([f"{self._words} {runs}:", *told])
 
