@@ -17,7 +17,7 @@ SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all
 
 SITE ?= site
 
-.PHONY: help compare docs wheel test test-all test-rest compiled fuzz mutants gpu conformance asan sanitize lint format words types clean
+.PHONY: help compare docs wheel test test-all test-rest compiled fuzz mutants gpu conformance asan sanitize lint format words types files clean
 
 help:
 	@echo 'make compare  train a small GPT with each compressor, on a slow link and without  (ARGS="--steps 50")'
@@ -35,6 +35,7 @@ help:
 	@echo 'make format   ruff: repair both'
 	@echo 'make words    the rules of plain English, for pages and messages'
 	@echo 'make types    mypy, on the package as it is installed'
+	@echo 'make files    each file with the first line that it says of itself     (| grep -i checkpoint)'
 	@echo 'make clean    remove $(VENV) and what tools leave behind'
 	@echo 'The first one makes $(VENV) with $(PYTHON); VENV=... and PYTHON=... choose others.'
 
@@ -118,6 +119,9 @@ types: $(STAMP)
 	@rm -rf "$(INSTALLED)" && mkdir -p "$(INSTALLED)/gradwire"
 	@ln -s "$(CURDIR)"/gradwire/* $(foreach layer,kernels compress ddp_core hooks experiments,"$(CURDIR)/$(layer)") "$(INSTALLED)/gradwire"
 	@cd "$(INSTALLED)" && "$(BIN)/mypy" --config-file "$(CURDIR)/pyproject.toml" --cache-dir "$(CURDIR)/.mypy_cache" --package gradwire
+
+files:
+	@git ls-files '*.py' '*.hpp' '*.cpp' '*.cu' | xargs awk 'FNR == 1 { gsub(/^("""|\/\/ )|"""$$/, ""); print FILENAME ": " $$0 }'
 
 clean:
 	rm -rf "$(VENV)" build dist "$(SITE)" *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -148,9 +148,8 @@ WAYS |= {
         (
             *(f"none, lr {lr:g}" for lr in (0.004, 0.008, 0.012, 0.016)),
             *(f"every 4, onebit, lr {lr:g}" for lr in (0.012, 0.016, 0.032)),
-            "Muon, none, rate 0.03",
-            "Muon, every 4, onebit",
-            "Muon, every 8, int2",
+            *(f"Muon, none, AdamW's lr {lr}" for lr in (0.032, 0.064)),
+            *(f"Muon, every 4, onebit, AdamW's lr {lr}" for lr in (0.064, 0.128)),
         ),
     )
 }
