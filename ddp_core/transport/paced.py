@@ -1,4 +1,4 @@
-"""An emulated link: what arrives is held back until a slower link would have carried it."""
+"""An emulated link by its rate alone: what arrives is held back until a slower link would have carried it."""
 
 from __future__ import annotations
 

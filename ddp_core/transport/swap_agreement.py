@@ -1,4 +1,4 @@
-"""Agreeing anew after a swap or a load: a rank that waits for one which agrees learns that it should, too."""
+"""The meeting of ranks before they compare setups, at the first step and after a swap or load: if some lack, all are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A slow link without root: collectives are held back until the link would have carried them."""
+"""A slow link without root, by its rate alone (lab/ has latency and loss): collectives are held back as it would."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Percentiles of times, losses as moving averages, and intervals of means."""
+"""Percentiles of times, losses as moving averages, the step at which a loss is reached, and intervals of means."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients on their way that torch does not wait for: backward ends when all are there."""
+"""The steps of FSDP2: each begins with the first gradients of a backward, and ends when all averages are there."""
 
 from __future__ import annotations
 

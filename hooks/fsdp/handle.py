@@ -204,7 +204,7 @@ class ShardHandle(Observed):
         parameters: Entries = snapshot.save()
         inside = {
             "gradwire": FORMAT,
-            "reduce": repr(snapshot.reduction),
+            "reduce": str(snapshot.reduction),
             "step": snapshot.step,
             "parameters": parameters,
             "tensors": sum(map(len, parameters.values())),

@@ -1,4 +1,4 @@
-"""The checks of a sharded model's saved state before it is loaded, on the same or another number of ranks."""
+"""A sharded model's saved state: its checks before it is loaded, and residuals as another number of ranks has them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ...ddp_core.memory.checkpoint import ADVICE, LEFT_OUT, check_form, check_wh
 from ...ddp_core.memory.checkpoint import merged as merged_replicas
 
 logger = logging.getLogger(__name__)
-FORMAT = 5  # of FSDP2's states; see ddp_core/memory/checkpoint.py for DDP's, hooks/local_sgd/saved.py for local SGD's
+FORMAT = 6  # of FSDP2's states; see ddp_core/memory/checkpoint.py for DDP's, hooks/local_sgd/saved.py for local SGD's
 FIELDS = ("gradwire", "reduce", "step", "parameters", "weights")
 HELD = {"residual"}  # the fields of a parameter, as `ShardState` names them
 
@@ -59,7 +59,7 @@ def checked(
         raise ValueError(f"this is no state of a gradwire handle of FSDP: it lacks {', '.join(missing)}")
     for key, here, advice in (
         ("gradwire", FORMAT, ADVICE["gradwire"]),
-        ("reduce", repr(reduction), "attach as it was when the state was saved, load, then swap()"),
+        ("reduce", str(reduction), "attach as it was when the state was saved, load, then swap()"),
     ):
         if state[key] != here:
             raise ValueError(f"the state was saved with {key} = {state[key]}, here it is {here}: {advice}")

@@ -200,7 +200,6 @@ struct Level {
 
 const Level& baseline_level();
 const Level& avx2_level();
-const Level& avx512_level();
 
 // The levels that this processor runs, the default first.
 std::vector<const Level*> levels();
