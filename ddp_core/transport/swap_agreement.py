@@ -1,4 +1,4 @@
-"""The meeting of ranks before they compare setups, at the first step and after a swap or load: if some lack, all are refused."""
+"""The meeting of ranks before they compare setups, at the first step and after a swap or load: without some, it fails."""
 
 from __future__ import annotations
 
