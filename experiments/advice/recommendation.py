@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TypeVar
 
-from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED, Candidate, uncertainty
+from .candidates import BACKWARD, MUON, PRIORITY, TWO_LEVELS, UNCOMPRESSED, Candidate, uncertainty
 from .predict import Measured, Prediction
 
 K = TypeVar("K")
@@ -296,6 +296,8 @@ class Advice:
         yield self.here.sentence + ("" if self.recommended.tried else " Predicted, not tried.")
         if not self.recommended.is_none:
             yield from (f"    {line}" for line in self.line.splitlines())
+        if self.family == MUON and not self.recommended.is_none:
+            yield "Here optimizer is the list of both: [muon, adamw]."
         if self.family in self.recommended.candidate.warm_up:
             yield "A warm-up lowers the loss: add start_iter=N,warmup=int8 with N a tenth to a quarter of your steps."
         if self.elsewhere:

@@ -122,6 +122,11 @@ def test_a_warm_up_is_mentioned_with_the_optimizers_whose_loss_it_lowered(advise
     assert mentioned not in advised[0]["text"]
 
 
+def test_with_muon_the_line_to_paste_says_that_optimizer_is_a_list(advised):
+    assert "[muon, adamw]" in advised[0]["text, Muon"]
+    assert "[muon, adamw]" not in advised[0]["text"]
+
+
 def test_each_method_is_predicted_in_both_orders_the_fastest_first(advised):
     specs = {(spec, order) for spec in ("none", "int4", "powersgd:rank=1") for order in ("backward", "priority")}
     assert set(advised[0]["specs"]) == specs
