@@ -376,7 +376,7 @@ def low_rank() -> Iterator[Claim]:
         yield Claim(f"rank 32 {step}", MEASURED, source, compute, loss)
         yield Claim(f"rank 32 bare {step}", MEASURED, source, compute, lambda values: loss(values).removesuffix(" %"))
     behind = lambda: [step_of(run["losses"]["400"], base)]  # noqa: E731
-    yield Claim("rank 32 step", MEASURED, source, behind, lambda values: f"{values[0]:.0f}")
+    yield Claim("rank 32 step", MEASURED, source, behind, lambda values: f"some {round(values[0], -1):.0f}")
 
 
 def on_gpus() -> Iterator[Claim]:
