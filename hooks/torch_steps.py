@@ -94,9 +94,9 @@ class ByForward(StepDetector):
         backward = self._backwards.now()
         if backward is not None:
             backward.at_end = steps.all_sent
-        elif torch._C._current_graph_task_id() == -1:
+        elif torch._C._current_graph_task_id() == -1:  # no backward runs: `join` mirrors the step of other ranks
             steps.all_sent()
-        else:
+        else:  # one whose outputs no forward hook saw
             Variable._execution_engine.queue_callback(steps.all_sent)
 
 

@@ -65,7 +65,7 @@ class Steps:
                 self.phase = Phase.IDLE
                 for averager in self.averagers:
                     if self._waiting and averager.inside:
-                        averager.memory.commit()  # or a save would find it half done
+                        averager.memory.commit()  # as this step will, but before what waits: a save would find it half done
                     averager.inside = False
             if self._waiting:
                 self._make_changes()
@@ -88,7 +88,7 @@ class Steps:
                 self._make_changes()
 
     def leave(self, averager: SteppedAverager) -> None:
-        """Take this averager, whose memory has changed, out of the step that is under way. `ShardMemory` notes it itself."""
+        """Take this averager out of the step that is under way: its memory was replaced, and what the step writes is lost."""
         with self.lock:
             averager.inside = False
             if not any(each.inside for each in self.averagers):
@@ -109,7 +109,7 @@ class Steps:
                 self.lock.notify_all()
 
     def between(self, change: Callable[[], None]) -> None:
-        """Make a change now, or when the step is over that runs on another thread. One on this thread was interrupted."""
+        """Make a change now, or when the step of another thread is over. One of this thread was interrupted, and is over."""
         with self.lock:
             if self._elsewhere():
                 self._waiting.append(change)

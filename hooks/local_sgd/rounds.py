@@ -308,7 +308,7 @@ class Rounds:
             except RuntimeError as error:
                 failures += 1
                 for memory in self.memories.values():
-                    memory.end_step(keep=False, carrying=True)
+                    memory.end_step(keep=False, carrying=True)  # a site may still owe something
                 if failures == ATTEMPTS:
                     raise RuntimeError(f"a round of LocalSteps failed {failures} times: {error}") from error
                 self.sites.break_up(error)
