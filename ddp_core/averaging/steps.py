@@ -88,7 +88,7 @@ class Steps:
                 self._make_changes()
 
     def leave(self, averager: SteppedAverager) -> None:
-        """Take this averager out of the step that is under way: its memory was replaced, and what the step writes is lost."""
+        """Take this averager out of the step that is under way: its memory was replaced, what the step writes is lost."""
         with self.lock:
             averager.inside = False
             if not any(each.inside for each in self.averagers):
