@@ -118,12 +118,7 @@ def test_the_table_of_losses_on_a_gpu_has_the_intervals_of_its_file():
         assert len(above) < 3 or f"| `{spec.replace(',start_iter=100', '')}` | {shown} |" in page, spec
 
 
-COLUMNS = {
-    "GPT, AdamW": "gpt-adamw",
-    "GPT, Muon": "gpt-muon",
-    "ResNet, SGD": "resnet-sgd",
-    "LSTM, SGD": "lstm-sgd",
-}
+COLUMNS = {"GPT, AdamW": "gpt-adamw", "GPT, Muon": "gpt-muon", "ResNet, SGD": "resnet-sgd", "LSTM, SGD": "lstm-sgd"}
 STUDY = {"GPT, AdamW": "gpt", "ResNet, SGD": "resnet18-cifar", "LSTM, SGD": "lstm"}
 LOSSES = {  # a section: its file or study, and the task of each column
     "Three models, with and without a warm-up": ("quality", STUDY),

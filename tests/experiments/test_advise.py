@@ -60,10 +60,7 @@ def test_it_shows_the_table_and_writes_all_of_it(trace, tmp_path, monkeypatch):
     ("flags", "message"),
     [
         (["--nproc=1"], "advice needs two ranks or more, and there is 1: --nproc 2, or torchrun on hosts"),
-        (
-            ["--hosts=16"],
-            "--hosts needs ranks on two hosts or more, or --link 10gbit",
-        ),
+        (["--hosts=16"], "--hosts needs ranks on two hosts or more, or --link 10gbit"),
         (["--hosts=1"], "hosts are at least 2, got 1"),
         (["--tolerance=-1"], "tolerance is a part of the loss, at least 0"),
         (["--worthwhile=0.5"], "worthwhile is a speed-up of at least 1"),

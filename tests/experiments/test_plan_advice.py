@@ -12,10 +12,7 @@ from gradwire.experiments.cli import main
     [
         (("--gpus-per-host=8",), ("hosts+bf16", "hosts+int8", 'ddp_model, "hosts+bf16"', "--nproc-per-node 8")),
         ((), ("bf16", "int8", 'ddp_model, "bf16"', "--nproc-per-node 1")),
-        (
-            ("--parallel=fsdp",),
-            ("bf16", "int8", 'model, gather="bf16", reduce="bf16"', "--nproc-per-node 1"),
-        ),
+        (("--parallel=fsdp",), ("bf16", "int8", 'model, gather="bf16", reduce="bf16"', "--nproc-per-node 1")),
         (
             ("--gpus-per-host=8", "--dtype=bf16"),
             ("hosts+int8", "hosts+int4", 'ddp_model, "hosts+int8"', "--nproc-per-node 8"),

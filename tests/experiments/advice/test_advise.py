@@ -299,9 +299,7 @@ def test_what_ranks_do_not_agree_on_is_refused_on_every_rank(ranks):
 
 @pytest.mark.parametrize(
     ("function", "options", "message"),
-    [
-        (refused, {"loss_fn": no_scalar}, r"returns a scalar with a gradient.*got a tensor of \(8, 64\)"),
-    ],
+    [(refused, {"loss_fn": no_scalar}, r"returns a scalar with a gradient.*got a tensor of \(8, 64\)")],
 )
 def test_what_cannot_be_tried_is_refused_on_every_rank(ranks, function, options, message):
     for failure in ranks.run(function, 2, expect_errors=True, **options):
@@ -417,12 +415,7 @@ def on_two_hosts(rank, world_size):
         advice = gradwire.advise(model, loss_of, batch, optimizer, compressors=["int4"], hosts=[8], trial_seconds=0)
     scopes = {scope for _, _, scope in advice.measured.costs}
     sent = {choice.spec: choice.prediction.sent_bytes for choice in advice.here.choices}
-    return {
-        "scopes": scopes,
-        "sent": sent,
-        "text": str(advice),
-        "ranks": advice.elsewhere[0].ranks,
-    }
+    return {"scopes": scopes, "sent": sent, "text": str(advice), "ranks": advice.elsewhere[0].ranks}
 
 
 def test_hosts_of_several_ranks_are_tried_with_two_levels(ranks):

@@ -107,10 +107,7 @@ def test_a_rule_that_makes_no_sense_is_refused(rule, message):
     [
         (NONE, "ddp_model = torch.nn.parallel.DistributedDataParallel(model)"),
         (choice("bf16", 1.0), 'handle = gradwire.attach(ddp_model, "bf16", optimizer=optimizer)'),
-        (
-            choice("int4", 1.0),
-            'handle = gradwire.attach(ddp_model, "int4", optimizer=optimizer)',
-        ),
+        (choice("int4", 1.0), 'handle = gradwire.attach(ddp_model, "int4", optimizer=optimizer)'),
         (
             choice("powersgd:rank=4", 1.0, order="priority"),
             'ddp_model = gradwire.DistributedDataParallel(model, compressor="powersgd:rank=4", '

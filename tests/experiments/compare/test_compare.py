@@ -13,14 +13,7 @@ from gradwire.experiments.cli import main
 
 from .given import LEFT_BEHIND, results_in
 
-COMPRESSORS = (
-    "none",
-    "bf16",
-    "fp16",
-    "powersgd:rank=1",
-    "topk:ratio=0.1",
-    "onebit",
-)
+COMPRESSORS = ("none", "bf16", "fp16", "powersgd:rank=1", "topk:ratio=0.1", "onebit")
 STEPS = 4
 WORLD_SIZE = 2
 SIZES = {"model": "gpt", "model.width": 32, "model.layers": 1, "model.context": 16, "bucket-mb": 0.05}

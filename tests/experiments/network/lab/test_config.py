@@ -1,9 +1,6 @@
 import pytest
 
-from gradwire.experiments.network.lab import (
-    NetlabConfig,
-    check_lab,
-)
+from gradwire.experiments.network.lab import NetlabConfig, check_lab
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,7 @@ import time
 import pytest
 
 from gradwire.experiments.cli import main
-from gradwire.experiments.network.lab import (
-    NetlabConfig,
-    launcher,
-    rerun_on_hosts,
-    run_on_hosts,
-)
+from gradwire.experiments.network.lab import NetlabConfig, launcher, rerun_on_hosts, run_on_hosts
 from gradwire.experiments.network.lab.hosts import NetlabError, left_by
 from gradwire.experiments.network.lab.utilization import Utilization
 from gradwire.experiments.network.link import parse_rate

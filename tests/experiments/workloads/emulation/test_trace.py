@@ -2,9 +2,7 @@ import json
 
 import pytest
 
-from gradwire.experiments.workloads.emulation import (
-    load_trace,
-)
+from gradwire.experiments.workloads.emulation import load_trace
 
 from .given import TRACE
 
