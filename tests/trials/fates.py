@@ -25,7 +25,6 @@ def undergo(rank, world_size, trial):
 
 
 def undergone(rank, trial):
-    """As `undergo`, in the trial's environment."""
     began, me, number = time.monotonic(), None, -1
     try:
         me = Rank(trial, rank)
@@ -95,7 +94,6 @@ def befallen(answer):
 
 
 def of_one(rank, victim, trial, failure, allowed):
-    """The laws of a rank that raised."""
     mishap, ours = trial.mishap, trial.ours
     try:
         told = json.loads(failure.message)

@@ -32,7 +32,6 @@ class Trial:
 
 
 def drawn(seed):
-    """The trial of a seed."""
     source = Random(f"meshes {seed}")
     axes, layers = source.choice(AXES), 2 * source.randint(1, 2)
     reduce, tolerance = source.choice(LOSSLESS[:3] if "replicas" in axes else LOSSLESS[1:3])

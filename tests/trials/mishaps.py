@@ -41,7 +41,6 @@ WITHOUT_A_STEP = ("construction", "first request", "request")
 
 
 def happen(me):
-    """Now, once."""
     if not me.befallen:
         me.befallen = True
         ACTIONS[me.trial.mishap.kind](me.trial.mishap)

@@ -67,7 +67,6 @@ class Trial:
 
 
 def drawn(seed):
-    """The trial of a seed."""
     source = Random(f"overlap {seed}")
     parts, options = draw.model_and_options(source, ours=True)
     single = "static_graph" in options
@@ -106,7 +105,6 @@ def with_a_late_average(before, after, slow):
 
 
 def step(source, number, world_size, single):
-    """What a step is like."""
 
     def of_ranks(chance):
         return tuple(tuple(place for place in PLACES if source.random() < chance) for _ in range(world_size))
@@ -139,7 +137,6 @@ class Training:
         self.make(Headed(trial.parts, trial.seed))
 
     def make(self, network):
-        """A model around a network, and its optimizer."""
         self.model = gradwire.DistributedDataParallel(network, compressor=self.spec, **self.trial.options)
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         optimizer = OPTIMIZERS[self.trial.optimizer](trained)
