@@ -15,7 +15,7 @@ from gradwire.experiments.network.link import parse_rate
 from gradwire.experiments.ranks.launchers import LAB_VARIABLE
 from gradwire.experiments.ranks.own_command import own_command
 
-from .given import PATIENCE, alive, shell, wait_for
+from ...running import PATIENCE, alive, shell, wait_for
 
 
 def test_every_host_gets_the_variables_of_a_launcher(possible, capfd, tmp_path):
