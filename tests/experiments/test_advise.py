@@ -56,23 +56,6 @@ def test_it_shows_the_table_and_writes_all_of_it(trace, tmp_path, monkeypatch):
     assert rows["none", "backward"]["bound"] >= 0.9 * wire
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--nproc=1"], "advice needs two ranks or more, and there is 1: --nproc 2, or torchrun on hosts"),
-        (["--hosts=16"], "--hosts needs ranks on two hosts or more, or --link 10gbit"),
-        (["--hosts=1"], "hosts are at least 2, got 1"),
-        (["--tolerance=-1"], "tolerance is a part of the loss, at least 0"),
-        (["--worthwhile=0.5"], "worthwhile is a speed-up of at least 1"),
-        (["--model=mlp", "--optimizer=muon"], "optimizer muon is for --model gpt"),
-    ],
-    ids=lambda value: "=".join(value) if isinstance(value, list) else "",
-)
-def test_what_cannot_be_advised_on_is_refused(flags, message, capsys):
-    assert main(["advise", *flags]) == 2
-    assert message in capsys.readouterr().err
-
-
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
 def test_muon_is_torchs_for_matrices_of_blocks_with_adamw_for_the_rest():
     config = command.AdviseConfig(model=ModelConfig("gpt"), optimizer="muon")

@@ -314,11 +314,6 @@ def test_the_command_of_the_readme_runs_under_torchrun(tmp_path, forked_python, 
     assert {row["bucket_mb"] for row in document["rows"]} == {25}
 
 
-def test_one_rank_is_refused(capsys):
-    assert main(["check", "--nproc=1"]) == 2
-    assert "two ranks or more" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("digests", "odd"), [("aa", None), ("ab", (1, 0)), ("abb", (0, 1)), ("aaba", (2, 0)), ("abab", (1, 0))]
 )

@@ -41,8 +41,6 @@ def test_a_bus_carries_the_bytes_of_all_ranks(planned, capsys):
             assert row["network_seconds"] == pytest.approx(8 * row["sent_bytes_per_step"] / bytes_a_second, rel=1e-3)
     assert main(["plan", *flags, "--bus=80gbit"]) == 0
     assert "network" in capsys.readouterr().out
-    assert main(["plan", *flags, "--bus=0"]) != 0
-    assert "pcie3x16, pcie4x16, pcie5x16 or a rate above 0" in capsys.readouterr().err
 
 
 def test_a_model_of_70_billion_parameters_is_planned_in_seconds(planned):
@@ -76,24 +74,6 @@ def test_the_command_and_the_function_agree(planned, name):
     assert row == {column: getattr(plan, column) for column in COLUMNS}
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--compressors", ","], "compressors is empty: name at least one"),
-        (["--parallel", "fsdp", "--compressors", "powersgd"], "no rank has whole"),
-        (["--parallel", "fsdp", "--compressors", "torch"], "leave torch out"),
-        (["--parallel", "fsdp", "--bucket-mb", "1"], "of ddp: leave them out"),
-        (["--local-every", "-1"], "local_every is at least 1, or 0 for the gradients of every step; got -1"),
-    ],
-    ids=lambda value: "=".join(value) if isinstance(value, list) else "",
-)
-def test_what_cannot_be_planned_is_refused(flags, message, capsys):
-    assert main(["plan", *flags]) == 2
-    written = capsys.readouterr()
-    assert message in written.err
-    assert not written.out
-
-
 def test_sites_get_a_plan_for_each_compressor_and_a_line_to_paste(planned, capsys):
     flags = ("--model=mlp", "--sites=4", "--up=10mbit", "--down=50mbit", "--step-seconds=0.01")
     document = planned(*flags)
@@ -120,21 +100,6 @@ def test_sites_of_a_model_of_72_billion_parameters_are_planned_by_their_number(p
     whole = 72.7e9 * (2 + 16 / 256) / 8  # two bits, and two bytes for each block of 256
     assert row["fragments"] * row["sent_bytes"] == pytest.approx(whole * (19 / 20 + 1 / 20), rel=0.2)
     assert (row["every"], row["fragments"], round(row["seconds"])) == (64, 4, 431)  # as the page on local SGD says
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (("--sites=1",), "--sites is at least 2"),
-        (("--sites=2", "--up=0"), "--up and --down are rates above 0"),
-        (("--sites=2", "--parameters=1e20"), "--parameters is from 1 to"),
-        (("--sites=2", "--parallel=fsdp"), "leave out --parallel"),
-        (("--sites=2", "--model=mlp", "--compressors=hosts+int4"), "without hosts+"),
-    ],
-)
-def test_plans_of_sites_that_cannot_be_are_refused(flags, said, capsys):
-    assert main(["plan", *flags]) != 0
-    assert said in capsys.readouterr().err
 
 
 GPT2 = ("--parameters=124M", "--dtype=fp32")
@@ -187,30 +152,6 @@ def test_hosts_are_tried_first_unless_their_bus_is_slow(planned, capsys, bus, fi
 def test_one_host_sends_nothing_through_its_card(planned):
     rows = planned("--parameters=2M", "--hosts=1", "--gpus-per-host=8", "--rate=1gbit")["rows"]
     assert {(row["network_seconds"], row["network_ratio"], row["saves_at_most_seconds"]) for row in rows} == {(0, 1, 0)}
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--parameters=many"], "a number such as 124M, 1.2B or 72.7e9, got 'many'"),
-        (["--parameters=10M", "--model=lstm"], "in place of --model: leave one out, got 10M and lstm"),
-        (["--link=1gbit"], "did you mean --rate?"),
-        (["--gpus-per-host=8"], "goes with --hosts"),
-        (["--hosts=2", "--micro-batches=0"], "--micro-batches are at least 1"),
-        (["--optimizer=muon", "--model=mlp"], "optimizer muon is for gpt and --parameters, and the model is mlp"),
-        (["--optimizer=muon", "--parameters=1M", "--sites=2"], "leave it out of local SGD"),
-        (["--dtype=fp8"], "--dtype is fp32, bf16, fp16"),
-        (["--dtype=bf16/fp32"], "with --parallel fsdp WEIGHTS/GRADIENTS such as bf16/fp32; got 'bf16/fp32'"),
-        (["--hosts=2", "--workers=16"], "--workers=16 is not the ranks of 2 hosts: leave it out"),
-        (["--parallel=fsdp", "--step-seconds=1"], "--step-seconds goes with a network: add --rate"),
-        (["--step-seconds=1"], "--step-seconds goes with a network: add --rate"),
-        (["--hosts=2", "--rate=10gbit", "--micro-batches=2"], "--micro-batches goes with --step-seconds"),
-        (["--local-every=4", "--rate=10gbit"], "leave out --rate and --step-seconds"),
-    ],
-)
-def test_what_makes_no_cluster_is_refused(flags, message, capsys):
-    assert main(["plan", *flags]) == 2
-    assert message in capsys.readouterr().err
 
 
 def test_shards_on_gpus_that_share_a_card_are_planned_with_hosts_that_send_once(planned):

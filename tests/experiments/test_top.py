@@ -53,16 +53,6 @@ def test_once_prints_a_row_a_rank_and_ends(tmp_path, capsys, monkeypatch):
     assert cells == ["1", "node1", "200", "20.00", "50.0 ms", "40.0 ms", "10.0 ms", "20.0 ms", "1.2 MB", "20.00", ""]
 
 
-@pytest.mark.parametrize(
-    ("folder", "message"),
-    [("", "folder is empty: name the one of"), ("missing", "cannot read"), (".", "has no report of a rank")],
-)
-def test_a_folder_without_reports_is_told(folder, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["top", *([folder] if folder else []), "--once=true"]) == 2
-    assert message in " ".join(capsys.readouterr().err.split())
-
-
 FOREIGN = {
     "no keys": dict.fromkeys(("rank", "ranks", "host", "every", "step", "compressor", "metrics")),
     "metrics of text": {"metrics": {"step_seconds": "fast"}},

@@ -126,15 +126,13 @@ def test_the_exception_that_ended_a_training_is_shown_and_not_what_it_led_to(tmp
     assert "Keep" not in shown
 
 
-def test_both_compressors_of_fsdp2_are_taken_and_checked(tmp_path, capsys):
+def test_both_compressors_of_fsdp2_are_taken(tmp_path, capsys):
     script = SCRIPT.replace('losses[os.environ["GRADWIRE_COMPRESSOR"]]', "2.0")
     unknown = script.replace(', "sent_bytes": 1000.0, "ratio": 7.5', "")
     script = f'import os\nexec({unknown!r} if os.environ["GRADWIRE_COMPRESSOR"] == "torch" else {script!r})'
     torchs, pair, _ = tried(tmp_path, script, "--compressors=torch,int8/int4,int8")
     assert (torchs["compressor"], torchs["sent_bytes_per_step"], pair["compressor"]) == ("torch", None, "int8/int4")
     assert " - │" in capsys.readouterr().out
-    assert main(["try", "--compressors=int8/powersgd", "--", "true"]) == 2
-    assert "no rank has whole" in capsys.readouterr().err
 
 
 def test_a_script_without_report_loss_is_told_what_to_call(tmp_path, capsys):
@@ -149,17 +147,3 @@ def test_a_command_that_is_not_there_is_a_failure(tmp_path, capsys):
     shown = " ".join(capsys.readouterr().out.split())
     assert shown.count("no-such-program-anywhere cannot be run") == 1
     assert "The others are compared with it, so they were not tried." in shown
-
-
-@pytest.mark.parametrize(
-    ("flags", "why"),
-    [
-        (["--steps=20"], "give the command of your script behind --"),
-        (["--steps=1", "--", "true"], "steps is at least 2, got 1"),
-        (["--limit=0", "--", "true"], "limit is above 0 seconds"),
-        (["--compressors=int44", "--", "true"], "unknown compressor 'int44'"),
-    ],
-)
-def test_bad_options_are_refused_before_anything_runs(flags, why, capsys):
-    assert main(["try", *flags]) == 2
-    assert why in capsys.readouterr().err

@@ -91,18 +91,6 @@ def test_a_gain_that_is_not_worth_it_leaves_the_script_as_it_is(other):
 
 
 @pytest.mark.parametrize(
-    ("rule", "message"),
-    [
-        ({"tolerance": -0.1}, "tolerance is a part of the loss, at least 0"),
-        ({"worthwhile": 0.9}, "worthwhile is a speed-up"),
-    ],
-)
-def test_a_rule_that_makes_no_sense_is_refused(rule, message):
-    with pytest.raises(ValueError, match=message):
-        Rule(**rule)
-
-
-@pytest.mark.parametrize(
     ("given", "line"),
     [
         (NONE, "ddp_model = torch.nn.parallel.DistributedDataParallel(model)"),

@@ -118,27 +118,6 @@ def test_ranks_of_another_launcher_are_measured_and_what_is_emulated_is_labelled
         assert {f"NOT REAL: {label}" for label in row["labels"]} <= set(outputs[0][0].splitlines())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--models", "resnet5"], "unknown model 'resnet5' (did you mean 'resnet50'?); there are: resnet50,"),
-        (["--batch-size", "0"], "batch_size is at least 1, got 0"),
-        (["--ddp", "horovod"], "--ddp takes items separated by commas, each torch or gradwire, got 'horovod'"),
-        (["--ddp", "torch", "--process-groups", "3"], "torch's DistributedDataParallel takes one process group"),
-        (["--ddp", "torch", "--order", "priority"], "takes one process group and backward"),
-        (["--overlap", "false", "--order", "slices,priority"], "orders other than that overlap with backward"),
-        (["--dilate", "2"], "dilate 2 needs an emulated accelerator"),
-        (["--models", "tiny", "--world-sizes", "1,3"], "world_sizes has 3, and there are 2 ranks"),
-        (["--netlab.rate", "1gbit"], "netlab.rate without hosts"),
-        (["--json", "/nowhere/a.json"], "json: there is no folder /nowhere"),
-    ],
-    ids=lambda each: " ".join(each) if isinstance(each, list) else "",
-)
-def test_what_cannot_be_measured_is_refused(arguments, message, capsys):
-    assert main(["bench", *arguments]) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_bounds_of_a_setting_are_those_of_its_compressor_its_ranks_and_the_slowed_link():
     config = BenchConfig(compute="emulate:resnet50", dilate=10, link="4gbit")
     found = {

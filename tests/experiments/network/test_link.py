@@ -133,11 +133,3 @@ def test_a_step_takes_what_the_link_needs_for_all_buckets_and_the_gradients_are_
         assert seconds >= 8 * sent / 1e6
         assert seconds < 8 * sent / 1e6 + LITTLE_MORE
         torch.testing.assert_close(gradients, expected, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"), [(["--link=0"], "above 0"), (["--link=1mbit", "--backend=nccl"], "use --backend gloo")]
-)
-def test_compare_refuses_what_cannot_be_emulated(arguments, told, capsys):
-    assert main(["compare", *arguments]) == 2
-    assert told in capsys.readouterr().err

@@ -212,18 +212,3 @@ def test_results_say_that_ranks_are_simulated(undrawn, tmp_path, capsys):
     document = json.loads((tmp_path / "results.json").read_text())
     assert document["environment"]["network"] == "simulated ranks"
     assert "No verdict: simulated ranks have no network" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("flag", "why"),
-    [
-        ("--link=1gbit", "have no network"),
-        ("--netlab.hosts=2", "have no network"),
-        ("--backend=nccl", "without a process group"),
-        ("--ddp=torch", "have no DistributedDataParallel"),
-        ("--simulated=false --checkpoints=kept", "checkpoints are of simulated ranks"),
-    ],
-)
-def test_what_simulated_ranks_cannot_have_is_refused(flag, why, capsys):
-    assert main(["compare", "--simulated", *flag.split()]) == 2
-    assert why in capsys.readouterr().err
