@@ -12,6 +12,7 @@ from gradwire.experiments.cli import main
 from .forked import Script
 from .test_docs import FENCE, PAGES, python_blocks, script
 
+pytestmark = pytest.mark.timeout(300)
 WITH_TORCHRUN = ("ddp", "fsdp", "overlap", "concepts", "thrown-away-gradients")
 LIMIT = 280  # seconds that a command may take
 
@@ -83,7 +84,6 @@ def test_the_readmes_other_form_is_torchs_hook(tmp_path, forked):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_training_script_starts_resumes_and_says_when_it_is_finished(tmp_path, forked):
     saved("docs/training-script.md", tmp_path)
     (command,) = printed_commands("docs/training-script.md", "torchrun --nproc")
@@ -98,7 +98,6 @@ def test_the_training_script_starts_resumes_and_says_when_it_is_finished(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", ["README.md", "docs/training-script.md", "docs/two-hosts.md"])
 def test_a_script_without_the_lines_that_the_recipe_deletes_is_torchs_and_loads_its_checkpoint(page, tmp_path, forked):
     (command,) = printed_commands("README.md", "torchrun --nproc")
@@ -114,7 +113,6 @@ def test_a_script_without_the_lines_that_the_recipe_deletes_is_torchs_and_loads_
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_commands_that_find_out_whether_it_pays_run_in_one_folder_as_printed(tmp_path, forked):
     saved("docs/training-script.md", tmp_path)
     commands = printed_commands("docs/training-script.md", "EPOCHS=20 GRADWIRE")
@@ -126,7 +124,6 @@ def test_the_commands_that_find_out_whether_it_pays_run_in_one_folder_as_printed
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", WITH_TORCHRUN)
 def test_a_page_whose_script_takes_several_ranks_runs_on_two(page, tmp_path, forked):
     text = script(f"docs/{page}.md")
@@ -146,7 +143,6 @@ def test_the_script_of_fsdp2_takes_one_compressor_or_two(given, ratio, tmp_path,
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_hybrid_sharding_compresses_between_hosts_and_a_second_start_resumes(tmp_path, forked):
     texts = [block.text for block, _ in python_blocks("docs/fsdp.md")]
     first, hybrid, save = (
@@ -200,7 +196,6 @@ SMALL = ["--model.width=32", "--model.layers=1", "--compressors=int4", "--trial-
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_commands_that_advise_run_under_the_launch_of_two_hosts(tmp_path, forked):
     launched = [line.partition(" -m ") for line in printed_commands("docs/should-i-compress.md", "torchrun ")]
     assert launched[0][0] + " train.py" in printed_commands("README.md", "torchrun --nnodes")

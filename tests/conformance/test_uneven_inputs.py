@@ -53,8 +53,6 @@ CASES = {
 def uneven(rank, world_size, ddp, case):
     net, options, settings = CASES[case]
     model = ddp(seeded(NETS[net]), **options)
-    if settings.get("hook"):
-        model.register_comm_hook(None, default_hooks.allreduce_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     every, least = settings.get("sync_every", 1), settings.get("fewest", 3)
     inputs = batches(rank, least if rank == 0 else 6, 5, 8)
