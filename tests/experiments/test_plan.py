@@ -156,12 +156,7 @@ def test_one_host_sends_nothing_through_its_card(planned):
 
 def test_shards_on_gpus_that_share_a_card_are_planned_with_hosts_that_send_once(planned):
     names = [row["compressor"] for row in planned(*GPT2, "--parallel=fsdp", "--hosts=2", "--gpus-per-host=8")["rows"]]
-    assert names[-6:] == [
-        *HOSTS_FIRST,
-        "DDP none",
-        "DDP hosts+bf16",
-        "DDP hosts+int8",
-    ]  # as between hosts in hybrid sharding
+    assert names[-6:] == [*HOSTS_FIRST, "DDP none", "DDP hosts+bf16", "DDP hosts+int8"]
     assert not any("powersgd" in name for name in names)
 
 
@@ -232,9 +227,8 @@ def test_muon_on_shards_sends_its_step_too_and_ddp_which_does_not_is_planned_bes
         assert row["sent_bytes_per_step"] - without["sent_bytes_per_step"] == pytest.approx(200 / 48 * unit, rel=0.02)
         assert row["step_seconds"] - without["step_seconds"] == pytest.approx(200 / 48 * unit / 1.25e9 / 0.94, rel=0.02)
     before = both["rows"][0]["sent_bytes_per_step"]
-    assert [row["compression_ratio"] * row["sent_bytes_per_step"] for row in both["rows"]] == pytest.approx(
-        [before] * 5
-    )
+    found = [row["compression_ratio"] * row["sent_bytes_per_step"] for row in both["rows"]]
+    assert found == pytest.approx([before] * 5)
     own = planned("--parameters=124M", "--hosts=4", "--compressors=int8", f"--dtype={dtype}")["rows"][0]
     ddp = next(row for row in both["rows"] if row["compressor"] == "DDP int8")
     assert ddp["sent_bytes_per_step"] == own["sent_bytes_per_step"]
@@ -243,22 +237,16 @@ def test_muon_on_shards_sends_its_step_too_and_ddp_which_does_not_is_planned_bes
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 @pytest.mark.parametrize(("optimizer", "bytes_"), [("adamw", 16), ("muon", 12), ("sgd", 12)])
 def test_an_optimizer_has_memory_and_decides_on_the_residual(planned, capsys, parallel, optimizer, bytes_):
-    flags = (
-        f"--parallel={parallel}",
-        "--parameters=124M",
-        "--workers=4",
-        "--compressors=" + {"ddp": "int4", "fsdp": "none/int4"}[parallel],
-    )
+    spec = {"ddp": "int4", "fsdp": "none/int4"}[parallel]
+    flags = (f"--parallel={parallel}", "--parameters=124M", "--workers=4", f"--compressors={spec}")
     document = planned(*flags, f"--optimizer={optimizer}")
     assert document["whole_bytes"] == pytest.approx(bytes_ * 124e6, rel=0.03)  # AdamW has those outside of blocks
     assert (document["rows"][0]["state_bytes"] == 0) == (optimizer == "adamw")
     assert "whole_bytes" not in planned(*flags)
     assert main(["plan", *flags, f"--optimizer={optimizer}"]) == 0
     printed = capsys.readouterr().out
-    assert (
-        f"Memory of a rank before activations: {document['whole_bytes'] / 1e9:.1f} GB with DDP or replicate()"
-        in printed
-    )
+    whole = f"{document['whole_bytes'] / 1e9:.1f} GB"
+    assert f"Memory of a rank before activations: {whole} with DDP or replicate()" in printed
     assert ("with FSDP2" in printed) == (parallel == "fsdp")
 
 
