@@ -77,13 +77,18 @@ def blocks(page):
     return [Block(m["language"], m["text"], m.start(), m.end()) for m in FENCE.finditer(PAGES[page])]
 
 
+def shown_below(page, block, following):
+    """The text of the block that follows one, where it shows what that prints; else None."""
+    shows = following and following.language == "text" and not PAGES[page][block.end : following.start].strip()
+    return following.text if shows else None
+
+
 def python_blocks(page):
     """Each Python block, and the output shown behind it (None where none is)."""
     found = blocks(page)
     for block, following in zip_longest(found, found[1:]):
         if block.language == "python":
-            shown = following and following.language == "text" and not PAGES[page][block.end : following.start].strip()
-            yield block, following.text if shown else None
+            yield block, shown_below(page, block, following)
 
 
 def script(page):

@@ -11,7 +11,7 @@ import pytest
 
 from gradwire.experiments.cli import main
 
-from .test_docs import PAGES, blocks
+from .test_docs import PAGES, blocks, shown_below
 
 HERE = r"gradwire (info|plan|compressors|ready --model mlp --steps 2$)"
 BY_SWEEPS = [page for page in PAGES if page.endswith("/README.md") and "\nThe study:\n" in PAGES[page]]
@@ -25,10 +25,8 @@ def shell(page):
         if block.language == "console":
             for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
                 line, _, shown = part.partition("\n")
-                below = (
-                    following and following.language == "text" and not PAGES[page][block.end : following.start].strip()
-                )
-                yield from ((each.strip(), shown or (following.text if below else "")) for each in line.split("; "))
+                shown = shown or shown_below(page, block, following) or ""
+                yield from ((each.strip(), shown) for each in line.split("; "))
         elif block.language in ("", "sh"):
             yield from ((line.partition("  #")[0].strip(), "") for line in text.splitlines())
 

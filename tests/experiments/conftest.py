@@ -15,15 +15,8 @@ from gradwire.experiments.workloads.emulation import model
 
 from ..ranks import PRELOADED
 
-multiprocessing.set_forkserver_preload(
-    [
-        *PRELOADED,
-        "torchvision",
-        "sklearn.datasets",
-        "gradwire.experiments.bench.run",
-        "gradwire.experiments.compare.command",
-    ]
-)
+OURS = ("gradwire.experiments.bench.run", "gradwire.experiments.compare.command")
+multiprocessing.set_forkserver_preload([*PRELOADED, "torchvision", "sklearn.datasets", *OURS])
 
 
 @pytest.fixture(autouse=True, scope="module")

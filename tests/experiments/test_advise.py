@@ -1,4 +1,4 @@
-"""The command: what it shows and writes, and what it refuses."""
+"""The command: what it shows and writes."""
 
 import contextlib
 import json

@@ -16,15 +16,6 @@ COLUMNS = ["compressor", "payload_bytes_per_step", "sent_bytes_per_step", "compr
 COLUMNS += ["state_bytes", "work_bytes", "bytes_per_parameter"]
 
 
-def test_a_dense_ring_sends_twice_all_but_one_part_of_the_gradients(planned):
-    document = planned("--model=mlp", "--compressors=none,bf16,fp16", "--workers=4")
-    dense, *halves = document["rows"]
-    assert dense["payload_bytes_per_step"] == 4 * document["parameters"]
-    assert dense["sent_bytes_per_step"] == 2 * 3 / 4 * 4 * document["parameters"]
-    assert [row["compression_ratio"] for row in document["rows"]] == [1, 2, 2]
-    assert all(2 * row["sent_bytes_per_step"] == dense["sent_bytes_per_step"] for row in halves)
-
-
 def test_local_steps_spread_an_average_over_all_of_them(planned):
     flags = ("--model=mlp", "--compressors=none,int4", "--workers=4")
     every, local = planned(*flags)["rows"], planned(*flags, "--local-every=8")["rows"]

@@ -105,12 +105,9 @@ def test_bench_measures_on_the_hosts_of_its_lab(possible, tmp_path):
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(file.read_text())["rows"]
     assert (row["model"], row["world_size"], row["machines"]) == ("resnet18-cifar", 2, 2)
-    assert row["labels"] == [
-        "emulated compute resnet18-cifar, 0.02 s per step",
-        "dilated 2",
-        "netlab: 2 hosts at 500 Mbit/s",
-    ]
-    assert all(f"NOT REAL: {label}" in done.stdout for label in row["labels"])
+    labels = ["emulated compute resnet18-cifar, 0.02 s per step", "dilated 2", "netlab: 2 hosts at 500 Mbit/s"]
+    assert row["labels"] == labels
+    assert all(f"NOT REAL: {label}" in done.stdout for label in labels)
     assert "started by netlab" in done.stdout
     assert parse_rate(Utilization.read(use).rate) == parse_rate("500mbit")
     assert row["sent_bytes_per_step"] == 4 * 11_173_962
