@@ -101,15 +101,24 @@ def script(page):
     return "\n".join(lines)
 
 
+def shell(page):
+    """(a command as it is printed, what is shown below it) of a page's blocks, in order."""
+    found = blocks(page)
+    for block, following in zip_longest(found, found[1:]):
+        text = block.text.replace("\\\n", " ")
+        if block.language == "console":
+            for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+                line, _, shown = part.partition("\n")
+                shown = shown or shown_below(page, block, following) or ""
+                yield from ((each.strip(), shown) for each in line.split("; "))
+        elif block.language in ("", "sh"):
+            yield from ((line.partition("  #")[0].strip(), "") for line in text.splitlines())
+
+
 def commands():
     """The words of each command, of fenced blocks and of `gradwire ...` in the text."""
     for page, text in PAGES.items():
-        for block in blocks(page):
-            if block.language == "console":
-                for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
-                    yield shlex.split(part.replace("\\\n", "").partition("\n")[0])
-            elif block.language in ("", "sh"):
-                yield from map(shlex.split, block.text.replace("\\\n", "").splitlines())
+        yield from (shlex.split(line) for line, _ in shell(page))
         yield from (span.split() for span in re.findall(r"`(gradwire [^`]+)`", FENCE.sub("", text)))
 
 

@@ -91,12 +91,18 @@ def undrawn(monkeypatch):
 
 
 @pytest.fixture
-def planned(capsys):
-    """What `gradwire plan --json` prints."""
+def plan(capsys):
+    """What `gradwire plan` prints."""
 
     def get(*flags):
         capsys.readouterr()
-        assert main(["plan", "--json", *flags]) == 0
-        return json.loads(capsys.readouterr().out)
+        assert main(["plan", *flags]) == 0
+        return capsys.readouterr().out
 
     return get
+
+
+@pytest.fixture
+def planned(plan):
+    """What `gradwire plan --json` prints."""
+    return lambda *flags: json.loads(plan("--json", *flags))

@@ -7,7 +7,6 @@ import torch
 from rich.filesize import decimal
 
 import gradwire
-from gradwire.experiments.cli import main
 from gradwire.experiments.sharded_step import Module
 from gradwire.experiments.sharded_step import _seconds as step_of
 from gradwire.experiments.workloads.models import MODELS, ModelConfig, build_model
@@ -25,13 +24,12 @@ def test_local_steps_spread_an_average_over_all_of_them(planned):
         assert spread["compression_ratio"] == 8 * one["compression_ratio"]
 
 
-def test_a_bus_carries_the_bytes_of_all_ranks(planned, capsys):
+def test_a_bus_carries_the_bytes_of_all_ranks(planned, plan):
     flags = ("--model=mlp", "--compressors=none,int4", "--workers=8")
     for bus, bytes_a_second in (("pcie4x16", 16e9 * 16 * 128 / 130 / 8), ("80gbit", 1e10)):
         for row in planned(*flags, f"--bus={bus}")["rows"]:
             assert row["network_seconds"] == pytest.approx(8 * row["sent_bytes_per_step"] / bytes_a_second, rel=1e-3)
-    assert main(["plan", *flags, "--bus=80gbit"]) == 0
-    assert "network" in capsys.readouterr().out
+    assert "network" in plan(*flags, "--bus=80gbit")
 
 
 def test_a_model_of_70_billion_parameters_is_planned_in_seconds(planned):
@@ -65,18 +63,16 @@ def test_the_command_and_the_function_agree(planned, name):
     assert row == {column: getattr(plan, column) for column in COLUMNS}
 
 
-def test_sites_get_a_plan_for_each_compressor_and_a_line_to_paste(planned, capsys):
+def test_sites_get_a_plan_for_each_compressor_and_a_line_to_paste(planned, plan):
     flags = ("--model=mlp", "--sites=4", "--up=10mbit", "--down=50mbit", "--step-seconds=0.01")
     document = planned(*flags)
     assert [row["compressor"] for row in document["rows"]] == ["none", "bf16", "int8", "int4", "int2", "onebit"]
     steps = [row["every"] for row in document["rows"]]
     assert steps == sorted(steps, reverse=True)
     assert document["recommended"] in document["rows"]
-    assert main(["plan", *flags]) == 0
-    printed, chosen = capsys.readouterr().out, document["recommended"]
+    printed, chosen = plan(*flags), document["recommended"]
     assert f"every={chosen['every']}, fragments={chosen['fragments']}, compressor='{chosen['compressor']}'" in printed
-    assert main(["plan", *flags, "--down=1kbit"]) == 0
-    assert "With no compressor here sites compute for 95%" in capsys.readouterr().out
+    assert "With no compressor here sites compute for 95%" in plan(*flags, "--down=1kbit")
 
 
 def test_the_line_to_paste_names_int2_only_if_it_was_asked_for(planned):
@@ -131,13 +127,12 @@ def test_ranks_of_a_host_share_its_card_unless_hosts_average_first(planned):
 
 @pytest.mark.parametrize(("bus", "first"), [("12gbit", "bf16"), ("8000gbit", "hosts+bf16")])
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_hosts_are_tried_first_unless_their_bus_is_slow(planned, capsys, bus, first, parallel):
+def test_hosts_are_tried_first_unless_their_bus_is_slow(planned, plan, bus, first, parallel):
     flags = ("--parameters=2M", f"--parallel={parallel}", "--hosts=4", "--gpus-per-host=8", "--rate=25gbit")
     flags = (*flags, f"--bus={bus}", "--step-seconds=0.001")
     seconds = {row["compressor"]: row["step_seconds"] for row in planned(*flags)["rows"]}
     assert min([*HOSTS_FIRST[:2], "bf16", "int8"], key=seconds.get).startswith("hosts+") == first.startswith("hosts+")
-    assert main(["plan", *flags]) == 0
-    assert f'Try "{first}" first.' in capsys.readouterr().out
+    assert f'Try "{first}" first.' in plan(*flags)
 
 
 def test_one_host_sends_nothing_through_its_card(planned):
@@ -151,14 +146,14 @@ def test_shards_on_gpus_that_share_a_card_are_planned_with_hosts_that_send_once(
     assert not any("powersgd" in name for name in names)
 
 
-def test_powersgd_of_a_large_model_is_planned_when_it_is_named_and_with_the_loss_that_was_measured(capsys):
+def test_powersgd_of_a_large_model_is_planned_when_it_is_named_and_with_the_loss_that_was_measured(plan):
     with (Path(__file__).parents[2] / "docs/results/claims.csv").open() as file:
         losses = {row["claim"]: row for row in csv.DictReader(file)}
     measured = losses["loss powersgd:rank=32,payload=int4 AdamW"]
     assert (measured["parameters"], measured["steps"]) == ("128 M", "400")
     for parameters, warned in (("124M", True), ("19M", False)):
-        assert main(["plan", f"--parameters={parameters}", "--compressors=powersgd:rank=4"]) == 0
-        assert (f"ended {float(measured['value']):.1f} % above the loss of none" in capsys.readouterr().out) == warned
+        printed = plan(f"--parameters={parameters}", "--compressors=powersgd:rank=4")
+        assert (f"ended {float(measured['value']):.1f} % above the loss of none" in printed) == warned
 
 
 FSDP = ("--parallel=fsdp", "--parameters=124M", "--hosts=4")
@@ -227,47 +222,43 @@ def test_muon_on_shards_sends_its_step_too_and_ddp_which_does_not_is_planned_bes
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 @pytest.mark.parametrize(("optimizer", "bytes_"), [("adamw", 16), ("muon", 12), ("sgd", 12)])
-def test_an_optimizer_has_memory_and_decides_on_the_residual(planned, capsys, parallel, optimizer, bytes_):
+def test_an_optimizer_has_memory_and_decides_on_the_residual(planned, plan, parallel, optimizer, bytes_):
     spec = {"ddp": "int4", "fsdp": "none/int4"}[parallel]
     flags = (f"--parallel={parallel}", "--parameters=124M", "--workers=4", f"--compressors={spec}")
     document = planned(*flags, f"--optimizer={optimizer}")
     assert document["whole_bytes"] == pytest.approx(bytes_ * 124e6, rel=0.03)  # AdamW has those outside of blocks
     assert (document["rows"][0]["state_bytes"] == 0) == (optimizer == "adamw")
     assert "whole_bytes" not in planned(*flags)
-    assert main(["plan", *flags, f"--optimizer={optimizer}"]) == 0
-    printed = capsys.readouterr().out
+    printed = plan(*flags, f"--optimizer={optimizer}")
     whole = f"{document['whole_bytes'] / 1e9:.1f} GB"
     assert f"Memory of a rank before activations: {whole} with DDP or replicate()" in printed
     assert ("with FSDP2" in printed) == (parallel == "fsdp")
 
 
 @pytest.mark.parametrize(("dtype", "size", "name"), [("fp32", 4, "float32"), ("bf16", 2, "bfloat16")])
-def test_the_memory_of_ddp_is_of_the_dtype_of_its_rows_and_that_of_fsdp2_of_float32(planned, capsys, dtype, size, name):
+def test_the_memory_of_ddp_is_of_the_dtype_of_its_rows_and_that_of_fsdp2_of_float32(planned, plan, dtype, size, name):
     flags = ("--parameters=124M", "--workers=4", "--optimizer=sgd", f"--dtype={dtype}")  # SGD has a momentum
     for parallel in ("ddp", "fsdp"):
         assert planned(*flags, f"--parallel={parallel}")["whole_bytes"] == 3 * size * 124e6
-        assert main(["plan", *flags, f"--parallel={parallel}"]) == 0
-        printed = capsys.readouterr().out
+        printed = plan(*flags, f"--parallel={parallel}")
         assert f"{name} weights (bytes per parameter: weights {size}.0, gradients {size}.0, sgd {size}.0)" in printed
     assert "; 372.0 MB with FSDP2 and float32 shards" in printed
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 @pytest.mark.parametrize(("dtype", "tried"), [("fp32", ("bf16", "int8")), ("bf16", ("int8",))])
-def test_the_memory_of_compression_with_muon_is_that_of_what_to_try(planned, capsys, parallel, dtype, tried):
+def test_the_memory_of_compression_with_muon_is_that_of_what_to_try(planned, plan, parallel, dtype, tried):
     flags = ("--parameters=124M", "--workers=4", f"--parallel={parallel}", f"--dtype={dtype}", "--optimizer=muon")
     rows = [row for row in planned(*flags)["rows"] if row["compressor"].removeprefix("DDP ") in tried]
     most = max(rows, key=lambda row: row["state_bytes"] + row["work_bytes"])
-    assert main(["plan", *flags]) == 0
     size = decimal(most["state_bytes"] + most["work_bytes"])
-    assert f"Of the compressors to try, {most['compressor']} adds the most, {size}." in capsys.readouterr().out
+    assert f"Of the compressors to try, {most['compressor']} adds the most, {size}." in plan(*flags)
 
 
-def test_the_speed_up_of_fsdp2_is_over_torchs_own(planned, capsys):
+def test_the_speed_up_of_fsdp2_is_over_torchs_own(planned, plan):
     flags = (*FSDP, "--gpus-per-host=8", "--rate=1gbit", "--compressors=none", "--step-seconds=0.1")
     assert planned(*flags)["rows"][0]["speed_up"] < 0.9  # exact sums of gradwire's own send more through a shared card
-    assert main(["plan", *flags]) == 0
-    assert "A speed-up of 1.00x is torch's FSDP2 without gradwire. Its step takes " in capsys.readouterr().out
+    assert "A speed-up of 1.00x is torch's FSDP2 without gradwire. Its step takes " in plan(*flags)
 
 
 def test_two_levels_are_compared_with_two_uncompressed_levels():

@@ -27,9 +27,9 @@ def difference(left, right, tolerance=0.0):
 
 
 def apart(left, right):
-    return (
-        "having one" if left is None or right is None else f"{float((left.double() - right.double()).abs().max()):.1g}"
-    )
+    if left is None or right is None:
+        return "having one"
+    return f"{float((left.double() - right.double()).abs().max()):.1g}"
 
 
 def same(left, right, tolerance):

@@ -70,21 +70,13 @@ def drawn(seed):
     steps = source.randint(4, 16)
     resumes = source.randint(1, steps - 1) if mishap is None and source.random() < 0.3 else None
     parts = [name for name in models.PARTS if name not in models.SPARSE]
-    return Trial(
-        seed,
-        3 if mishap else source.choice((2, 2, 3)),
-        tuple(source.choices(parts, k=source.randint(1, 3))),
-        source.choice(("none", source.choice(LOSSY))),
-        every,
-        source.randint(1, min(every, 3)),
-        source.random() < 0.6,
-        (source.choice((1.0, 0.7, 0.3)), source.choice((0.0, 0.5, 0.9)), source.random() < 0.5),
-        steps,
-        source.choice((0.0, 0.9)),
-        meets,
-        mishap,
-        resumes,
-    )
+    sites = 3 if mishap else source.choice((2, 2, 3))
+    parts = tuple(source.choices(parts, k=source.randint(1, 3)))
+    spec, fragments = source.choice(("none", source.choice(LOSSY))), source.randint(1, min(every, 3))
+    overlap = source.random() < 0.6
+    outer = (source.choice((1.0, 0.7, 0.3)), source.choice((0.0, 0.5, 0.9)), source.random() < 0.5)
+    momentum = source.choice((0.0, 0.9))
+    return Trial(seed, sites, parts, spec, every, fragments, overlap, outer, steps, momentum, meets, mishap, resumes)
 
 
 class Site:

@@ -40,11 +40,7 @@ def drawn(seed):
         between, other = source.choice(LOSSLESS[1:] if reduce == "none" else LOSSLESS)
         asked, tolerance = {**asked, "replicas": between}, max(tolerance, other)
     wrapped = tuple(sorted(source.sample(range(layers), source.randint(0, layers))))
-    widths = (
-        2 * source.randint(5, 17),
-        2 * source.randint(5, 17),
-        *(2 * source.randint(1, 17) for _ in range(layers - 1)),
-    )
+    widths = tuple(2 * source.randint(5 if place < 2 else 1, 17) for place in range(layers + 1))
     return Trial(seed, axes, widths, wrapped, source.randint(2, 5), asked, tolerance)
 
 

@@ -69,12 +69,8 @@ def drawn(seed):
     steps = [Step(order(source, len(shapes)), None)]
     for _ in range(source.randint(3, 5)):
         bad = (source.randrange(world_size), source.randrange(10**6), source.choice((torch.inf, -torch.inf, torch.nan)))
-        steps.append(
-            Step(
-                order(source, len(shapes)) if source.random() < 0.4 else None,
-                (*bad, source.choice(SIZES)) if source.random() < 0.4 else None,
-            )
-        )
+        anew = order(source, len(shapes)) if source.random() < 0.4 else None
+        steps.append(Step(anew, (*bad, source.choice(SIZES)) if source.random() < 0.4 else None))
     bad = source.randrange(world_size), source.randrange(10**6), torch.nan, source.choice(SIZES)
     last = steps.pop()  # by then each compressor holds something back
     steps.append(Step(last.order or order(source, len(shapes)), last.bad or bad))

@@ -105,11 +105,8 @@ class Rank:
         for model in self.models:
             self.backwards(model, number, plan)
         noted.got = dense(self.model.module)
-        noted.differing = [
-            f"{how}: {differing}"
-            for how, (model, _) in self.copies.items()
-            if (differing := difference(noted.got, dense(model.module)))
-        ]
+        copies = {how: difference(noted.got, dense(model.module)) for how, (model, _) in self.copies.items()}
+        noted.differing = [f"{how}: {differing}" for how, differing in copies.items() if differing]
         if self.reference is not None:
             self.compare(noted, number, plan)
         noted.buckets = [bucket.parameters for bucket in self.handle.stats().buckets]

@@ -202,9 +202,8 @@ def broken(trial, answers, folder, limit):
     left = {rank: torch.load(path) for rank in (*others, last) if (path := Path(folder, str(rank))).exists()}
     lost = [rank for rank, answer in enumerate(answers) if isinstance(answer, LostRank)]
     killed = trial.mishap == "kill" and last in lost
-    found = (
-        [] if killed or Path(folder, STRUCK).exists() else [f"nothing befell site {last}: no {trial.mishap} took place"]
-    )
+    struck = killed or Path(folder, STRUCK).exists()
+    found = [] if struck else [f"nothing befell site {last}: no {trial.mishap} took place"]
     found += [f"site {rank} {answers[rank].fate}" for rank in lost if not (killed and rank == last)]
     found += [f"site {rank} did not come to the end: {told(answers[rank])}" for rank in others if rank not in left]
     if last not in left and not killed and not any(words in told(answers[last]) for words in ENDED):
