@@ -139,9 +139,8 @@ def attributes_of(model):
     read = {name: getattr(model, name) for name in ATTRIBUTES.split() if hasattr(model, name)}
     simple = (bool, int, float, str, list, set, type(None), torch.device)
     plain = {name: value for name, value in read.items() if type(value) in simple and name != "logger"}
-    return {name: value for name, value in plain.items() if not name.endswith(("_buffers", "_parameters"))}, sorted(
-        read
-    )
+    kept = {name: value for name, value in plain.items() if not name.endswith(("_buffers", "_parameters"))}
+    return kept, sorted(read)
 
 
 @buffers_by_argument
