@@ -27,27 +27,16 @@ from .ranks import PRELOADED, RankPool
 from .variants import part_of, too_many_interpreted
 
 BACKENDS = {each.name: each for each in kernels.backends() if each.device in ("cpu", "any")}
-LONG = (  # files, and a folder
-    "frameworks",
-    "test_triton_compile.py",
-    "test_upstream.py",
-    "test_trials.py",
-    "test_processes.py",
-    "test_studies.py",
-    "test_run.py",
-    "test_first_minutes.py",
-    "test_launchers_page.py",
-    "test_docs.py",
-    "test_package.py",
-    "test_elastic.py",
-)
+LONG = """
+    frameworks test_triton_compile.py test_upstream.py test_trials.py test_processes.py test_studies.py test_run.py
+    test_first_minutes.py test_launchers_page.py test_docs.py test_package.py test_elastic.py
+"""
 COMPILED = [name for name in BACKENDS if name != "triton"]
 multiprocessing.set_forkserver_preload(PRELOADED)
 gc.disable()  # until all tests are collected: what is made until then stays
 
-if (
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-):  # as in the background of a shell script; processes would inherit it
+# ignored as in the background of a shell script; processes would inherit it
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -67,8 +56,8 @@ def pytest_collection_modifyitems(config, items):
     if part := config.getoption("--part", default=None):
         keep(config, items, part_of(items, part))
 
-    # a long file at the end would leave other workers idle
-    items.sort(key=lambda item: {item.path.name, item.path.parent.name}.isdisjoint(LONG))
+    # a long file or folder at the end would leave other workers idle
+    items.sort(key=lambda item: {item.path.name, item.path.parent.name}.isdisjoint(LONG.split()))
 
 
 def keep(config, items, kept):

@@ -77,13 +77,18 @@ def blocks(page):
     return [Block(m["language"], m["text"], m.start(), m.end()) for m in FENCE.finditer(PAGES[page])]
 
 
+def shown_below(page, block, following):
+    """The text of the block that follows one, where it shows what that prints; else None."""
+    shows = following and following.language == "text" and not PAGES[page][block.end : following.start].strip()
+    return following.text if shows else None
+
+
 def python_blocks(page):
     """Each Python block, and the output shown behind it (None where none is)."""
     found = blocks(page)
     for block, following in zip_longest(found, found[1:]):
         if block.language == "python":
-            shown = following and following.language == "text" and not PAGES[page][block.end : following.start].strip()
-            yield block, following.text if shown else None
+            yield block, shown_below(page, block, following)
 
 
 def script(page):
@@ -96,15 +101,24 @@ def script(page):
     return "\n".join(lines)
 
 
+def shell(page):
+    """(a command as it is printed, what is shown below it) of a page's blocks, in order."""
+    found = blocks(page)
+    for block, following in zip_longest(found, found[1:]):
+        text = block.text.replace("\\\n", " ")
+        if block.language == "console":
+            for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+                line, _, shown = part.partition("\n")
+                shown = shown or shown_below(page, block, following) or ""
+                yield from ((each.strip(), shown) for each in line.split("; "))
+        elif block.language in ("", "sh"):
+            yield from ((line.partition("  #")[0].strip(), "") for line in text.splitlines())
+
+
 def commands():
     """The words of each command, of fenced blocks and of `gradwire ...` in the text."""
     for page, text in PAGES.items():
-        for block in blocks(page):
-            if block.language == "console":
-                for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
-                    yield shlex.split(part.replace("\\\n", "").partition("\n")[0])
-            elif block.language in ("", "sh"):
-                yield from map(shlex.split, block.text.replace("\\\n", "").splitlines())
+        yield from (shlex.split(line) for line, _ in shell(page))
         yield from (span.split() for span in re.findall(r"`(gradwire [^`]+)`", FENCE.sub("", text)))
 
 

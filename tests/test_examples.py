@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(400)]
 FOLDER = Path(__file__).parents[1] / "docs" / "examples"
 NEEDS = {
     "lightning": "pytorch_lightning",
@@ -48,8 +49,6 @@ def printed(words, folder):
     return done.stdout
 
 
-@pytest.mark.thorough
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(  # train_sites.py: tests/hooks/local_sgd/test_example.py
     "script",
     [
@@ -66,8 +65,6 @@ def test_an_example_runs_as_it_says(script, tmp_path):
     assert re.search(SHOWN, printed(command(script), tmp_path))
 
 
-@pytest.mark.thorough
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("script", TASKS)
 def test_an_example_of_a_real_task_prints_its_outcome(script, tmp_path):
     options, packages = TASKS[script]
@@ -83,8 +80,6 @@ def test_an_example_of_a_real_task_prints_its_outcome(script, tmp_path):
     assert run["sent_bytes_per_step"] > 0
 
 
-@pytest.mark.thorough
-@pytest.mark.timeout(400)
 def test_a_training_that_was_stopped_goes_on_with_another_number_of_ranks(tmp_path):
     words = command(FOLDER / "train_dcp.py")
     printed([*words, "16"], tmp_path)
@@ -92,8 +87,6 @@ def test_a_training_that_was_stopped_goes_on_with_another_number_of_ranks(tmp_pa
     assert "32 steps, of which 16 in this life, on 3 ranks" in printed(words, tmp_path)
 
 
-@pytest.mark.thorough
-@pytest.mark.timeout(400)
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
 def test_fsdp2_with_two_optimizers_resumes_to_the_bit(tmp_path):
     words = command(FOLDER / "train_dcp_fsdp.py")
@@ -104,8 +97,6 @@ def test_fsdp2_with_two_optimizers_resumes_to_the_bit(tmp_path):
     assert printed(words, tmp_path) == whole.replace("which 32", "which 16")
 
 
-@pytest.mark.thorough
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(("name", "kept"), [("dcp", "dcp-checkpoints"), ("elastic", "elastic-checkpoint.pt")])
 def test_a_finished_training_that_is_started_again_says_so_and_how_to_start_over(name, kept, tmp_path):
     words = command(FOLDER / f"train_{name}.py")
@@ -135,8 +126,6 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-@pytest.mark.thorough
-@pytest.mark.timeout(400)
 @pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="this system has no idle threads")
 def test_a_rank_that_ends_right_after_a_collective_does_not_abort_where_threads_of_gloo_are_late(tmp_path):
     words = command(FOLDER / "train_dcp.py")
@@ -146,8 +135,6 @@ def test_a_rank_that_ends_right_after_a_collective_does_not_abort_where_threads_
         assert "already finished" in printed([*words[:-1], str(tmp_path / "late.py"), words[-1]], tmp_path)
 
 
-@pytest.mark.thorough
-@pytest.mark.timeout(400)
 @pytest.mark.skipif(torch.__version__ < "2.10", reason="this torch has no replicate() of FSDP2")
 @pytest.mark.parametrize("options", [[], ["--replicate"]])
 def test_muon_trains_in_16_bits_on_shards_and_on_replicas(options, tmp_path):

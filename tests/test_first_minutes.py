@@ -12,6 +12,7 @@ from gradwire.experiments.cli import main
 from .forked import Script
 from .test_docs import FENCE, PAGES, python_blocks, script
 
+pytestmark = pytest.mark.timeout(300)
 WITH_TORCHRUN = ("ddp", "fsdp", "overlap", "concepts", "thrown-away-gradients")
 LIMIT = 280  # seconds that a command may take
 
@@ -83,7 +84,6 @@ def test_the_readmes_other_form_is_torchs_hook(tmp_path, forked):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_training_script_starts_resumes_and_says_when_it_is_finished(tmp_path, forked):
     saved("docs/training-script.md", tmp_path)
     (command,) = printed_commands("docs/training-script.md", "torchrun --nproc")
@@ -98,15 +98,13 @@ def test_the_training_script_starts_resumes_and_says_when_it_is_finished(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", ["README.md", "docs/training-script.md", "docs/two-hosts.md"])
 def test_a_script_without_the_lines_that_the_recipe_deletes_is_torchs_and_loads_its_checkpoint(page, tmp_path, forked):
     (command,) = printed_commands("README.md", "torchrun --nproc")
     text = (saved(page, tmp_path) / "train.py").read_text("utf-8")
     forked(command, EPOCHS="1")
-    own = re.sub(
-        r"^device = .*", "dist.init_process_group('gloo'); device = torch.device('cpu')", text, flags=re.MULTILINE
-    )
+    torchs = "dist.init_process_group('gloo'); device = torch.device('cpu')"
+    own = re.sub(r"^device = .*", torchs, text, flags=re.MULTILINE)
     bare = re.sub(r"^.*\b(gradwire|handle|compression)\b.*\n", "", own, flags=re.MULTILINE)
     (tmp_path / "train.py").write_text(bare, "utf-8")
     printed, _ = forked(command, EPOCHS="2")
@@ -114,7 +112,6 @@ def test_a_script_without_the_lines_that_the_recipe_deletes_is_torchs_and_loads_
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_commands_that_find_out_whether_it_pays_run_in_one_folder_as_printed(tmp_path, forked):
     saved("docs/training-script.md", tmp_path)
     commands = printed_commands("docs/training-script.md", "EPOCHS=20 GRADWIRE")
@@ -126,7 +123,6 @@ def test_the_commands_that_find_out_whether_it_pays_run_in_one_folder_as_printed
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", WITH_TORCHRUN)
 def test_a_page_whose_script_takes_several_ranks_runs_on_two(page, tmp_path, forked):
     text = script(f"docs/{page}.md")
@@ -146,12 +142,10 @@ def test_the_script_of_fsdp2_takes_one_compressor_or_two(given, ratio, tmp_path,
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_hybrid_sharding_compresses_between_hosts_and_a_second_start_resumes(tmp_path, forked):
     texts = [block.text for block, _ in python_blocks("docs/fsdp.md")]
-    first, hybrid, save = (
-        next(each for each in texts if of in each) for of in ("attach", "replicas=", "mine.exists()")
-    )
+    parts = ("attach", "replicas=", "mine.exists()")
+    first, hybrid, save = (next(each for each in texts if part in each) for part in parts)
     hybrid = hybrid.replace('int(os.environ.get("LOCAL_WORLD_SIZE", 1))', "2")
     (tmp_path / "train.py").write_text(f"{first}{hybrid}{save}print(handle)\n", "utf-8")
     for steps in (11, 21):
@@ -166,13 +160,8 @@ def on_two_hosts(commands, folder, port, python):
         words, environment = environment_of(command.replace("HOST:29400", f"127.0.0.1:{port}"))
         assert words.pop(0) == "torchrun"
         words, of_torchrun = python.torchrun(*words)
-        as_here = {
-            "cwd": folder,
-            "env": environment | of_torchrun,
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.STDOUT,
-        }
-        started.append(subprocess.Popen(words, text=True, **as_here))
+        told = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        started.append(subprocess.Popen(words, cwd=folder, env=environment | of_torchrun, **told))
     ended = [host.communicate(timeout=LIMIT)[0] for host in started]
     assert [host.returncode for host in started] == [0] * len(started), ended
     return ended
@@ -184,9 +173,7 @@ def test_the_command_for_two_hosts_runs_on_two(tmp_path, unused_port, forked_pyt
     saved("docs/two-hosts.md", tmp_path)
     printed = printed_commands("docs/two-hosts.md", "GRADWIRE_COMPRESSOR=")
     *others, command = [each for each in printed if "--nproc-per-node 1" in each]
-    assert {each.partition(" ")[2] for each in others} == {
-        command.partition(" ")[2]
-    }  # none and bf16 differ in that alone
+    assert len({each.partition(" ")[2] for each in (command, *others)}) == 1  # none and bf16 differ in that alone
     output = "".join(on_two_hosts([command] * 2, tmp_path, unused_port, forked_python))
     assert re.findall(r"step 60 .* (\d)\.\d+x fewer bytes", output) == ["7"]
 
@@ -200,7 +187,6 @@ SMALL = ["--model.width=32", "--model.layers=1", "--compressors=int4", "--trial-
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_commands_that_advise_run_under_the_launch_of_two_hosts(tmp_path, forked):
     launched = [line.partition(" -m ") for line in printed_commands("docs/should-i-compress.md", "torchrun ")]
     assert launched[0][0] + " train.py" in printed_commands("README.md", "torchrun --nnodes")
@@ -226,6 +212,5 @@ def test_a_watch_with_a_folder_is_what_top_shows_as_printed(tmp_path, forked, mo
 
 def test_the_commands_for_two_hosts_are_the_readmes():
     (readme,) = printed_commands("README.md", "torchrun --nnodes")
-    assert readme in {
-        command.split(" ", 1)[1] for command in printed_commands("docs/two-hosts.md", "GRADWIRE_COMPRESSOR=")
-    }
+    printed = printed_commands("docs/two-hosts.md", "GRADWIRE_COMPRESSOR=")
+    assert readme in {command.split(" ", 1)[1] for command in printed}

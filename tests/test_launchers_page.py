@@ -14,6 +14,7 @@ from .test_examples import FOLDER, printed
 from .test_first_minutes import printed_commands, saved
 
 LIMIT = 280  # seconds that a launch may take
+pytestmark = pytest.mark.timeout(2 * LIMIT)
 STAND_IN = (
     f"#!{sys.executable} -S\n"
     + """
@@ -89,7 +90,6 @@ def trained_on_two(output):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(2 * LIMIT)
 def test_the_sbatch_script_starts_a_torchrun_per_host(cluster):
     names = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)$", block("bash"), re.MULTILINE))
     assert (names["nodes"], names["ntasks-per-node"]) == ("2", "1")
@@ -98,14 +98,12 @@ def test_the_sbatch_script_starts_a_torchrun_per_host(cluster):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(2 * LIMIT)
 def test_srun_alone_starts_the_ranks(cluster):
     found = cluster("\n".join(printed_commands("docs/launchers.md", "export MASTER_ADDR|srun --nodes")))
     assert trained_on_two(found), found
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(2 * LIMIT)
 def test_mpirun_starts_the_ranks(cluster):
     (command,) = printed_commands("docs/launchers.md", "mpirun -n 2 --host")
     found = cluster(command.replace("=HOST", "=127.0.0.1"))
@@ -131,7 +129,6 @@ def test_the_pods_of_the_pytorchjob_are_alike_and_have_the_name_that_the_operato
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(2 * LIMIT)
 def test_the_command_of_the_pytorchjob_starts_the_ranks(cluster):
     shell, flag, command = pods()[0]["command"]
     assert (shell, flag) == ("sh", "-c")
@@ -141,7 +138,6 @@ def test_the_command_of_the_pytorchjob_starts_the_ranks(cluster):
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(400)
 @pytest.mark.skipif(not find_spec("ray"), reason="ray is not installed")
 def test_a_training_under_ray_continues_after_a_rank_was_killed(tmp_path):
     source = (FOLDER / "train_ray.py").read_text("utf-8")

@@ -15,62 +15,16 @@ DISTRIBUTED = "torch.distributed"
 TRANSPORT = Path("ddp_core", "transport")
 COLLECTIVES = ("all_reduce", "all_gather", "all_to_all", "reduce", "broadcast", "gather", "scatter")
 COLLECTIVES += ("send", "recv", "isend", "irecv", "batch_isend_irecv")
-METHODS = (
-    "allreduce",
-    "allgather",
-    "alltoall",
-    "reduce_scatter",
-    "broadcast",
-)  # of process groups, and of nothing else
+METHODS = ("allreduce", "allgather", "alltoall", "reduce_scatter", "broadcast")  # of process groups, of nothing else
 FLOORS = {  # the rooms of a layer, folders and files, from the ground up; those of one floor do not import each other
-    "compress": [
-        "protocol",
-        "state",
-        "algorithms",
-        "feedback",
-        "simulate",
-        "builder",
-        "composed",
-        "shards",
-        "baselines",
-    ],
-    "ddp_core": [
-        "measure",
-        "transport",
-        "engine",
-        "buckets",
-        "memory",
-        "averaging",
-        "watching",
-        "observed",
-        "handle",
-        "reducer",
-        "overlap",
-        "torch_compat",
-        "module",
-    ],
-    "hooks": [
-        "backwards collectives handle_of internet model_kinds torch_ddp_checks overlap report_loss",
-        "torch_steps",
-        "torch_ddp",
-        "comm_hook",
-        "fsdp local_sgd",
-        "replicate",
-        "frameworks",
-    ],
-    "experiments": [
-        "bucket_plan ranks sites_plan",
-        "advice sharded_plan",
-        "results",
-        "ddp_step network kernels",
-        "workloads",
-        "optimizer_plan plan_config sharded_step",
-        "plan_advice sites_lines",
-        "advise bench collective compressor_help info plan ready rendezvous top try_script",
-        "check compare",
-        "cli",
-        "sweep",
-    ],
+    "compress": "protocol < state < algorithms < feedback < simulate < builder < composed < shards < baselines",
+    "ddp_core": "measure < transport < engine < buckets < memory < averaging < watching < observed < handle < reducer "
+    "< overlap < torch_compat < module",
+    "hooks": "backwards collectives handle_of internet model_kinds torch_ddp_checks overlap report_loss < torch_steps "
+    "< torch_ddp < comm_hook < fsdp local_sgd < replicate < frameworks",
+    "experiments": "bucket_plan ranks sites_plan < advice sharded_plan < results < ddp_step network kernels < workloads "
+    "< optimizer_plan plan_config sharded_step < plan_advice sites_lines "
+    "< advise bench collective compressor_help info plan ready rendezvous top try_script < check compare < cli < sweep",
 }
 LAZY = [  # what is imported only once it is asked for
     ("hooks/torch_ddp.py", "gradwire.hooks.fsdp"),
@@ -116,7 +70,7 @@ def complaints(source, file):
 
 def floors_of(layer):
     """{room: its floor, 0 for the ground}."""
-    return {room: floor for floor, rooms in enumerate(FLOORS[layer]) for room in rooms.split()}
+    return {room: floor for floor, rooms in enumerate(FLOORS[layer].split("<")) for room in rooms.split()}
 
 
 def not_below(names, file):

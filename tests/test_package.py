@@ -112,9 +112,7 @@ def test_an_installation_holds_every_file_under_one_name(installed):
     expected = {path.relative_to(source) for folder in FOLDERS for path in (source / folder).rglob("*.*")}
     expected = {path.relative_to("gradwire") if path.parts[0] == "gradwire" else path for path in expected}
     built = (".pyc", ".so", ".cpp", ".hpp")
-    assert {path for path in expected if path.suffix not in built} == {
-        path for path in shipped if path.suffix not in built
-    }
+    assert {path for path in expected ^ shipped if path.suffix not in built} == set()
     assert {path.name for path in target.iterdir() if path.suffix != ".dist-info"} <= {"gradwire", "bin"}
 
 
@@ -138,9 +136,8 @@ def test_a_wheel_is_not_built_without_its_native_code(installed, tmp_path):
 @pytest.mark.parametrize("without_gil", [0, 1])
 def test_one_build_serves_all_pythons_but_those_without_a_gil(monkeypatch, without_gil):
     told, given = sysconfig.get_config_var, {}
-    monkeypatch.setattr(
-        sysconfig, "get_config_var", lambda name: without_gil if name == "Py_GIL_DISABLED" else told(name)
-    )
+    variables = {"Py_GIL_DISABLED": without_gil}
+    monkeypatch.setattr(sysconfig, "get_config_var", lambda name: variables[name] if name in variables else told(name))
     monkeypatch.setattr(setuptools, "setup", lambda **options: given.update(options))
     runpy.run_path(str(ROOT / "setup.py"))
     assert given["options"] == ({} if without_gil else {"bdist_wheel": {"py_limited_api": "cp310"}})

@@ -5,32 +5,15 @@ tests/test_docs.py checks that all `gradwire` commands are accepted, with their 
 
 import re
 import shlex
-from itertools import zip_longest
 
 import pytest
 
 from gradwire.experiments.cli import main
 
-from .test_docs import PAGES, blocks
+from .test_docs import PAGES, shell
 
 HERE = r"gradwire (info|plan|compressors|ready --model mlp --steps 2$)"
 BY_SWEEPS = [page for page in PAGES if page.endswith("/README.md") and "\nThe study:\n" in PAGES[page]]
-
-
-def shell(page):
-    """(a command as it is printed, what is shown below it) of a page's blocks, in order."""
-    found = blocks(page)
-    for block, following in zip_longest(found, found[1:]):
-        text = block.text.replace("\\\n", " ")
-        if block.language == "console":
-            for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
-                line, _, shown = part.partition("\n")
-                below = (
-                    following and following.language == "text" and not PAGES[page][block.end : following.start].strip()
-                )
-                yield from ((each.strip(), shown or (following.text if below else "")) for each in line.split("; "))
-        elif block.language in ("", "sh"):
-            yield from ((line.partition("  #")[0].strip(), "") for line in text.splitlines())
 
 
 def figures(text):

@@ -22,9 +22,8 @@ from gradwire.testing import SHAPES, bucket, check_conservation, check_telescopi
 
 ROOT = Path(__file__).parents[1]
 PAPERS, BENCHMARKS = ROOT / "docs" / "results" / "papers", ROOT / "docs" / "benchmarks"
-LOSS, DELAY, EXACT, FEW = (
-    PAPERS.parent / name for name in ("loss", "powersgd-delay", "exact-parameters", "few-bits-muon")
-)
+FOLDERS = ("loss", "powersgd-delay", "exact-parameters", "few-bits-muon", "hundredfold")
+LOSS, DELAY, EXACT, FEW, HUNDREDFOLD = (PAPERS.parent / name for name in FOLDERS)
 
 
 @pytest.fixture
@@ -72,6 +71,7 @@ TABLES = {  # script: the page, and the lines that the script makes of the finis
     "few_bits": (EXACT, lambda few: few.table(EXACT.name, few.FinishedRuns(EXACT / "runs.json"))),
     "update_errors": (FEW, lambda errors: errors.table(errors.FinishedRuns(FEW / "update-errors.json"))),
     "examples_tables": (ROOT / "docs" / "examples.md", lambda examples: map(examples.table, examples.TABLES)),
+    "hundredfold": (HUNDREDFOLD, lambda local: local.table(local.FinishedRuns(HUNDREDFOLD / "runs.json"))),
     "demo_bytes": (PAPERS.parent / "demo-bytes", demo_lines),
     "small_parameters": (LOSS, lambda small: starmap(small.line, rows_of("small-parameters").items())),
     "unequal_inputs": (LOSS, lambda unequal: starmap(unequal.line, rows_of("unequal-inputs", but="1").items())),
@@ -83,12 +83,6 @@ def test_the_table_on_a_page_is_that_of_its_file(name, script):
     page, lines = TABLES[name]
     text = (page / "README.md" if page.is_dir() else page).read_text("utf-8")
     assert [line for line in lines(script(name)) if line not in text] == []
-
-
-def test_the_table_of_local_sgd_at_a_hundredth_of_the_bytes_is_that_of_its_file(script):
-    hundredfold, folder = script("hundredfold"), PAPERS.parent / "hundredfold"
-    for line in hundredfold.table(hundredfold.FinishedRuns(folder / "runs.json")):
-        assert f"{line}\n" in (folder / "README.md").read_text("utf-8")
 
 
 def test_the_tables_of_fsdp2_have_the_intervals_of_their_files(script):
@@ -118,12 +112,7 @@ def test_the_table_of_losses_on_a_gpu_has_the_intervals_of_its_file():
         assert len(above) < 3 or f"| `{spec.replace(',start_iter=100', '')}` | {shown} |" in page, spec
 
 
-COLUMNS = {
-    "GPT, AdamW": "gpt-adamw",
-    "GPT, Muon": "gpt-muon",
-    "ResNet, SGD": "resnet-sgd",
-    "LSTM, SGD": "lstm-sgd",
-}
+COLUMNS = {"GPT, AdamW": "gpt-adamw", "GPT, Muon": "gpt-muon", "ResNet, SGD": "resnet-sgd", "LSTM, SGD": "lstm-sgd"}
 STUDY = {"GPT, AdamW": "gpt", "ResNet, SGD": "resnet18-cifar", "LSTM, SGD": "lstm"}
 LOSSES = {  # a section: its file or study, and the task of each column
     "Three models, with and without a warm-up": ("quality", STUDY),
@@ -139,9 +128,8 @@ def kept_losses(name):
     """Return {(task, compressor, seed): validation loss} of a file of losses, or of a study on four ranks."""
     file, points = LOSS / f"{name}.json", LOSS.parent / name / "points.jsonl"
     if file.exists():
-        return {
-            (run["task"], run["compressor"], run["seed"]): run["loss"] for run in json.loads(file.read_text())["runs"]
-        }
+        runs = json.loads(file.read_text())["runs"]
+        return {(run["task"], run["compressor"], run["seed"]): run["loss"] for run in runs}
     rows = [row for point in points.read_text().splitlines() for row in json.loads(point)["rows"]]
     return {(row["model"], row["compressor"], row["seed"]): row["eval.loss"] for row in rows if row["world_size"] == 4}
 
@@ -260,10 +248,8 @@ def test_sparseloco_keeps_what_it_does_not_send_and_sends_few_elements_of_four_v
 
 
 def test_exact_averages_turn_no_update_and_a_core_turns_those_of_low_rank_less_than_int4(script):
-    errors, names = (
-        script("update_errors"),
-        ("blocks.layers.0.linear1.weight", "blocks.norm.bias", "tokens.weight", "head.weight"),
-    )
+    errors = script("update_errors")
+    names = ("blocks.layers.0.linear1.weight", "blocks.norm.bias", "tokens.weight", "head.weight")
     layout = Layout(names, ((64, 64), (64,), (32, 64), (32, 64)), torch.float32, torch.device("cpu"), Ranks(4))
     ways, generator = ("none", "int4:error_feedback=true", "int4, core 4"), torch.Generator().manual_seed(0)
     updates = {way: errors.Updates(errors.WAYS[way], layout) for way in ways}

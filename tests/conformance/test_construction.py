@@ -103,45 +103,15 @@ def test_a_group_of_some_ranks(ranks):
     assert_same(ranks, of_some_ranks, world_size=3)
 
 
-ATTRIBUTES = [
-    "device",
-    "device_ids",
-    "output_device",
-    "device_type",
-    "is_multi_device_module",
-    "dim",
-    "static_graph",
-    "find_unused_parameters",
-    "require_backward_grad_sync",
-    "require_forward_param_sync",
-    "gradient_as_bucket_view",
-    "broadcast_buffers",
-    "mixed_precision",
-    "forward_sync_buffers",
-    "parameters_to_ignore",
-    "broadcast_bucket_size",
-    "bucket_bytes_cap",
-    "bucket_bytes_cap_list",
-    "bucket_bytes_cap_default",
-    "skip_all_reduce_unused_params",
-    "batched_grad_copy",
-    "lazy_bucket_allocation",
-    "logger",
-    "reducer",
-    "use_side_stream_for_tensor_copies",
-    "modules_buffers",
-    "named_module_buffers",
-    "_module_parameters",
-    "_comm_hooks",
-    "_has_rebuilt_buckets",
-    "_lazy_init_ran",
-    "_ddp_sink_clone",
-    "_use_python_reducer",
-    "require_manual_backward_finalization",
-    "should_finalize_after_backward",
-    "join_device",
-    "_distributed_rank",
-]
+ATTRIBUTES = """
+    device device_ids output_device device_type is_multi_device_module dim static_graph find_unused_parameters
+    require_backward_grad_sync require_forward_param_sync gradient_as_bucket_view broadcast_buffers mixed_precision
+    forward_sync_buffers parameters_to_ignore broadcast_bucket_size bucket_bytes_cap bucket_bytes_cap_list
+    bucket_bytes_cap_default skip_all_reduce_unused_params batched_grad_copy lazy_bucket_allocation logger reducer
+    use_side_stream_for_tensor_copies modules_buffers named_module_buffers _module_parameters _comm_hooks
+    _has_rebuilt_buckets _lazy_init_ran _ddp_sink_clone _use_python_reducer require_manual_backward_finalization
+    should_finalize_after_backward join_device _distributed_rank
+"""
 SETTINGS = [
     {},
     {"bucket_cap_mb": 5},
@@ -166,12 +136,11 @@ def quietly(ddp, **settings):
 
 
 def attributes_of(model):
-    read = {name: getattr(model, name) for name in ATTRIBUTES if hasattr(model, name)}
+    read = {name: getattr(model, name) for name in ATTRIBUTES.split() if hasattr(model, name)}
     simple = (bool, int, float, str, list, set, type(None), torch.device)
     plain = {name: value for name, value in read.items() if type(value) in simple and name != "logger"}
-    return {name: value for name, value in plain.items() if not name.endswith(("_buffers", "_parameters"))}, sorted(
-        read
-    )
+    kept = {name: value for name, value in plain.items() if not name.endswith(("_buffers", "_parameters"))}
+    return kept, sorted(read)
 
 
 @buffers_by_argument

@@ -83,11 +83,8 @@ def test_unused_parameters_are_an_error_at_the_next_forward(ranks, net):
     for rank, ((kind, text, *_), (our_kind, our_text, has_error, logged)) in enumerate(zip(theirs, ours, strict=True)):
         assert kind == our_kind == "RuntimeError"
         indices = f"Parameter indices which did not receive grad for rank {rank}: "
-        for part in (
-            "Expected to have finished reduction in the prior iteration",
-            "find_unused_parameters=True",
-            indices,
-        ):
+        prior = "Expected to have finished reduction in the prior iteration"
+        for part in (prior, "find_unused_parameters=True", indices):
             assert part in text
             assert part in our_text
         assert indices + ("1" if net is Branches else "2 3 4") in our_text
@@ -110,20 +107,11 @@ def test_gradients_of_outputs_that_no_loss_uses_stay_none(ranks):
     assert ours["{}"][0][1][0] is None
 
 
-class Skipping(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.used, self.unused = nn.Linear(4, 8, bias=False), nn.Linear(4, 4, bias=False)
-
-    def forward(self, x):
-        return self.used(x)
-
-
 def skipped(rank, world_size, ddp, skip):
     options = {"find_unused_parameters": True, "skip_all_reduce_unused_params": skip, "bucket_cap_mb": 1e-5}
-    model = ddp(seeded(Skipping), **options)
+    model = ddp(seeded(Branches), **options)
     for each in batches(rank, 4, 3, 4):
-        model(each).sum().backward()
+        model(each, False).sum().backward()
     return gradients(model), model._get_ddp_logging_data()["num_buckets_reduced"]
 
 
@@ -162,17 +150,8 @@ def test_static_graph_is_set_before_training(ranks):
     assert ours == theirs == [("RuntimeError", True, True)] * 2
 
 
-class Twice(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return self.layer(x)
-
-
-def several_forwards(rank, world_size, ddp, options):
-    model = ddp(seeded(Twice), **options)
+def several_forwards(rank, world_size, ddp):
+    model = ddp(seeded(lambda: nn.Linear(4, 4)), static_graph=True)
     seen = []
     for each in batches(rank, 4, 3, 4):
         model.zero_grad()
@@ -182,7 +161,7 @@ def several_forwards(rank, world_size, ddp, options):
 
 
 def test_a_static_graph_of_two_forwards(ranks):
-    assert_same(ranks, several_forwards, {"static_graph": True})
+    assert_same(ranks, several_forwards)
 
 
 class Structures(nn.Module):

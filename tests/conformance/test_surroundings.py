@@ -33,21 +33,11 @@ NEVER_CALLED = {  # parts of methods that ours replaces
 
 
 def test_no_inherited_method_reaches_into_the_cpp_reducer():
-    inherited = {
-        name: member.fget if isinstance(member, property) else member
-        for name, member in vars(TorchDDP).items()
-        if name not in NEVER_CALLED and all(name not in vars(kind) for kind in _between())
-    }
-    functions = {name: each for name, each in inherited.items() if inspect.isfunction(each)}
-    reaching = [
-        name for name, each in functions.items() if re.search(r"self\.(reducer|logger)\b", inspect.getsource(each))
-    ]
-    assert not reaching
-
-
-def _between():
     chain = gradwire.DistributedDataParallel.__mro__
-    return chain[: chain.index(TorchDDP)]
+    replaced = NEVER_CALLED.union(*map(vars, chain[: chain.index(TorchDDP)]))
+    members = {name: getattr(member, "fget", member) for name, member in vars(TorchDDP).items() if name not in replaced}
+    functions = {name: inspect.getsource(each) for name, each in members.items() if inspect.isfunction(each)}
+    assert [name for name, source in functions.items() if re.search(r"self\.(reducer|logger)\b", source)] == []
 
 
 def compiled(rank, world_size, ddp, backend, options):
@@ -86,55 +76,39 @@ def test_a_compiled_module_inside(ranks):
     assert_same(ranks, compiled_inside, rtol=1e-6, atol=1e-7)
 
 
-def with_optimizers_in_backward(rank, world_size, ddp, options):
+def stepped(rank, inside, options):
+    """The parameters after some steps, inside of backward or behind it, and whether gradients are gone."""
     net = seeded(mlp)
-    _apply_optimizer_in_backward(torch.optim.SGD, net.parameters(), {"lr": 0.1})
-    model = ddp(net, **options)
+    if inside:
+        _apply_optimizer_in_backward(torch.optim.SGD, net.parameters(), {"lr": 0.1})
+    model = gradwire.DistributedDataParallel(net, **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for each in batches(rank, 3, 3, 8):
         model(each).square().mean().backward()
+        if not inside:
+            optimizer.step()
+            optimizer.zero_grad()
     gone = all(parameter.grad is None for parameter in model.parameters())
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}, gone
 
 
-def plain_steps(rank, world_size, ddp, options):
-    model = ddp(seeded(mlp), **options)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for each in batches(rank, 3, 3, 8):
-        model(each).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-
-
-def in_backward_and_after(rank, world_size, settings):
-    return [_in_backward_and_after(rank, world_size, gradwire.DistributedDataParallel, options) for options in settings]
-
-
-def _in_backward_and_after(rank, world_size, ddp, options):
-    stepped, gone = with_optimizers_in_backward(rank, world_size, ddp, options)
-    return stepped, plain_steps(rank, world_size, ddp, options), gone
+def inside_and_behind(rank, world_size, settings):
+    return [[stepped(rank, inside, options) for inside in (True, False)] for options in settings]
 
 
 def test_optimizers_in_backward_step_with_averages(ranks):
     settings = [{}, {"gradient_as_bucket_view": True}, {"compressor": "topk:ratio=0.2"}]
-    for answers in ranks.run(in_backward_and_after, 2, settings):
-        for stepped, expected, gone in answers:
-            torch.testing.assert_close(stepped, expected, rtol=0, atol=0)
-            assert gone
+    for answers in ranks.run(inside_and_behind, 2, settings):
+        for inside, behind in answers:
+            torch.testing.assert_close(inside, behind, rtol=0, atol=0)
+            assert inside[1]
 
 
-def fused(rank, world_size, ddp, optimizer):
-    return fused_over(rank, ddp, optimizer, {})
-
-
-def fused_in_part(rank, world_size, ddp, optimizer):
+def fused(rank, world_size, ddp, case):
+    optimizer, in_part = case
     net = seeded(mlp)
-    return fused_over(rank, ddp, optimizer, {"optim_params": [next(net.parameters())]}, net)
-
-
-def fused_over(rank, ddp, optimizer, chosen, net=None):
-    model = ddp(net or seeded(mlp))
-    model._register_fused_optim(optimizer, lr=0.01, **chosen)
+    model = ddp(net)
+    model._register_fused_optim(optimizer, lr=0.01, **({"optim_params": [next(net.parameters())]} if in_part else {}))
     for each in batches(rank, 4, 3, 8):
         model.zero_grad()
         model(each).square().mean().backward()
@@ -142,8 +116,8 @@ def fused_over(rank, ddp, optimizer, chosen, net=None):
 
 
 def test_fused_optimizers(ranks):
-    assert_all_same(ranks, fused, [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
-    assert_all_same(ranks, fused_in_part, [torch.optim.SGD])
+    whole = [(optimizer, False) for optimizer in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)]
+    assert_all_same(ranks, fused, [*whole, (torch.optim.SGD, True)])
 
 
 def piped(rank, world_size, ddp, schedule):

@@ -15,15 +15,8 @@ from gradwire.experiments.workloads.emulation import model
 
 from ..ranks import PRELOADED
 
-multiprocessing.set_forkserver_preload(
-    [
-        *PRELOADED,
-        "torchvision",
-        "sklearn.datasets",
-        "gradwire.experiments.bench.run",
-        "gradwire.experiments.compare.command",
-    ]
-)
+OURS = ("gradwire.experiments.bench.run", "gradwire.experiments.compare.command")
+multiprocessing.set_forkserver_preload([*PRELOADED, "torchvision", "sklearn.datasets", *OURS])
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -98,12 +91,18 @@ def undrawn(monkeypatch):
 
 
 @pytest.fixture
-def planned(capsys):
-    """What `gradwire plan --json` prints."""
+def plan(capsys):
+    """What `gradwire plan` prints."""
 
     def get(*flags):
         capsys.readouterr()
-        assert main(["plan", "--json", *flags]) == 0
-        return json.loads(capsys.readouterr().out)
+        assert main(["plan", *flags]) == 0
+        return capsys.readouterr().out
 
     return get
+
+
+@pytest.fixture
+def planned(plan):
+    """What `gradwire plan --json` prints."""
+    return lambda *flags: json.loads(plan("--json", *flags))

@@ -1,4 +1,4 @@
-"""The command: what it shows and writes, and what it refuses."""
+"""The command: what it shows and writes."""
 
 import contextlib
 import json
@@ -32,16 +32,9 @@ def shown_rank(rank, rendezvous, config, backend):
 
 def test_it_shows_the_table_and_writes_all_of_it(trace, tmp_path, monkeypatch):
     file = tmp_path / "advice.json"
-    flags = [
-        "--nproc=2",
-        f"--compute=emulate:{trace}",
-        "--link=8mbit",
-        "--compressors=int4",
-        "--hosts=64",
-        "--trial-seconds=1",
-    ]
+    flags = ["--nproc=2", "--link=8mbit", "--compressors=int4", "--hosts=64", "--trial-seconds=1", f"--json={file}"]
     monkeypatch.setattr(command, "run_rank", shown_rank)
-    assert main(["advise", *flags, f"--json={file}"]) == 0
+    assert main(["advise", f"--compute=emulate:{trace}", *flags]) == 0
     shown = file.with_suffix(".0").read_text()
     document = json.loads(file.read_text())
     for told in ("small, 32,768 parameters, 2 ranks", "NOT REAL: emulated link 8 Mbit/s", "network: AllReduce", "int4"):
@@ -54,26 +47,6 @@ def test_it_shows_the_table_and_writes_all_of_it(trace, tmp_path, monkeypatch):
     assert 0.9 * wire < rows["none", "backward"]["step"] < 3 * wire  # other processes may take a while too
     assert rows["int4", "backward"]["sent_bytes"] < rows["none", "backward"]["sent_bytes"] / 6
     assert rows["none", "backward"]["bound"] >= 0.9 * wire
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--nproc=1"], "advice needs two ranks or more, and there is 1: --nproc 2, or torchrun on hosts"),
-        (
-            ["--hosts=16"],
-            "--hosts needs ranks on two hosts or more, or --link 10gbit",
-        ),
-        (["--hosts=1"], "hosts are at least 2, got 1"),
-        (["--tolerance=-1"], "tolerance is a part of the loss, at least 0"),
-        (["--worthwhile=0.5"], "worthwhile is a speed-up of at least 1"),
-        (["--model=mlp", "--optimizer=muon"], "optimizer muon is for --model gpt"),
-    ],
-    ids=lambda value: "=".join(value) if isinstance(value, list) else "",
-)
-def test_what_cannot_be_advised_on_is_refused(flags, message, capsys):
-    assert main(["advise", *flags]) == 2
-    assert message in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")

@@ -11,11 +11,7 @@ COMMANDS = {  # its flags, and the function that begins a rank
     "compare": (DIGITS, "gradwire.experiments.compare.command.run_rank"),
     "collective": ((), "gradwire.experiments.collective.command._rank"),
 }
-SUPERVISORS = {
-    "bench": "gradwire.experiments.bench.command.supervised",
-    "compare": "gradwire.experiments.compare.command.supervised",
-    "collective": "gradwire.experiments.collective.command.supervised",
-}
+SUPERVISOR = "gradwire.experiments.{}.command.supervised"
 LAB = "2 hosts at 1gbit"
 
 
@@ -56,7 +52,7 @@ def test_ranks_of_a_lab_take_gloo_and_others_the_gpus(command, lab, expected, st
 @pytest.mark.parametrize("command", ["bench", "compare"])
 def test_ranks_behind_an_emulated_link_take_gloo(command, link, expected, chosen, tmp_path):
     out = (f"--out={tmp_path}",) if command == "compare" else ()
-    found = chosen(SUPERVISORS[command])
+    found = chosen(SUPERVISOR.format(command))
     assert main([command, *COMMANDS[command][0], *link, *out]) == 0
     assert found == [expected]
 
@@ -70,7 +66,7 @@ def test_ranks_behind_an_emulated_link_take_gloo(command, link, expected, chosen
     ],
 )
 def test_nccl_is_refused_there_before_any_rank_starts(command, slowed, told, monkeypatch, capsys):
-    monkeypatch.setattr(SUPERVISORS[command], None)
+    monkeypatch.setattr(SUPERVISOR.format(command), None)
     monkeypatch.setattr("gradwire.experiments.network.lab.launcher.run_on_hosts", None)
     assert main([command, *COMMANDS[command][0], slowed, "--backend=nccl"]) == 2
     shown = capsys.readouterr().err

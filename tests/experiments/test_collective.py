@@ -36,10 +36,8 @@ def test_it_measures_every_size_and_writes_rows(tmp_path, capfd, monkeypatch):
     assert document["kind"] == "collective"
     assert document["command"] == f"gradwire collective {shlex.join(flags)}"
     assert document["config"]["total"] == "2500"
-    assert [(row["elements"], row["pieces"], row["world_size"]) for row in document["rows"]] == [
-        (100, 25, 2),
-        (1000, 3, 2),
-    ]
+    measured = [(row["elements"], row["pieces"], row["world_size"]) for row in document["rows"]]
+    assert measured == [(100, 25, 2), (1000, 3, 2)]
     for row in document["rows"]:
         assert 0 < row["seconds"]["p50"] <= row["seconds"]["p95"]
         assert row["bytes_per_second"] == pytest.approx(4 * 2500 / row["seconds"]["p50"])
@@ -55,18 +53,3 @@ def test_a_rank_of_a_launcher_that_is_stopped_shows_and_writes_what_it_has(start
     assert main([*SMALL, f"--json={tmp_path / 'a.json'}"]) == 130
     assert TITLE in capsys.readouterr().out
     assert sizes_in(tmp_path / "a.json") == [100]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ("--elements=many", "sizes are numbers of elements such as 100, 10k or 1M, got 'many'"),
-        ("--elements=70M", "a piece of 70M is larger than the total of 60M"),
-        ("--elements=", "name at least one size"),
-        ("--operations=", "name at least one of all_reduce, all_gather, reduce_scatter"),
-        ("--pieces=-1", "pieces is at least 1, or 0 for as many as make up the total; got -1"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(wrong, message, capsys):
-    assert main(["collective", wrong]) == 2
-    assert message in capsys.readouterr().err

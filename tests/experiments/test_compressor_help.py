@@ -43,11 +43,3 @@ def test_the_text_of_a_compressor_has_its_options(name, capsys):
 def test_without_a_name_each_compressor_has_a_line(capsys):
     assert main(["compressors"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == NAMES
-
-
-def test_an_unknown_name_is_refused_with_those_that_exist(capsys):
-    assert main(["compressors", "int5"]) == 2
-    assert (
-        "unknown compressor 'int5' (by bits there are bf16, fp16, int8, int4, int2 and onebit); there are: acp-powersgd, "
-        in capsys.readouterr().err
-    )

@@ -4,142 +4,119 @@ import re
 
 import pytest
 
-from gradwire.experiments.cli import main
+
+def attach(first, flags):
+    """The line to paste of the first compressor."""
+    given = f'model, gather="{first}", reduce="{first}"' if "--parallel=fsdp" in flags else f'ddp_model, "{first}"'
+    return f"handle = gradwire.attach({given}, optimizer=optimizer)"
 
 
 @pytest.mark.parametrize(
-    ("flags", "lines"),
+    ("flags", "first", "then"),
     [
-        (("--gpus-per-host=8",), ("hosts+bf16", "hosts+int8", 'ddp_model, "hosts+bf16"', "--nproc-per-node 8")),
-        ((), ("bf16", "int8", 'ddp_model, "bf16"', "--nproc-per-node 1")),
+        (("--gpus-per-host=8",), "hosts+bf16", '"hosts+int8"'),
+        ((), "bf16", '"int8"'),
+        (("--parallel=fsdp",), "bf16", '"int8"'),
+        (("--gpus-per-host=8", "--dtype=bf16"), "hosts+int8", '"hosts+int4"'),
         (
-            ("--parallel=fsdp",),
-            ("bf16", "int8", 'model, gather="bf16", reduce="bf16"', "--nproc-per-node 1"),
-        ),
-        (
-            ("--gpus-per-host=8", "--dtype=bf16"),
-            ("hosts+int8", "hosts+int4", 'ddp_model, "hosts+int8"', "--nproc-per-node 8"),
-        ),
-        (
-            ("--gpus-per-host=8", "--parallel=fsdp", "--dtype=bf16"),
-            (
-                "hosts+int8",
-                'gather="hosts+int8", reduce="hosts+int4"',
-                'model, gather="hosts+int8", reduce="hosts+int8"',
-                "--nproc-per-node 8",
-            ),
+            ("--gpus-per-host=8", "--dtype=bf16", "--parallel=fsdp"),
+            "hosts+int8",
+            'gather="hosts+int8", reduce="hosts+int4"',
         ),
     ],
 )
-def test_a_plan_of_hosts_ends_with_lines_to_paste(flags, lines, capsys):
-    first, then, given, ranks = lines
-    assert main(["plan", "--parameters=1M", "--hosts=2", "--rate=10gbit", *flags]) == 0
-    *_, launch = printed = capsys.readouterr().out.splitlines()
-    words, attach, *hybrid = printed[next(at for at, line in enumerate(printed) if line.startswith("Try ")) : -1]
+def test_a_plan_of_hosts_ends_with_lines_to_paste(flags, first, then, plan):
+    several = "--gpus-per-host=8" in flags
+    *_, launch = printed = plan("--parameters=1M", "--hosts=2", "--rate=10gbit", *flags).splitlines()
+    words, line, *hybrid = printed[next(at for at, line in enumerate(printed) if line.startswith("Try ")) : -1]
     assert [line.strip() for line in hybrid] == [
         f'handle = gradwire.attach(model, replicas="{first[6:]}", optimizer=optimizer)  # in its place, with hybrid sharding'
-    ] * ("--parallel=fsdp" in flags and "--gpus-per-host=8" in flags)
-    then = then if "=" in then else f'"{then}"'
+    ] * ("--parallel=fsdp" in flags and several)
     assert words.startswith(f'Try "{first}" first. It pays while a step computes for less than about ')
     costs = ", which can cost loss." if "int4" in then else ", then "
     assert f" If steps still wait for the network, take {then}{costs}" in words
-    assert attach.strip() == f"handle = gradwire.attach({given}, optimizer=optimizer)"
+    assert line.strip() == attach(first, flags)
+    ranks = f"--nproc-per-node {8 if several else 1}"
     assert launch.strip().startswith(f"torchrun --nnodes 2 {ranks} --rdzv-backend c10d --rdzv-endpoint HOST:29400")
 
 
 @pytest.mark.parametrize("flags", [(), ("--parallel=fsdp",), ("--gpus-per-host=8",)])
-def test_a_plan_of_hosts_without_a_rate_has_lines_to_paste_too(capsys, flags):
-    assert main(["plan", "--parameters=1M", "--hosts=2", *flags]) == 0
-    printed = capsys.readouterr().out
+def test_a_plan_of_hosts_without_a_rate_has_lines_to_paste_too(plan, flags):
+    printed = plan("--parameters=1M", "--hosts=2", *flags)
     assert 'bf16" first. If steps still wait for the network, take "' in printed
     assert "attach(" in printed
 
 
-def test_a_plan_of_a_network_that_is_fast_enough_says_not_to_compress(capsys):
-    assert main(["plan", "--parameters=1M", "--hosts=2", "--rate=3000gbit"]) == 0
-    printed = capsys.readouterr().out
+def test_a_plan_of_a_network_that_is_fast_enough_says_not_to_compress(plan):
+    printed = plan("--parameters=1M", "--hosts=2", "--rate=3000gbit")
     assert "Do not compress: " in printed
     assert "attach(" not in printed
 
 
-def test_a_plan_has_no_limit_beyond_an_hour(capsys):
+def test_a_plan_has_no_limit_beyond_an_hour(plan):
     always, limit = "even if a step computes for an hour.", "while a step computes for less than about 570 s."
     for rate, said in (("1mbit", always), ("10mbit", limit)):
-        assert main(["plan", "--parameters=124M", "--hosts=2", f"--rate={rate}"]) == 0
-        assert f" It pays {said} " in capsys.readouterr().out
+        assert f" It pays {said} " in plan("--parameters=124M", "--hosts=2", f"--rate={rate}")
 
 
 @pytest.mark.parametrize("host", [("--workers=8",), ("--hosts=1", "--gpus-per-host=8")])
 @pytest.mark.parametrize(
-    ("flags", "first", "given"),
-    [
-        ((), "bf16", 'ddp_model, "bf16"'),
-        (("--dtype=bf16",), "int8", 'ddp_model, "int8"'),
-        (("--parallel=fsdp",), "bf16", 'model, gather="bf16", reduce="bf16"'),
-    ],
+    ("flags", "first"), [((), "bf16"), (("--dtype=bf16",), "int8"), (("--parallel=fsdp",), "bf16")]
 )
-def test_a_plan_of_one_host_with_a_bus_ends_with_lines_to_paste_too(capsys, host, flags, first, given):
-    assert main(["plan", "--parameters=1M", "--bus=91gbit", *host, *flags]) == 0
-    *_, words, attach, launch = capsys.readouterr().out.splitlines()
+def test_a_plan_of_one_host_with_a_bus_ends_with_lines_to_paste_too(plan, host, flags, first):
+    *_, words, line, launch = plan("--parameters=1M", "--bus=91gbit", *host, *flags).splitlines()
     assert words.startswith(f'Try "{first}" first. ')
     assert words.endswith(" Run this:")
-    assert attach.strip() == f"handle = gradwire.attach({given}, optimizer=optimizer)"
+    assert line.strip() == attach(first, flags)
     assert launch.strip() == "torchrun --nproc-per-node 8 train.py"
 
 
 @pytest.mark.parametrize("flags", [("--workers=1", "--bus=91gbit"), ("--hosts=1", "--gpus-per-host=8", "--rate=1gbit")])
-def test_one_host_that_sends_nothing_gets_no_lines_to_paste(capsys, flags):
-    assert main(["plan", "--parameters=1M", *flags]) == 0
-    assert "Try" not in capsys.readouterr().out
+def test_one_host_that_sends_nothing_gets_no_lines_to_paste(plan, flags):
+    assert "Try" not in plan("--parameters=1M", *flags)
 
 
 @pytest.mark.parametrize(("gpus", "level"), [(1, ""), (8, "hosts+")])
 @pytest.mark.parametrize(("rate", "more"), [("1gbit", True), ("10gbit", True), ("16gbit", False)])
-def test_a_plan_names_the_next_step_of_the_table_of_networks(gpus, level, rate, more, capsys):
+def test_a_plan_names_the_next_step_of_the_table_of_networks(gpus, level, rate, more, plan):
     flags = ("--hosts=2", f"--gpus-per-host={gpus}", f"--rate={rate}", "--step-seconds=0.121")
-    assert main(["plan", "--parameters=124M", *flags]) == 0
-    words = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("Try "))
+    words = next(line for line in plan("--parameters=124M", *flags).splitlines() if line.startswith("Try "))
     assert words.startswith(f'Try "{level}bf16" first. ')
     assert (f', take "{level}int8", then "{level}int4", which can cost loss.' in words) == more
     assert (f'"{level}int4" would save less than 9 % of its step.' in words) != more
 
 
-def test_a_plan_of_hosts_with_several_gpus_has_the_speed_ups_of_trees_and_of_rings(planned, capsys):
+def test_a_plan_of_hosts_with_several_gpus_has_the_speed_ups_of_trees_and_of_rings(planned, plan):
     flags = ("--parameters=124M", "--hosts=2", "--gpus-per-host=8", "--rate=1gbit", "--step-seconds=0.121")
     rows = {row["compressor"]: row["speed_up"] for row in planned(*flags)["rows"]}
-    assert main(["plan", *flags]) == 0
-    rings = re.search(r"Then a step without gradwire takes .* the speed-ups are: .*", capsys.readouterr().out)[0]
+    rings = re.search(r"Then a step without gradwire takes .* the speed-ups are: .*", plan(*flags))[0]
     (faster,) = re.findall(r"hosts\+int8 ([\d.]+)x", rings)
     assert float(faster) == pytest.approx(rows["hosts+int8"] * 15 / 8, rel=0.02)  # 16 ranks in a ring, not two hosts
 
 
-def test_a_plan_names_no_further_compressor_that_saves_too_little(capsys):
+def test_a_plan_names_no_further_compressor_that_saves_too_little(plan):
     flags = ("--parallel=fsdp", "--dtype=bf16", "--step-seconds=0.02", "--rate=1gbit")
-    assert main(["plan", "--parameters=1M", "--hosts=2", *flags]) == 0
-    words = capsys.readouterr().out.splitlines()[-3]
+    words = plan("--parameters=1M", "--hosts=2", *flags).splitlines()[-3]
     assert words.startswith('Try "int8" first. ')
     assert ' gather="int8", reduce="int4" would save less than 9 % of its step.' in words
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_a_plan_says_up_to_which_computation_compression_pays_and_has_no_line_beyond(planned, capsys, parallel):
+def test_a_plan_says_up_to_which_computation_compression_pays_and_has_no_line_beyond(planned, plan, parallel):
     flags = ("--parameters=124M", "--hosts=2", "--rate=10gbit", f"--parallel={parallel}")
-    assert main(["plan", *flags, "--step-seconds=0.1"]) == 0
-    words = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("Try "))
+    words = next(line for line in plan(*flags, "--step-seconds=0.1").splitlines() if line.startswith("Try "))
     (limit,) = re.findall(r" It pays while a step computes for less than about ([\d.]+) s\.", words)
     for seconds, pays in ((0.9 * float(limit), True), (1.1 * float(limit), False)):
         rows = planned(*flags, f"--step-seconds={seconds}", "--compressors=bf16,int8")["rows"]
         assert (max(row["speed_up"] for row in rows) >= 1.1) == pays
-        assert main(["plan", *flags, f"--step-seconds={seconds}"]) == 0
-        printed = capsys.readouterr().out
+        printed = plan(*flags, f"--step-seconds={seconds}")
         assert ("Do not compress: " in printed) != pays
         assert ("attach" in printed) == pays
 
 
-def test_a_plan_of_muon_under_fsdp2_has_a_line_for_each_way(capsys):
+def test_a_plan_of_muon_under_fsdp2_has_a_line_for_each_way(plan):
     flags = ("--parallel=fsdp", "--optimizer=muon", "--dtype=bf16")
-    assert main(["plan", "--parameters=1M", "--hosts=2", "--rate=10gbit", *flags]) == 0
-    *_, words, sharded, whole, _ = capsys.readouterr().out.splitlines()
+    *_, words, sharded, whole, _ = plan("--parameters=1M", "--hosts=2", "--rate=10gbit", *flags).splitlines()
     assert words.startswith('Try "int8" first. ')
     assert " Stop there: with Muon, 4 bits cost loss." in words
     assert sharded.strip() == 'handle = gradwire.attach(model, gather="int8", reduce="int8", optimizer=[muon, adamw])'

@@ -7,7 +7,7 @@ import pytest
 
 from gradwire import Rendezvous
 from gradwire.experiments.cli import main
-from gradwire.experiments.rendezvous import RendezvousConfig, _shown, allow_files
+from gradwire.experiments.rendezvous import _shown, allow_files
 from gradwire.hooks.internet.secret import Secret
 
 from ..forked import Script
@@ -68,11 +68,6 @@ def test_a_file_with_a_certificate_is_named_to_other_sites():
     said = _shown("10.0.0.1", 29400, "", Secret("text", Path("/home/me/sites.pem")))
     assert 'Rendezvous("10.0.0.1:29400", sites=2, secret=pathlib.Path("sites.pem"))' in said
     assert "export" not in said
-
-
-def test_a_port_that_is_none_is_refused():
-    with pytest.raises(ValueError, match="from 0 to 65535"):
-        RendezvousConfig(port=-1)
 
 
 def test_a_port_that_is_taken_is_refused_in_one_line(capsys):

@@ -4,15 +4,7 @@ import pytest
 import torch
 
 import gradwire
-from gradwire.experiments.sites_plan import (
-    Phase,
-    SitesPlan,
-    Wan,
-    computing_share,
-    recommended,
-    round_plan,
-    sites_plan,
-)
+from gradwire.experiments.sites_plan import Phase, SitesPlan, Wan, computing_share, recommended, round_plan, sites_plan
 from gradwire.hooks.internet.background import Background
 from gradwire.hooks.internet.relay import PART
 from gradwire.hooks.internet.server import Server

@@ -42,35 +42,19 @@ def test_a_script_runs_once_with_each_compressor_and_losses_are_means_over_ranks
 @pytest.mark.parametrize(
     ("losses", "seconds", "first", "verdict"),
     [
-        (
-            (2.0, 2.0, 2.05),
-            (0.4, 0.2, 0.1),
-            "none",
-            "Take int4: it saves 75 % of the step of none, at a training loss at",
-        ),
-        (
-            (2.0, 2.0, 2.05),
-            (0.4, 0.2, 0.19),
-            "none",
-            "Take int8: it saves 50 % of the step of none",
-        ),  # int4 saves 5 % more
-        ((2.0, 2.0, 2.07), (0.4, 0.2, 0.1), "none", "Take int8: it saves 50 % of the step of none"),  # int4 loses 3.5 %
+        ((2.0, 2.0, 2.05), (0.4, 0.2, 0.1), "none", "Take int4: it saves 75 % of the step of none, at a training loss"),
+        ((2.0, 2.0, 2.05), (0.4, 0.2, 0.19), "none", "Take int8: it saves 50 % of the step"),  # int4 saves 5 % more
+        ((2.0, 2.0, 2.07), (0.4, 0.2, 0.1), "none", "Take int8: it saves 50 % of the step"),  # int4 loses 3.5 %
         ((2.0, 2.0, 2.0), (0.4, 0.37, 0.37), "none", "Keep your script: no other compressor saves 9 % or more"),
-        (
-            (2.0, 2.0, 2.0),
-            (0.4, 0.5, 0.38),
-            "bf16",
-            "Keep bf16: no other compressor saves 9 % or more of the step of bf16",
-        ),
+        ((2.0, 2.0, 2.0), (0.4, 0.5, 0.38), "bf16", "Keep bf16: no other compressor saves 9 % or more of the step of"),
     ],
 )
 def test_the_verdict_takes_the_last_that_saves_enough_of_the_step_before_it_and_keeps_the_loss(
     losses, seconds, first, verdict, tmp_path, capsys
 ):
-    script = SCRIPT.replace(
-        'losses = {"none": 2.0, "int4": 2.02, "int8": 1.99}', f'names = ["{first}", "int8", "int4"]'
-    ).replace('losses[os.environ["GRADWIRE_COMPRESSOR"]]', f'{losses}[names.index(os.environ["GRADWIRE_COMPRESSOR"])]')
-    script = script.replace("0.2 * loss", f'{seconds}[names.index(os.environ["GRADWIRE_COMPRESSOR"])]')
+    place = f'["{first}", "int8", "int4"].index(os.environ["GRADWIRE_COMPRESSOR"])'
+    script = SCRIPT.replace('losses[os.environ["GRADWIRE_COMPRESSOR"]]', f"{losses}[{place}]")
+    script = script.replace("0.2 * loss", f"{seconds}[{place}]")
     tried(tmp_path, script, f"--compressors={first},int8,int4")
     assert capsys.readouterr().out.splitlines()[-1].startswith(verdict)
 
@@ -88,10 +72,8 @@ def test_ranks_on_the_cpus_of_one_host_get_no_verdict(hosts, on_cpus, verdict, t
 
 def test_a_failed_run_is_shown_with_its_output_and_the_others_stand(tmp_path, capsys):
     failing = SCRIPT + "\nif loss == 2.02: raise SystemExit('no memory')"
-    assert [row["compressor"] for row in tried(tmp_path, failing, "--compressors=none,int4,int8", code=1)] == [
-        "none",
-        "int8",
-    ]
+    rows = tried(tmp_path, failing, "--compressors=none,int4,int8", code=1)
+    assert [row["compressor"] for row in rows] == ["none", "int8"]
     shown = " ".join(capsys.readouterr().out.split())
     assert "failed with int4: ended with exit code 1: GRADWIRE_COMPRESSOR=int4 " in shown
     assert "no memory" in shown
@@ -126,22 +108,19 @@ def test_the_exception_that_ended_a_training_is_shown_and_not_what_it_led_to(tmp
     assert "Keep" not in shown
 
 
-def test_both_compressors_of_fsdp2_are_taken_and_checked(tmp_path, capsys):
+def test_both_compressors_of_fsdp2_are_taken(tmp_path, capsys):
     script = SCRIPT.replace('losses[os.environ["GRADWIRE_COMPRESSOR"]]', "2.0")
     unknown = script.replace(', "sent_bytes": 1000.0, "ratio": 7.5', "")
     script = f'import os\nexec({unknown!r} if os.environ["GRADWIRE_COMPRESSOR"] == "torch" else {script!r})'
     torchs, pair, _ = tried(tmp_path, script, "--compressors=torch,int8/int4,int8")
     assert (torchs["compressor"], torchs["sent_bytes_per_step"], pair["compressor"]) == ("torch", None, "int8/int4")
     assert " - │" in capsys.readouterr().out
-    assert main(["try", "--compressors=int8/powersgd", "--", "true"]) == 2
-    assert "no rank has whole" in capsys.readouterr().err
 
 
 def test_a_script_without_report_loss_is_told_what_to_call(tmp_path, capsys):
     assert tried(tmp_path, "", "--compressors=none", code=1) == []
-    assert "reported no losses. Call gradwire.report_loss(loss, handle) on all ranks" in " ".join(
-        capsys.readouterr().out.split()
-    )
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "reported no losses. Call gradwire.report_loss(loss, handle) on all ranks" in shown
 
 
 def test_a_command_that_is_not_there_is_a_failure(tmp_path, capsys):
@@ -149,17 +128,3 @@ def test_a_command_that_is_not_there_is_a_failure(tmp_path, capsys):
     shown = " ".join(capsys.readouterr().out.split())
     assert shown.count("no-such-program-anywhere cannot be run") == 1
     assert "The others are compared with it, so they were not tried." in shown
-
-
-@pytest.mark.parametrize(
-    ("flags", "why"),
-    [
-        (["--steps=20"], "give the command of your script behind --"),
-        (["--steps=1", "--", "true"], "steps is at least 2, got 1"),
-        (["--limit=0", "--", "true"], "limit is above 0 seconds"),
-        (["--compressors=int44", "--", "true"], "unknown compressor 'int44'"),
-    ],
-)
-def test_bad_options_are_refused_before_anything_runs(flags, why, capsys):
-    assert main(["try", *flags]) == 2
-    assert why in capsys.readouterr().err

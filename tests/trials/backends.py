@@ -40,7 +40,6 @@ class Trial:
 
 
 def drawn(seed):
-    """The trial of a seed."""
     source = Random(f"backends {seed}")
     kernels = [source.choice(WITH), source.choice(WITHOUT)]
     kernels += [source.choice((None, *WITH, *WITHOUT)) for _ in range(source.choice((0, 0, 1)))]
@@ -62,7 +61,6 @@ def train(rank, world_size, trial):
 
 
 def undergone(pool, trial, scale):
-    """Sentences on laws that do not hold."""
     answers = pool.run(train, len(trial.kernels), trial, timeout=2 * SECONDS * scale, expect_errors=True)
     if trial.refused:  # in words that name backends that differ
         said = [getattr(answer, "message", "") for answer in answers]

@@ -41,7 +41,6 @@ class Trial:
 
 
 def drawn(seed):
-    """The trial of a seed."""
     source = Random(f"collectives {seed}")
     world_size, mishap = source.choice((2, 2, 3)), source.choice((None, None, "dies", "differs"))
     whose, calls = source.randrange(world_size), source.randint(1, 5)
@@ -59,12 +58,10 @@ def dying(rank, world_size, trial):
 
 
 def differing(rank, world_size, trial):
-    """A rank passes other options."""
     gradwire.compress_group(None, **OPTIONS[trial.options if rank == trial.whose else 0]).close()
 
 
 def undergone(pool, trial, scale):
-    """Sentences on laws that do not hold."""
     limit = 2 * SECONDS * scale
     if trial.mishap is None:
         try:

@@ -121,7 +121,6 @@ class Trial:
 
 
 def drawn(seed, faults=0.2):
-    """The trial of a seed."""
     source = Random(seed)
     if source.random() < faults:
         return failing(source, seed)
@@ -243,7 +242,6 @@ def late_ones_last(name):
 
 
 def argument(source, name, specs):
-    """What an event needs to know."""
     drawn_by = {"swap": lambda: source.choice(specs), "rescale": lambda: source.choice((0.5, 2.0, 8.0))}
     return drawn_by.get(name, lambda: None)()
 

@@ -17,14 +17,12 @@ READS, NAP = 30, 0.001
 
 
 def swap(me, spec):
-    """Another compressor, in all copies."""
     for handle in me.handles:
         handle.swap(spec)
     me.spec = spec
 
 
 def rescale(me, factor):
-    """Another loss scale, in all copies."""
     for handle in me.handles:
         handle.rescale(factor)
 
@@ -45,7 +43,6 @@ def duplicate(me, _):
 
 
 def unpickled(me, _):
-    """As a pickle brings it back."""
     model = pickle.loads(pickle.dumps(me.model))
     keep(me, "pickled", model, model.compression)
 
@@ -60,7 +57,6 @@ def keep(me, how, model, handle):
 
 
 def through_file(value):
-    """Saved and loaded as a checkpoint."""
     file = io.BytesIO()
     torch.save(value, file)
     file.seek(0)
@@ -85,7 +81,6 @@ def evaluate(me, _):
 
 
 def discard(me, _):
-    """A forward whose outputs are dropped."""
     for model in me.models:
         model(Batch.drawn(me.rank, -1, 0))
 
@@ -121,7 +116,6 @@ def fork(me, _):
 
 
 def damaged(me, _):
-    """A state that is refused."""
     state = me.handle.state_dict()
     for fields in state["parameters"].values():
         for name, numbers in fields.items():
@@ -157,7 +151,6 @@ def read(me, _):
 
 
 def guarded(function, errors):
-    """Call it, and keep what it raises."""
     try:
         function()
     except Exception as error:

@@ -14,6 +14,7 @@ NAMES = re.compile(
     r"bucket \d|parameters? |rank \d|which parameters they used|set up differently|how their first bucket|"
     r"whether they have swapped|what they hold back"
 )
+OTHERS = re.compile("/tests/|/torch/")  # files that are not ours
 RETRIED = ("construction", "forward", "backward", "save", "swap")  # before others have heard of the step
 WAITS, MORE = 4, 15.0  # limits that may pass one after the other, and seconds that a busy machine takes
 
@@ -25,7 +26,6 @@ def undergo(rank, world_size, trial):
 
 
 def undergone(rank, trial):
-    """As `undergo`, in the trial's environment."""
     began, me, number = time.monotonic(), None, -1
     try:
         me = Rank(trial, rank)
@@ -42,11 +42,7 @@ def undergone(rank, trial):
 
 def where(error):
     """The innermost function of gradwire that an error went through."""
-    frames = [
-        f
-        for f in traceback.extract_tb(error.__traceback__)
-        if "/tests/" not in f.filename and "/torch/" not in f.filename
-    ]
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if not OTHERS.search(each.filename)]
     return f"{Path(frames[-1].filename).stem}.{frames[-1].name}" if frames else "outside"
 
 
@@ -95,7 +91,6 @@ def befallen(answer):
 
 
 def of_one(rank, victim, trial, failure, allowed):
-    """The laws of a rank that raised."""
     mishap, ours = trial.mishap, trial.ours
     try:
         told = json.loads(failure.message)

@@ -42,7 +42,6 @@ class Trial:
 
 
 def drawn(seed):
-    """The trial of a seed."""
     source = Random(f"formats {seed}")
     shapes = tuple(
         tuple(source.randint(1, 6) for _ in range(source.choice((1, 4, 4, 5)))) for _ in range(source.randint(2, 6))
@@ -71,7 +70,6 @@ def turn(parameter):
 
 
 def resumed(trial, account, how):
-    """A new model that takes the state of this one."""
     state = account.handle.state_dict()
     account.handle.close()
     fresh = Account(trial.ours, trial.spec, trial.shapes, **trial.options)

@@ -36,7 +36,6 @@ class Trial:
 
 
 def drawn(seed):
-    """The trial of a seed."""
     source = Random(f"halves {seed}")
     shapes = tuple(
         tuple(source.randint(1, 12) for _ in range(source.randint(1, 3))) for _ in range(source.randint(0, 5))

@@ -5,7 +5,7 @@ from itertools import zip_longest
 import torch
 
 from .draw import PLAIN
-from .gradients import in_memory_order, same
+from .gradients import in_memory_order, near, same
 from .models import Headed
 from .simulated import Simulated, simulates
 
@@ -16,7 +16,6 @@ LOSES = ("error_feedback=false", "error_feedback=0", "momentum=", "dgc", "hosts"
 
 
 def broken(trial, answers):
-    """Sentences on all laws that do not hold."""
     found = list(differences(trial, answers))
     ledger, simulated = Ledger(trial), Simulated(trial) if simulates(trial) else None
     for number, notes in enumerate(zip_longest(*(answer.steps for answer in answers))):
@@ -97,7 +96,6 @@ class Ledger:
             yield from self.settled([note.held for note in notes])
 
     def event(self, name, argument):
-        """What changes the account."""
         if name == "swap":
             self.spec = argument
         if name == "rescale":
@@ -110,7 +108,6 @@ class Ledger:
         return self.spec in PLAIN and not any(name == "swap" for step in self.trial.steps for name, _ in step.events)
 
     def gradient(self, name, notes, ranks):
-        """One parameter's share in a step."""
         got, given = notes[0].got[name], [note.given[name] for note in notes if note.given[name] is not None]
         if not any(name in note.used for note in notes):
             if not same(notes[0].before[name], got, 0.0):
@@ -143,15 +140,9 @@ class Ledger:
 
     @property
     def tolerance(self):
-        """What rounding may make."""
         specs = [self.trial.spec, *(arg for step in self.trial.steps for name, arg in step.events if name == "swap")]
         narrow = [
             loss for spec in specs for half, loss in HALF.items() if half in spec.removeprefix("topk:k=5,value_dtype=")
         ]
         rough = HALF["bf16"] if "Brief" in self.trial.parts else LOSSY
         return self.count * self.largest * max([rough, *narrow])
-
-
-def near(mean, got, tolerance):
-    """Whether an average is the mean."""
-    return not mean.numel() or float((mean - got.double()).abs().max()) <= tolerance * max(1.0, float(mean.abs().max()))

@@ -16,6 +16,7 @@ from ..ddp_core.nets import Batch
 from ..hooks.local_sgd.sites import BUSY, Town
 from ..ranks import LostRank, RankFailure
 from . import models
+from .gradients import near
 from .models import Headed, loss_of
 
 LOSSY = (
@@ -62,7 +63,6 @@ class Trial:
 
 
 def drawn(seed):
-    """The trial of a seed."""
     source = Random(f"local {seed}")
     every = source.randint(1, 6)
     meets = source.random() < 0.4
@@ -70,21 +70,13 @@ def drawn(seed):
     steps = source.randint(4, 16)
     resumes = source.randint(1, steps - 1) if mishap is None and source.random() < 0.3 else None
     parts = [name for name in models.PARTS if name not in models.SPARSE]
-    return Trial(
-        seed,
-        3 if mishap else source.choice((2, 2, 3)),
-        tuple(source.choices(parts, k=source.randint(1, 3))),
-        source.choice(("none", source.choice(LOSSY))),
-        every,
-        source.randint(1, min(every, 3)),
-        source.random() < 0.6,
-        (source.choice((1.0, 0.7, 0.3)), source.choice((0.0, 0.5, 0.9)), source.random() < 0.5),
-        steps,
-        source.choice((0.0, 0.9)),
-        meets,
-        mishap,
-        resumes,
-    )
+    sites = 3 if mishap else source.choice((2, 2, 3))
+    parts = tuple(source.choices(parts, k=source.randint(1, 3)))
+    spec, fragments = source.choice(("none", source.choice(LOSSY))), source.randint(1, min(every, 3))
+    overlap = source.random() < 0.6
+    outer = (source.choice((1.0, 0.7, 0.3)), source.choice((0.0, 0.5, 0.9)), source.random() < 0.5)
+    momentum = source.choice((0.0, 0.9))
+    return Trial(seed, sites, parts, spec, every, fragments, overlap, outer, steps, momentum, meets, mishap, resumes)
 
 
 class Site:
@@ -150,7 +142,6 @@ def train(rank, world_size, trial, address, folder, limit):
 
 
 def lives(trial):
-    """The steps of one process after the other."""
     ends = [0, *([] if trial.resumes is None else [trial.resumes]), trial.steps]
     return list(itertools.pairwise(ends))
 
@@ -196,14 +187,8 @@ def differing(trial, found, parts):
     """What a plainly written simulation of all sites has otherwise."""
     sites = simulated(trial, parts)
     tolerance = max([TIGHT, *(TOLERANCES.get(part, TIGHT) for part in trial.parts)])
-    names = [n for n, numbers in found.items() if not near(numbers, sites[n], tolerance)]
+    names = [n for n, numbers in found.items() if not near(sites[n], numbers, tolerance)]
     return ", ".join(f"{name} by {float((found[name].double() - sites[name]).abs().max()):.2g}" for name in names)
-
-
-def near(found, expected, tolerance):
-    return not found.numel() or float((found.double() - expected).abs().max()) <= tolerance * max(
-        1.0, float(expected.abs().max())
-    )
 
 
 def simulated(trial, parts):
@@ -259,9 +244,15 @@ def broken(trial, answers, folder, limit):
     if len(survivors) < expected:
         return [*found, f"only sites {survivors} came to the end"]
     left = {rank: torch.load(f"{folder}/{rank}") for rank in survivors}
-    first, _, off = left[survivors[0]]
-    for rank, (numbers, longest, _) in left.items():
-        names = [name for name in first if not torch.equal(first[name], numbers[name])]
-        found += [f"site {rank} ends with other parameters: {', '.join(names)}"] if names else []
-        found += [f"site {rank} took {longest:.1f} s for a step"] if longest > limit + BUSY else []
+    off = left[survivors[0]][2]
+    found += unlike({rank: numbers for rank, (numbers, *_) in left.items()})
+    late = {rank: longest for rank, (_, longest, _) in left.items() if longest > limit + BUSY}
+    found += [f"site {rank} took {longest:.1f} s for a step" for rank, longest in late.items()]
     return [*found, f"a simulation has others: {off}"] if off else found
+
+
+def unlike(left):
+    """Sentences on sites that do not end with the first one's parameters. `left`: those of each site."""
+    first = left[min(left)] if left else {}
+    names = {site: [name for name in first if not torch.equal(first[name], own[name])] for site, own in left.items()}
+    return [f"site {site} ends with other parameters: {', '.join(each)}" for site, each in names.items() if each]

@@ -32,7 +32,6 @@ class Trial:
 
 
 def drawn(seed):
-    """The trial of a seed."""
     source = Random(f"meshes {seed}")
     axes, layers = source.choice(AXES), 2 * source.randint(1, 2)
     reduce, tolerance = source.choice(LOSSLESS[:3] if "replicas" in axes else LOSSLESS[1:3])
@@ -41,11 +40,7 @@ def drawn(seed):
         between, other = source.choice(LOSSLESS[1:] if reduce == "none" else LOSSLESS)
         asked, tolerance = {**asked, "replicas": between}, max(tolerance, other)
     wrapped = tuple(sorted(source.sample(range(layers), source.randint(0, layers))))
-    widths = (
-        2 * source.randint(5, 17),
-        2 * source.randint(5, 17),
-        *(2 * source.randint(1, 17) for _ in range(layers - 1)),
-    )
+    widths = tuple(2 * source.randint(5 if place < 2 else 1, 17) for place in range(layers + 1))
     return Trial(seed, axes, widths, wrapped, source.randint(2, 5), asked, tolerance)
 
 

@@ -41,7 +41,6 @@ WITHOUT_A_STEP = ("construction", "first request", "request")
 
 
 def happen(me):
-    """Now, once."""
     if not me.befallen:
         me.befallen = True
         ACTIONS[me.trial.mishap.kind](me.trial.mishap)
@@ -50,11 +49,8 @@ def happen(me):
 def due(me, place, step=None):
     """Whether this is where it happens."""
     mishap = me.trial.mishap
-    return (
-        mishap is not None
-        and (mishap.rank, mishap.place) == (me.rank, place)
-        and (place in WITHOUT_A_STEP or step == mishap.step)
-    )
+    here = mishap is not None and (mishap.rank, mishap.place) == (me.rank, place)
+    return here and (place in WITHOUT_A_STEP or step == mishap.step)
 
 
 def at(place, me, step=None):

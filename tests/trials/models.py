@@ -9,8 +9,6 @@ from ..ddp_core.nets import TOKENS, WIDTH, linear
 
 
 class Normed(nn.Module):
-    """A layer norm."""
-
     def __init__(self):
         super().__init__()
         self.norm = nn.LayerNorm(WIDTH, dtype=torch.float64)
@@ -20,8 +18,6 @@ class Normed(nn.Module):
 
 
 class DenseRows(nn.Module):
-    """An embedding with dense gradients."""
-
     def __init__(self):
         super().__init__()
         self.rows = nn.Embedding(TOKENS, WIDTH, dtype=torch.float64)
@@ -31,8 +27,6 @@ class DenseRows(nn.Module):
 
 
 class Brief(nn.Module):
-    """A part in bfloat16."""
-
     def __init__(self):
         super().__init__()
         self.layer = linear(torch.bfloat16)
@@ -42,8 +36,6 @@ class Brief(nn.Module):
 
 
 class Empty(nn.Module):
-    """A parameter without elements."""
-
     def __init__(self):
         super().__init__()
         self.nothing = nn.Parameter(torch.zeros(0, WIDTH, dtype=torch.float64))

@@ -35,7 +35,6 @@ class Trial:
 
 
 def drawn(seed):
-    """The trial of a seed."""
     source = Random(f"pauses {seed}")
     training = replace(local.drawn(source.randint(0, 10**6)), world_size=SITES, meets=True, mishap=None, resumes=None)
     shares = [round(source.uniform(SHORTEST, LONGEST), 2) for _ in range(SITES)]
@@ -68,9 +67,6 @@ def broken(trial, answers, folder, limit):
     """Sentences on what does not hold: all sites come to the end with one model, and each has paused."""
     left = {rank: torch.load(path) for rank in range(SITES) if (path := Path(folder, str(rank))).exists()}
     found = [f"site {rank} did not come to the end: {told(answers[rank])}" for rank in range(SITES) if rank not in left]
-    first = left[min(left)][0] if left else {}
-    for rank, (numbers, paused) in left.items():
-        names = [name for name in first if not torch.equal(first[name], numbers[name])]
-        found += [f"site {rank} ends with other parameters: {', '.join(names)}"] if names else []
-        found += [f"site {rank} paused for {paused:.2f} s alone"] if paused < trial.pauses[rank][1] * limit else []
-    return found
+    found += local.unlike({rank: numbers for rank, (numbers, _) in left.items()})
+    short = {rank: paused for rank, (_, paused) in left.items() if paused < trial.pauses[rank][1] * limit}
+    return [*found, *(f"site {rank} paused for {paused:.2f} s alone" for rank, paused in short.items())]

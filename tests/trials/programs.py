@@ -9,6 +9,8 @@ import torch
 from gradwire.compress import Layout, Ranks, Simulation, compressor
 from gradwire.compress.state import tree as states
 
+from .simulated import hand_over
+
 ROUGH = 1e-5  # what sums in float32 may take away in a step, relative to the largest number
 SPECS = (
     "topk:ratio=0.2",
@@ -58,7 +60,6 @@ class Trial:
 
 
 def drawn(seed):
-    """The trial of a seed."""
     source = Random(f"programs {seed}")
     hosts, world_size = source.choice(((1, 1), (1, 2), (1, 3), (2, 4), (2, 6), (3, 6), (4, 8)))
     shapes = (LARGE, *source.choices(SHAPES, k=source.randint(0, 5)))
@@ -68,12 +69,8 @@ def drawn(seed):
     steps = [Step(order(source, len(shapes)), None)]
     for _ in range(source.randint(3, 5)):
         bad = (source.randrange(world_size), source.randrange(10**6), source.choice((torch.inf, -torch.inf, torch.nan)))
-        steps.append(
-            Step(
-                order(source, len(shapes)) if source.random() < 0.4 else None,
-                (*bad, source.choice(SIZES)) if source.random() < 0.4 else None,
-            )
-        )
+        anew = order(source, len(shapes)) if source.random() < 0.4 else None
+        steps.append(Step(anew, (*bad, source.choice(SIZES)) if source.random() < 0.4 else None))
     bad = source.randrange(world_size), source.randrange(10**6), torch.nan, source.choice(SIZES)
     last = steps.pop()  # by then each compressor holds something back
     steps.append(Step(last.order or order(source, len(shapes)), last.bad or bad))
@@ -100,16 +97,8 @@ class Model:
 
     def arrange(self, order, number):
         """Make buckets anew, with what the old ones remember."""
-        saved = [{} for _ in self.owed]
-        for simulation in self.buckets:
-            for entries, state in zip(saved, simulation.states, strict=True):
-                entries.update(states.save(state))
-        self.buckets = [Simulation(self.built, self.whole.select(places)) for places in order]
-        for simulation in self.buckets:
-            for rank, state in enumerate(simulation.states):
-                states.set_step(state, number)
-                mine = {name: saved[rank][name] for name in simulation.layouts[0].names if name in saved[rank]}
-                self.owed[rank].update(states.load(state, mine))
+        before, self.buckets = self.buckets, [Simulation(self.built, self.whole.select(places)) for places in order]
+        hand_over(before, self.buckets, self.owed, number)
 
     def held(self):
         """What all ranks hold back and owe, on average, flat, in float64."""
@@ -131,7 +120,6 @@ class Model:
 
 
 def undergone(pool, trial, scale):
-    """Sentences on laws that do not hold."""
     model, generator, found = Model(trial), torch.Generator().manual_seed(trial.seed), []
     anew = bad = False
     for number, step in enumerate(trial.steps):
@@ -164,7 +152,6 @@ def hidden(model, given, bad):
 
 
 def bucket_of(model, simulation, given):
-    """What ranks give to a bucket."""
     layout = simulation.layouts[0]
     for flat in given:
         views = model.whole.views(flat)

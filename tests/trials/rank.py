@@ -68,7 +68,6 @@ class Rank:
         mishaps.watch(self)
 
     def net(self):
-        """The network before training."""
         return Headed(self.trial.parts, self.trial.seed)
 
     def made(self, transport=None, network=None):
@@ -86,12 +85,10 @@ class Rank:
 
     @property
     def models(self):
-        """All that train."""
         return [self.model, *(model for model, _ in self.copies.values())]
 
     @property
     def handles(self):
-        """The handles of all that are compressed."""
         return [self.handle, *(handle for _, handle in self.copies.values())]
 
     def step(self, number):
@@ -108,11 +105,8 @@ class Rank:
         for model in self.models:
             self.backwards(model, number, plan)
         noted.got = dense(self.model.module)
-        noted.differing = [
-            f"{how}: {differing}"
-            for how, (model, _) in self.copies.items()
-            if (differing := difference(noted.got, dense(model.module)))
-        ]
+        copies = {how: difference(noted.got, dense(model.module)) for how, (model, _) in self.copies.items()}
+        noted.differing = [f"{how}: {differing}" for how, differing in copies.items() if differing]
         if self.reference is not None:
             self.compare(noted, number, plan)
         noted.buckets = [bucket.parameters for bucket in self.handle.stats().buckets]
@@ -158,7 +152,6 @@ class Rank:
         return Noted(before, total, used, {})
 
     def close(self):
-        """End what the handles have begun."""
         for reader in self.readers:
             reader.join()
         for handle in self.handles:
@@ -181,7 +174,6 @@ def environment(trial):
 
 
 def train(rank, world_size, trial):
-    """A whole trial on one rank: its Answer."""
     with environment(trial):
         return trained(rank, trial)
 
@@ -217,7 +209,6 @@ def torch_options(trial):
 
 
 def zero(model, how):
-    """`how`: none, zeros, or keep."""
     if how != "keep":
         model.zero_grad(set_to_none=how == "none")
 
@@ -237,7 +228,6 @@ def descend(model, plan, finite):
 
 
 def copy_parameters(source, target):
-    """Make all parameters of a network those of another one."""
     with torch.no_grad():
         for mine, theirs in zip(target.parameters(), source.parameters(), strict=True):
             mine.copy_(theirs)

@@ -17,9 +17,9 @@ from ..hooks.given import Given, average, gradients, same
 from ..hooks.local_sgd.sites import Net, descend
 from ..hooks.saving import Busy, Saves
 from . import draw
+from .accounts import SHAPES
 from .shards import AMONG_REPLICAS, SUMS, forget_meshes
 
-SHAPES = ((24, 9), (9,), (4, 6, 3), (17,))
 LATEST = 3  # the step in which new buckets may still be met; until then the fields of a state move
 
 
@@ -36,7 +36,6 @@ class Trial:
 
 
 def drawn(seed):
-    """The trial of a seed."""
     source = Random(f"saves {seed}")
     handle = source.choice(("own", "attached", "fsdp", "fsdp", "local"))
     world_size = source.choice((2, 2, 3))

@@ -51,7 +51,6 @@ class Trial:
 
 
 def drawn(seed):
-    """The trial of a seed."""
     source = Random(f"scales {seed}")
     shapes = [tuple(source.randint(1, 14) for _ in range(source.randint(1, 3))) for _ in range(source.randint(4, 10))]
     shapes += [LARGE, LARGE]
@@ -62,17 +61,8 @@ def drawn(seed):
     spec = source.choice(list(SPECS))
     source.shuffle(powers)
     smaller, steps = source.randrange(len(shapes)), source.randint(3, 5)
-    return Trial(
-        seed,
-        source.choice((2, 2, 3)),
-        source.random() < 0.6,
-        spec,
-        tuple(shapes),
-        tuple(powers),
-        smaller,
-        steps,
-        options,
-    )
+    world_size, ours = source.choice((2, 2, 3)), source.random() < 0.6
+    return Trial(seed, world_size, ours, spec, tuple(shapes), tuple(powers), smaller, steps, options)
 
 
 def train(rank, world_size, trial):

@@ -45,7 +45,6 @@ class Trial:
 
 
 def drawn(seed):
-    """The trial of a seed."""
     trial, source = lossless(seed), Random(f"shards {seed} compressed")
     if source.random() < 0.5:
         return trial
@@ -69,22 +68,14 @@ def lossless(seed):
     if replicas > 1 and source.random() < 0.5:
         asked["replicas"] = "none"
     asked = asked or {source.choice(("gather", "reduce")): "none"}
-    return Trial(
-        seed,
-        world_size,
-        replicas,
-        tuple(widths),
-        tuple(sorted(source.sample(range(layers), source.randint(0, layers)))),
-        source.random() < 0.6,
-        source.choice((None, None, "bf16", "bf16 sums")),
-        source.choice(("sgd", "adamw")),
-        tuple(source.choice((1, 1, 2, 3)) for _ in range(source.randint(3, 5))),
-        asked,
-    )
+    wrapped, reshards = sorted(source.sample(range(layers), source.randint(0, layers))), source.random() < 0.6
+    half, optimizer = source.choice((None, None, "bf16", "bf16 sums")), source.choice(("sgd", "adamw"))
+    batches = tuple(source.choice((1, 1, 2, 3)) for _ in range(source.randint(3, 5)))
+    widths, wrapped = tuple(widths), tuple(wrapped)
+    return Trial(seed, world_size, replicas, widths, wrapped, reshards, half, optimizer, batches, asked)
 
 
 def network(trial):
-    """Linear layers of drawn widths, sharded as drawn."""
     with torch.random.fork_rng():
         torch.manual_seed(trial.seed)
         model = nn.Sequential(*(nn.Linear(*pair) for pair in zip(trial.widths, trial.widths[1:], strict=False)))
@@ -188,6 +179,5 @@ def beside_torch(trial, rank):
 
 
 def broken(trial, answers):
-    """Sentences on all ranks that differ."""
     words = "gradient was lost, or made up" if trial.loses else "not as torch"
     return [f"rank {rank}: {words}: {answer}" for rank, answer in enumerate(answers) if answer]

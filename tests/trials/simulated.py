@@ -7,7 +7,7 @@ from gradwire.compress.protocol.layout import working_dtype
 from gradwire.compress.state import tree as states
 from gradwire.ddp_core import layout_of
 
-from .gradients import in_memory_order
+from .gradients import in_memory_order, near
 from .models import SPARSE, Headed
 
 OTHER_ORDER = 1e-4  # what sums in another order may make, on more than two ranks
@@ -19,6 +19,19 @@ def simulates(trial):
         return False  # sums in another order round to other numbers of 16 bits
     events = {name for step in trial.steps for name, _ in step.events}
     return not (trial.inputs or trial.dynamic or SPARSE & set(trial.parts) or events & {"swap", "rescale"})
+
+
+def hand_over(before, after, owed, number):
+    """New buckets remember what those before do; what has lost its place is owed, by rank. `number`: of the step."""
+    saved = [{} for _ in owed]
+    for simulation in before:
+        for entries, state in zip(saved, simulation.states, strict=True):
+            entries.update(states.save(state))
+    for simulation in after:
+        for entries, state, lost in zip(saved, simulation.states, owed, strict=True):
+            states.set_step(state, number)
+            mine = {name: entries[name] for name in simulation.layouts[0].names if name in entries}
+            lost.update(states.load(state, mine))
 
 
 class Simulated:
@@ -63,19 +76,10 @@ class Simulated:
         """Have these buckets, with what the ones before remember."""
         if set(buckets) == set(self.buckets):
             return
-        saved = [{} for _ in range(self.trial.world_size)]
-        for simulation in self.buckets.values():
-            for entries, state in zip(saved, simulation.states, strict=True):
-                entries.update(states.save(state))
-        self.buckets = {names: self.made(names) for names in buckets}
-        for simulation in self.buckets.values():
-            for entries, state, owed in zip(saved, simulation.states, self.owed, strict=True):
-                states.set_step(state, number)
-                mine = {name: entries[name] for name in simulation.layouts[0].names if name in entries}
-                owed.update(states.load(state, mine))
+        before, self.buckets = self.buckets, {names: self.made(names) for names in buckets}
+        hand_over(before.values(), self.buckets.values(), self.owed, number)
 
     def made(self, names):
-        """A new bucket."""
         members = {name: self.parameters[name] for name in names}
         dtype = self.parameters[names[0]].dtype.to_real()
         return Simulation(
@@ -83,10 +87,6 @@ class Simulated:
         )
 
     def agrees(self, expected, got):
-        """In every bit on two ranks."""
         if self.trial.world_size == 2:
             return torch.equal(expected, got)
-        rough = 0.1 if got.dtype == torch.bfloat16 else OTHER_ORDER
-        return torch.allclose(
-            expected, got, rtol=0, atol=rough * max(1.0, float(got.abs().max())) if got.numel() else 0
-        )
+        return near(got, expected, 0.1 if got.dtype == torch.bfloat16 else OTHER_ORDER)

@@ -60,7 +60,6 @@ class Trial:
 
 
 def drawn(seed):
-    """The trial of a seed."""
     source = Random(f"sites {seed}")
     training = replace(local.drawn(source.randint(0, 10**6)), world_size=3, meets=True, mishap=None, resumes=None)
     mishap, moment, relay = source.choice(MISHAPS), round(source.uniform(0.0, 0.6), 3), source.random() < 0.5
@@ -145,7 +144,6 @@ class Strike:
                 self.stack.callback(timer.cancel)
 
     def heal(self, direction):
-        """Bytes pass again."""
         direction.cut = False
         self.over(struck=direction.held > 0)
 
@@ -174,7 +172,6 @@ def befall(trial, events, limit):
 
 
 def await_file(path):
-    """Wait for an event of another site."""
     deadline = time.monotonic() + PATIENCE
     while not path.exists():
         if time.monotonic() > deadline:
@@ -205,23 +202,18 @@ def broken(trial, answers, folder, limit):
     left = {rank: torch.load(path) for rank in (*others, last) if (path := Path(folder, str(rank))).exists()}
     lost = [rank for rank, answer in enumerate(answers) if isinstance(answer, LostRank)]
     killed = trial.mishap == "kill" and last in lost
-    found = (
-        [] if killed or Path(folder, STRUCK).exists() else [f"nothing befell site {last}: no {trial.mishap} took place"]
-    )
+    struck = killed or Path(folder, STRUCK).exists()
+    found = [] if struck else [f"nothing befell site {last}: no {trial.mishap} took place"]
     found += [f"site {rank} {answers[rank].fate}" for rank in lost if not (killed and rank == last)]
     found += [f"site {rank} did not come to the end: {told(answers[rank])}" for rank in others if rank not in left]
     if last not in left and not killed and not any(words in told(answers[last]) for words in ENDED):
         found.append(f"site {last} neither ends nor says that the others have ended: {told(answers[last])}")
     if last in left and trial.mishap == "after":
         found.append(f"site {last} trained alone when the others had ended")
-    first = left.get(0, ({}, 0.0))[0]
-    for rank, (numbers, longest) in left.items():
-        names = [name for name in first if not torch.equal(first[name], numbers[name])]
-        found += [f"site {rank} ends with other parameters: {', '.join(names)}"] if names else []
-        found += [f"site {rank} took {longest:.1f} s for a step"] if rank != last and longest > limit + BUSY else []
-    return found
+    found += local.unlike({rank: numbers for rank, (numbers, _) in left.items()})
+    late = {rank: longest for rank, (_, longest) in left.items() if rank != last and longest > limit + BUSY}
+    return [*found, *(f"site {rank} took {longest:.1f} s for a step" for rank, longest in late.items())]
 
 
 def told(answer):
-    """What a rank raised."""
     return answer.traceback if isinstance(answer, RankFailure) else str(answer)

@@ -11,7 +11,7 @@ from random import Random
 import torch
 
 from ..hooks.given import gradients
-from .accounts import Account
+from .accounts import SHAPES, Account
 
 SPECS = (
     "int8",
@@ -21,7 +21,6 @@ SPECS = (
     "topk:ratio=0.2,error_feedback=false",
     "ternary:error_feedback=false",
 )
-SHAPES = ((24, 9), (9,), (4, 6, 3), (17,))
 ASKED = "error_feedback=false"
 
 
@@ -39,7 +38,6 @@ class Trial:
 
 
 def drawn(seed):
-    """The trial of a seed."""
     source = Random(f"tasks {seed}")
     sizes = tuple(10.0 ** source.uniform(-3, 3) for _ in range(source.randint(2, 4)))
     world_size, ours = source.choice((2, 2, 3)), source.random() < 0.6

@@ -10,7 +10,7 @@ from random import Random
 import torch
 
 from ..hooks.given import gradients
-from .accounts import Account
+from .accounts import SHAPES, Account
 
 SPECS = (
     "int4",
@@ -25,7 +25,6 @@ SPECS = (
     "topk:ratio=0.2,residual_bits=16",
     "int4:momentum=0.5",
 )
-SHAPES = ((24, 9), (9,), (4, 6, 3), (17,))
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,6 @@ class Trial:
 
 
 def drawn(seed):
-    """The trial of a seed."""
     source = Random(f"tokens {seed}")
     factors = [2.0 ** -source.randint(0, 6) for _ in range(source.randint(3, 7))]
     factors[1] = factors[0] * source.choice((64.0, 1 / 64))

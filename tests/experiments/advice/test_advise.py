@@ -103,13 +103,10 @@ def advised(ranks):
     return ranks.run(asked, 2, compressors=["int4", "powersgd:rank=1"], hosts=[16, 1000])
 
 
-def test_all_ranks_get_the_same_advice(advised):
+def test_all_ranks_get_the_same_advice_and_nothing_of_the_training_changes(advised):
     first, second = advised
     assert first == second
-
-
-def test_nothing_of_the_training_changes(advised):
-    assert all(each["same"] for each in advised)
+    assert first["same"]
 
 
 def test_on_a_slow_link_the_recommended_line_compresses(advised):
@@ -262,16 +259,11 @@ def asked_of_its_own(rank, world_size):
     return str(gradwire.advise(model, needs_the_bare_model, batch, optimizer, compressors=["bf16"], trial_seconds=30))
 
 
-def refused(rank, world_size, **options):
-    model, optimizer, batch = trained()
-    gradwire.advise(model, options.pop("loss_fn", loss_of), batch, optimizer, **options)
-
-
 def no_scalar(model, batch):
     return model(batch)
 
 
-DIFFERENT = [  # options of rank 0, of the others, what is told
+DIFFERENT = [  # options of rank 0, of rank 1, what is told
     ({"compressors": ["int8"]}, {"compressors": ["int4"]}, "of compressors: rank 0 has"),
     ({}, {"tolerance": 0.5}, "of tolerance: rank 0 has 0.03, rank 1 has 0.5"),
     ({}, {"worthwhile": 2}, "of worthwhile: rank 0 has 1.1, rank 1 has 2"),
@@ -280,6 +272,7 @@ DIFFERENT = [  # options of rank 0, of the others, what is told
     ({"trial_seconds": 0}, {"trial_seconds": 1}, "of trial_seconds: rank 0 has 0, rank 1 has 1"),
     ({}, {"optimizer": torch.optim.AdamW}, "of optimizer: rank 0 has SGD with momentum, rank 1 has AdamW"),
     ({"hosts": [16]}, {"hosts": [16]}, "hosts=[16] needs ranks on two hosts or more, and all of these are on one"),
+    ({"loss_fn": no_scalar}, {"loss_fn": no_scalar}, "got a tensor of (8, 64)"),
 ]
 
 
@@ -287,31 +280,18 @@ def refusals(rank, world_size):
     """What a rank is told in each case."""
     model, optimizer, batch = trained()
     told = []
-    for case in DIFFERENT:
-        options = dict(case[min(rank, 1)])
+    for *cases, words in DIFFERENT:
+        options = dict(cases[rank])
         chosen = options.pop("optimizer")(model.parameters()) if "optimizer" in options else optimizer
-        with pytest.raises(ValueError, match="rank") as raised:
-            gradwire.advise(model, loss_of, batch, chosen, **options)
+        with pytest.raises(ValueError, match=re.escape(words)) as raised:
+            gradwire.advise(model, options.pop("loss_fn", loss_of), batch, chosen, **options)
         told.append(str(raised.value))
     return told
 
 
-def test_what_ranks_do_not_agree_on_is_refused_on_every_rank(ranks):
+def test_what_ranks_do_not_agree_on_or_cannot_try_is_refused_on_every_rank(ranks):
     first, second = ranks.run(refusals, 2)
     assert first == second
-    assert all(expected in told for told, (*_, expected) in zip(first, DIFFERENT, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("function", "options", "message"),
-    [
-        (refused, {"loss_fn": no_scalar}, r"returns a scalar with a gradient.*got a tensor of \(8, 64\)"),
-    ],
-)
-def test_what_cannot_be_tried_is_refused_on_every_rank(ranks, function, options, message):
-    for failure in ranks.run(function, 2, expect_errors=True, **options):
-        assert failure.type_name == "ValueError"
-        assert re.search(message, failure.message)
 
 
 WRONG = [  # options of rank 1, what is told
@@ -392,10 +372,8 @@ def test_a_loss_of_another_model_is_refused_and_its_gradients_stay(ranks):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"compressors": ["nope"]}, "unknown compressor 'nope'"),
         ({"compressors": ["hosts+int4"]}, r"hosts\+int4 is tried without being asked for.*as in int4"),
         ({"hosts": [1]}, r"hosts are whole numbers, at least 2, such as \[16, 64\]; got 1"),
-        ({"tolerance": -1}, "tolerance is a part of the loss"),
         ({"timeout": timedelta(0)}, "timeout is above 0"),
     ],
 )
@@ -422,12 +400,7 @@ def on_two_hosts(rank, world_size):
         advice = gradwire.advise(model, loss_of, batch, optimizer, compressors=["int4"], hosts=[8], trial_seconds=0)
     scopes = {scope for _, _, scope in advice.measured.costs}
     sent = {choice.spec: choice.prediction.sent_bytes for choice in advice.here.choices}
-    return {
-        "scopes": scopes,
-        "sent": sent,
-        "text": str(advice),
-        "ranks": advice.elsewhere[0].ranks,
-    }
+    return {"scopes": scopes, "sent": sent, "text": str(advice), "ranks": advice.elsewhere[0].ranks}
 
 
 def test_hosts_of_several_ranks_are_tried_with_two_levels(ranks):

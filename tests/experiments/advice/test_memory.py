@@ -19,10 +19,8 @@ SPECS = ["bf16", "int4", "int2:residual_bits=8", "hosts+int4"]
 
 def fitting(free, specs=SPECS):
     parameters = dict(NETWORK.named_parameters())
-    training, computation = (
-        SimpleNamespace(parameters=parameters),
-        SimpleNamespace(ready=dict.fromkeys(parameters, 0.0)),
-    )
+    training = SimpleNamespace(parameters=parameters)
+    computation = SimpleNamespace(ready=dict.fromkeys(parameters, 0.0))
     here = SimpleNamespace(free_memory=lambda: free, ranks=Ranks(4, per_host=2))
     kept, left_out = _fitting(candidates(specs), training, computation, here, None)
     return [each.spec for each in kept], left_out

@@ -54,11 +54,8 @@ def test_of_equally_fast_methods_that_which_loses_least_is_taken():
 
 
 def test_what_loses_more_has_to_be_worth_it_over_what_loses_less():
-    eight, four, less = (
-        choice("int8", 0.3, loss=0.001),
-        choice("int4", 0.28, loss=0.012),
-        choice("int4", 0.27, loss=0.012),
-    )
+    eight = choice("int8", 0.3, loss=0.001)
+    four, less = choice("int4", 0.28, loss=0.012), choice("int4", 0.27, loss=0.012)
     assert chosen(NONE, eight, four) is eight
     assert chosen(NONE, eight, less) is less
     assert chosen(NONE, choice("bf16", 0.95), choice("int8", 0.9, loss=0.001)).spec == "int8"  # bf16 was not worth it
@@ -91,26 +88,11 @@ def test_a_gain_that_is_not_worth_it_leaves_the_script_as_it_is(other):
 
 
 @pytest.mark.parametrize(
-    ("rule", "message"),
-    [
-        ({"tolerance": -0.1}, "tolerance is a part of the loss, at least 0"),
-        ({"worthwhile": 0.9}, "worthwhile is a speed-up"),
-    ],
-)
-def test_a_rule_that_makes_no_sense_is_refused(rule, message):
-    with pytest.raises(ValueError, match=message):
-        Rule(**rule)
-
-
-@pytest.mark.parametrize(
     ("given", "line"),
     [
         (NONE, "ddp_model = torch.nn.parallel.DistributedDataParallel(model)"),
         (choice("bf16", 1.0), 'handle = gradwire.attach(ddp_model, "bf16", optimizer=optimizer)'),
-        (
-            choice("int4", 1.0),
-            'handle = gradwire.attach(ddp_model, "int4", optimizer=optimizer)',
-        ),
+        (choice("int4", 1.0), 'handle = gradwire.attach(ddp_model, "int4", optimizer=optimizer)'),
         (
             choice("powersgd:rank=4", 1.0, order="priority"),
             'ddp_model = gradwire.DistributedDataParallel(model, compressor="powersgd:rank=4", '
@@ -149,9 +131,6 @@ def test_losses_are_those_of_the_optimizer():
 
 
 def test_none_is_always_among_the_candidates_and_unknown_ones_have_no_loss():
-    assert [each.spec for each in candidates(["int4", "powersgd:rank=7", "int4"])] == [
-        "none",
-        "int4",
-        "powersgd:rank=7",
-    ]
-    assert candidates(["powersgd:rank=7"])[1].losses == {}
+    found = candidates(["int4", "powersgd:rank=7", "int4"])
+    assert [each.spec for each in found] == ["none", "int4", "powersgd:rank=7"]
+    assert found[2].losses == {}

@@ -105,34 +105,3 @@ def test_ranks_of_slurm_are_one_run_and_share_the_cores_of_their_node(compared, 
         torch.set_num_threads(threads)
     assert (backend, launcher, out, rendezvous) == ("gloo", "Slurm", None, None)
     assert [os.environ[name] for name in mine] == ["5", "8", "1", "4"]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (["--compressors", "none,powersdg"], "unknown compressor 'powersdg' (did you mean 'powersgd'?)"),
-        (["--compressors", ""], "name at least one"),
-        (["--compressors", "none,bf16,none"], "names the same one twice: none"),
-        (["--model", "mpl"], "unknown model 'mpl' (did you mean 'mlp'?)"),
-        (["--data", "digit"], "unknown data 'digit' (did you mean 'digits'?)"),
-        (["--data.path", "/nowhere"], "/nowhere does not exist"),
-        (["--netlab.rate", "1gbit"], "netlab.rate without hosts"),
-        (["--backend", "mpi"], "--backend takes auto or gloo or nccl or gloo-cuda, got 'mpi'"),
-        (["--batch-size", "719"], "1437 samples to train on, fewer than one batch of 719 for each of 2 ranks"),
-    ],
-    ids=lambda value: "=".join(value) if isinstance(value, list) else "",
-)
-def test_what_cannot_run_is_refused_before_anything_starts(wrong, message, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("gradwire.experiments.compare.command.supervised", None)
-    out = tmp_path / "out"
-    assert main(["compare", "--model=mlp", "--data=digits", f"--out={out}", *wrong]) == 2
-    assert message in capsys.readouterr().err
-    assert not out.exists()
-
-
-@pytest.mark.skipif(torch.cuda.device_count() > 1, reason="there are GPUs")
-def test_nccl_without_a_gpu_for_every_rank_is_refused(tmp_path, capsys):
-    out = tmp_path / "out"
-    assert main(["compare", "--model=mlp", "--data=digits", "--backend=nccl", f"--out={out}"]) == 2
-    assert "nccl needs a GPU per rank: 2 ranks" in capsys.readouterr().err
-    assert not out.exists()

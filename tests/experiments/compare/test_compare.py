@@ -13,26 +13,12 @@ from gradwire.experiments.cli import main
 
 from .given import LEFT_BEHIND, results_in
 
-COMPRESSORS = (
-    "none",
-    "bf16",
-    "fp16",
-    "powersgd:rank=1",
-    "topk:ratio=0.1",
-    "onebit",
-)
+COMPRESSORS = ("none", "bf16", "fp16", "powersgd:rank=1", "topk:ratio=0.1", "onebit")
 STEPS = 4
 WORLD_SIZE = 2
-SIZES = {"model": "gpt", "model.width": 32, "model.layers": 1, "model.context": 16, "bucket-mb": 0.05}
+SIZES = {"model": "gpt", "model.width": 32, "model.layers": 1, "model.context": 16, "bucket-mb": 0.05, "data": "text"}
 PARAMETERS = 12 * 32**2 + 13 * 32 + 2 * 32 + (2 * 256 + 16) * 32
-OPTIONS = {
-    **SIZES,
-    "data": "text",
-    "compressors": ",".join(COMPRESSORS),
-    "steps": STEPS,
-    "threads": 1,
-    "eval-batches": 2,
-}
+OPTIONS = {**SIZES, "compressors": ",".join(COMPRESSORS), "steps": STEPS, "threads": 1, "eval-batches": 2}
 
 
 def flags(**options):
@@ -113,7 +99,7 @@ def test_bytes_are_those_of_ring_all_reduces(runs):
 
 
 def test_plan_tells_the_same_bytes(comparison, capsys):
-    options = flags(**SIZES, data="text", compressors=OPTIONS["compressors"], workers=WORLD_SIZE)
+    options = flags(**SIZES, compressors=OPTIONS["compressors"], workers=WORLD_SIZE)
     assert main(["plan", "--json", *options]) == 0
     planned = json.loads(capsys.readouterr().out)
     assert planned["parameters"] == comparison[2]["model"]["parameters"]

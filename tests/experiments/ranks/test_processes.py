@@ -27,27 +27,13 @@ from gradwire.experiments.ranks.processes import run_ranks
 from gradwire.experiments.workloads import training
 
 from ..given import results_of, run_of
+from ..running import PARENT, PATIENCE, SESSION, processes, spawned, wait_for
 
 pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes by Linux's /proc"),
     pytest.mark.timeout(300),
 ]
 COMPRESSORS = ("none", *(f"powersgd:rank={rank}" for rank in range(1, 32)))
-PARENT, SESSION = 1, 3
-PATIENCE = 110  # seconds until a run must have got somewhere
-
-
-def processes(column, number):
-    """All that run, of which a column of /proc/PID/stat, counted behind the name, says a number."""
-    found = set()
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            columns = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
-            continue
-        if columns[0] not in "ZX" and int(columns[column]) == number:
-            found.add(int(entry))
-    return found
 
 
 def members(session):
@@ -58,24 +44,6 @@ def own_ranks():
     """The ranks of this process, which are forked from its server."""
     forkserver.ensure_running()
     return processes(PARENT, forkserver._forkserver._forkserver_pid)
-
-
-def ranks_of(parent):
-    """The processes that multiprocessing spawned there to run ranks."""
-    found = set()
-    for process in processes(PARENT, parent):
-        with suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
-            if b"spawn_main" in Path("/proc", str(process), "cmdline").read_bytes():
-                found.add(process)
-    return found
-
-
-def wait_for(condition, what):
-    deadline = time.monotonic() + PATIENCE
-    while not (result := condition()):
-        assert time.monotonic() < deadline, f"no {what}"
-        time.sleep(0.02)
-    return result
 
 
 def finished(out):
@@ -147,7 +115,7 @@ def check_kept(out):
 def test_ctrl_c_keeps_what_had_finished_and_leaves_no_process(arguments, tmp_path):
     with session(arguments) as process:
         wait_for(lambda: finished(tmp_path / "out"), "first result")
-        assert len(ranks_of(process.pid)) == 2
+        assert len(spawned(processes(PARENT, process.pid))) == 2
         os.killpg(process.pid, signal.SIGINT)
         code, output = ended(process, within=PATIENCE)
     assert code == 130
@@ -219,7 +187,7 @@ def test_ranks_die_with_the_process_that_started_them_however_it_ends(tmp_path, 
     parent.start()
     try:
         wait_for((tmp_path / "rank").exists, "rank")
-        (rank,) = ranks_of(parent.pid)
+        (rank,) = spawned(processes(PARENT, parent.pid))
         assert rank == int((tmp_path / "rank").read_text())
     finally:
         parent.kill()

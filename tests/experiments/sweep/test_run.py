@@ -1,7 +1,6 @@
 import multiprocessing
 import os
 import sys
-import time
 
 import pytest
 import torch
@@ -13,7 +12,8 @@ from gradwire.experiments.sweep.points import points_of
 from gradwire.experiments.sweep.run import run_point
 
 from ...forked import Script
-from .given import STUDY, descendants, ranks_below, state
+from ..running import alive, descendants, spawned, wait_for
+from .given import STUDY
 
 
 @pytest.mark.slow
@@ -34,18 +34,13 @@ def test_a_real_interrupt_ends_the_point_and_its_ranks(tmp_path, study):
     study.write_text(STUDY.replace("total: 1000, repeats: 1", "total: 60M, repeats: 1000"))
     flags = ["sweep", f"--config={study}", f"--out={tmp_path / 'out'}"]
     script = Script(f"import sys; from gradwire.experiments.cli import main; sys.exit(main({flags!r}))")
-    deadline = time.monotonic() + 60
-    while not ranks_below(script.pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for(lambda: spawned(descendants(script.pid)), "rank")
     started = descendants(script.pid)
     script.interrupt()
     done = script.end()
     assert done.code == 130, done.errors
     assert len(started) > 1
-    deadline = time.monotonic() + 60  # one that was killed may take a moment to go
-    while (left := [pid for pid in started if state(pid) not in ("", "Z")]) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not left
+    wait_for(lambda: not any(map(alive, started)), "end of all")  # one that was killed may take a moment to go
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's death")
@@ -56,12 +51,8 @@ def test_a_point_dies_with_a_sweep_that_is_killed(tmp_path):
         target=run_to_end, args=("sleep", command, 600, tmp_path / "written")
     )
     owner.start()
-    deadline = time.monotonic() + 30
-    while not note.exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_for(note.exists, "point")
     point = int(note.read_text())
     owner.kill()
     owner.join()
-    while state(point) not in ("", "Z") and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert state(point) in ("", "Z")
+    wait_for(lambda: not alive(point), "end of the point")

@@ -17,14 +17,13 @@ from gradwire.experiments.sweep import points, run
 from gradwire.experiments.sweep.command import outcome_of
 from gradwire.experiments.sweep.points import points_of, read_points
 
-from .given import descendants, state
+from ..running import PATIENCE, descendants, stat
 
 DOCUMENTATION = Path(__file__).parents[3] / "docs" / "sweep.md"
 RESULTS = DOCUMENTATION.parent / "results"
 STUDIES = sorted(file.stem for file in (CONFIGS / "studies").glob("*.yaml"))
 DIFFERENT = {"adaptive", "ddp-fig2-ready", "ddp-fig6-breakdown", "p3-priority-resnet50"}
 TRACES = {"/var/run/netns": "gradwire-*", "/sys/class/net": "gwl*", tempfile.gettempdir(): "gradwire-sweep-*"}
-PATIENCE = 60.0  # seconds, for what was killed to go
 PARSED = set()  # command lines of points, but for their seeds
 
 
@@ -42,7 +41,7 @@ def nothing_left(quick_start):
 
 def traces():
     """What studies make on this machine and must take away; not what tests beside these ones have at the moment."""
-    mine = {os.getpid(), *(pid for pid in descendants(os.getpid()) if state(pid))}
+    mine = {os.getpid(), *(pid for pid in descendants(os.getpid()) if stat(pid))}
     files = [file for place, pattern in TRACES.items() for file in Path(place).glob(pattern)]
     return {str(file) for file in files if not others(file.name, mine)} | {f"process {pid}" for pid in mine}
 
@@ -50,7 +49,7 @@ def traces():
 def others(name, mine):
     """Whether a name is that of a lab of a process that lives, and is none of these."""
     made_by = re.match(r"(?:gradwire-|gwl)(\d+)", name)
-    return made_by is not None and bool(state(pid := int(made_by[1]))) and pid not in mine
+    return made_by is not None and bool(stat(pid := int(made_by[1]))) and pid not in mine
 
 
 @pytest.fixture

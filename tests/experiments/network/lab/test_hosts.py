@@ -7,20 +7,10 @@ import subprocess
 import pytest
 
 from gradwire.experiments.cli import main
-from gradwire.experiments.network.lab import (
-    NetlabConfig,
-    run_on_hosts,
-)
-from gradwire.experiments.network.lab.hosts import (
-    OWNERS,
-    NetlabError,
-    clean,
-    interfaces_of,
-    left_by,
-    temporary_lab,
-)
+from gradwire.experiments.network.lab import NetlabConfig, run_on_hosts
+from gradwire.experiments.network.lab.hosts import OWNERS, NetlabError, clean, interfaces_of, left_by, temporary_lab
 
-from .given import PATIENCE, alive, shell, wait_for
+from ...running import PATIENCE, alive, shell, wait_for
 
 
 @pytest.mark.parametrize("options", [{}, {"down": "50mbit"}, {"down": "50mbit", "delay": "1ms", "loss": "1%"}])

@@ -8,19 +8,14 @@ import time
 import pytest
 
 from gradwire.experiments.cli import main
-from gradwire.experiments.network.lab import (
-    NetlabConfig,
-    launcher,
-    rerun_on_hosts,
-    run_on_hosts,
-)
+from gradwire.experiments.network.lab import NetlabConfig, launcher, rerun_on_hosts, run_on_hosts
 from gradwire.experiments.network.lab.hosts import NetlabError, left_by
 from gradwire.experiments.network.lab.utilization import Utilization
 from gradwire.experiments.network.link import parse_rate
 from gradwire.experiments.ranks.launchers import LAB_VARIABLE
 from gradwire.experiments.ranks.own_command import own_command
 
-from .given import PATIENCE, alive, shell, wait_for
+from ...running import PATIENCE, alive, shell, wait_for
 
 
 def test_every_host_gets_the_variables_of_a_launcher(possible, capfd, tmp_path):
@@ -110,12 +105,9 @@ def test_bench_measures_on_the_hosts_of_its_lab(possible, tmp_path):
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(file.read_text())["rows"]
     assert (row["model"], row["world_size"], row["machines"]) == ("resnet18-cifar", 2, 2)
-    assert row["labels"] == [
-        "emulated compute resnet18-cifar, 0.02 s per step",
-        "dilated 2",
-        "netlab: 2 hosts at 500 Mbit/s",
-    ]
-    assert all(f"NOT REAL: {label}" in done.stdout for label in row["labels"])
+    labels = ["emulated compute resnet18-cifar, 0.02 s per step", "dilated 2", "netlab: 2 hosts at 500 Mbit/s"]
+    assert row["labels"] == labels
+    assert all(f"NOT REAL: {label}" in done.stdout for label in labels)
     assert "started by netlab" in done.stdout
     assert parse_rate(Utilization.read(use).rate) == parse_rate("500mbit")
     assert row["sent_bytes_per_step"] == 4 * 11_173_962

@@ -10,7 +10,7 @@ from gradwire.experiments.network.lab.hosts import run, temporary_lab
 from gradwire.experiments.sites_plan import Wan, round_plan
 
 from ....forked import Script
-from .given import wait_for
+from ...running import wait_for
 
 SITES, SIDE, SPEC, SECRET = 4, 512, "int4", "of this test, and nobody else's"
 HERE = """

@@ -100,9 +100,8 @@ def test_packets_keep_their_order_take_the_delay_and_a_part_of_the_jitter_and_th
     options = "--rate 110mbit --down 500mbit --delay 10ms --jitter 15ms --loss 10%"
     runs = [run(options, DATAGRAMS, "0.002")[0]]
     while len(runs) < 6 and (len(runs) < 2 or came(runs[-1]) != came(runs[-2])):
-        runs.append(
-            run(options, DATAGRAMS, "0.002")[0]
-        )  # on a busy host, a repeated ARP request changes what gets lost
+        # again: on a busy host, a repeated ARP request changes what gets lost
+        runs.append(run(options, DATAGRAMS, "0.002")[0])
     assert came(runs[-1]) == came(runs[-2])
     numbers, seconds = zip(*runs[-1], strict=True)
     assert list(numbers) == sorted(numbers)

@@ -2,10 +2,7 @@ import sys
 
 import pytest
 
-from gradwire.experiments.network.lab import (
-    NetlabConfig,
-    run_on_hosts,
-)
+from gradwire.experiments.network.lab import NetlabConfig, run_on_hosts
 from gradwire.experiments.network.lab.utilization import Utilization
 
 MEGABYTE = 10**6

@@ -1,7 +1,4 @@
-from gradwire.experiments.workloads.emulation import (
-    Layer,
-    Trace,
-)
+from gradwire.experiments.workloads.emulation import Layer, Trace
 
 LAYERS = (
     Layer("embedding", {"weight": (40, 30)}, 0.01, 0.02),

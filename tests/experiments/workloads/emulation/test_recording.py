@@ -29,12 +29,8 @@ def test_a_trace_by_operations_has_all_parameters_of_a_model_and_time_where_ther
     names = [layer.name for layer in trace.layers]
     assert trace.parameters.items() == shapes(model).items()
     assert names.index("attention") < names.index("twice") < names.index("out")
-    assert next(layer for layer in trace.layers if layer.name == "attention").parameters.keys() == {
-        "in_proj_weight",
-        "in_proj_bias",
-        "out_proj.weight",
-        "out_proj.bias",
-    }
+    attention = trace.layers[names.index("attention")].parameters
+    assert attention.keys() == {"in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias"}
     assert all(layer.forward_seconds > 0 for layer in trace.layers if layer.name in ("attention", "twice", "out"))
     assert trace.batch_size == 16
     assert trace.seconds == pytest.approx(0.1)

@@ -2,9 +2,7 @@ import json
 
 import pytest
 
-from gradwire.experiments.workloads.emulation import (
-    load_trace,
-)
+from gradwire.experiments.workloads.emulation import load_trace
 
 from .given import TRACE
 
@@ -13,10 +11,8 @@ def test_a_trace_survives_its_file(tmp_path):
     TRACE.write(tmp_path / "small.json")
     assert load_trace(str(tmp_path / "small.json")) == TRACE
     assert load_trace(f"{tmp_path / 'small.json'}@2").seconds == pytest.approx(2)
-    assert json.loads((tmp_path / "small.json").read_text())["layers"][1]["parameters"] == {
-        "weight": [30, 20],
-        "bias": [30],
-    }
+    layer = json.loads((tmp_path / "small.json").read_text())["layers"][1]
+    assert layer["parameters"] == {"weight": [30, 20], "bias": [30]}
 
 
 @pytest.mark.parametrize(
