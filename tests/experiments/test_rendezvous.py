@@ -84,6 +84,6 @@ def test_the_rendezvous_may_open_a_file_for_each_rank_of_each_site():
         allow_files(700)
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (700 if hard == -1 else min(700, hard), hard)
         allow_files(600)  # it has more
-        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(700, hard) if hard != -1 else 700
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == (min(700, hard) if hard != -1 else 700)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
