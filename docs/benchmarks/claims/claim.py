@@ -101,6 +101,8 @@ def loss(values: Sequence[float]) -> str:
     if len(values) < 3:
         return " and ".join(map(_signed, values)) + " %"
     width = interval(values)
+    if width < min(0.05, abs(mean(values))):
+        return f"{mean(values):+.2f} ± {width:.2f} %"
     text = f"{_signed(mean(values))} ± {width:.1f} %"
     higher = min(values) > 0 and float(f"{mean(values):.1f}") > 0
     if higher and len(values) >= DECIDE and mean(values) <= width:

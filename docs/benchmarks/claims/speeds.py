@@ -91,10 +91,10 @@ def by_all() -> list[Reaches]:
     return [by_average, *(by(each) for each in (*map(in_means, WINDOWS), *map(in_averages, WEIGHTS)))]
 
 
-def to_target(spec: str, rate: str, reaches: Reaches = by_average) -> tuple[list[float], int]:
+def to_target(spec: str, rate: str, reaches: Reaches = by_average, *, by_seed: bool = False) -> tuple[list[float], int]:
     """Return speed-ups over bf16 of the time to bf16's last training loss and one per cent, and how many seeds ran.
 
-    `reaches` smooths the losses. One for each run of the lab that timed both, as means over seeds; or that of an
+    `reaches` smooths the losses. One for each run of the lab that timed both, as means over seeds unless `by_seed`; or that of an
     earlier training of one seed in the lab. None at all if a seed never gets there.
     """
     points = raw(STUDY)
@@ -112,12 +112,14 @@ def to_target(spec: str, rate: str, reaches: Reaches = by_average) -> tuple[list
     )  # PowerSGD's runs follow those of the others
     both = [one | other for one, other in zip(*apart, strict=False)]
     timed = [[speed_up(*each, lab, reaches) for each in simulated] for lab in both]
+    if by_seed:
+        return [value for each in timed for value in filter(None, each)], len(simulated)
     return [sum(filter(None, each)) / len(each) for each in timed], len(simulated)
 
 
-def smoothed(spec: str, rate: str) -> list[float]:
+def smoothed(spec: str, rate: str, *, by_seed: bool = False) -> list[float]:
     """Return the speed-ups of all runs of the lab, by each way to smooth losses by which all seeds reach the target."""
-    return [value for reaches in by_all() for value in to_target(spec, rate, reaches)[0]]
+    return [value for reaches in by_all() for value in to_target(spec, rate, reaches, by_seed=by_seed)[0]]
 
 
 def pairs(rows: Sequence[Row], spec: str) -> list[tuple[Row, Row]]:
@@ -164,6 +166,8 @@ def to_accuracy() -> Iterator[Claim]:
         for spec in ("int8", "int4", WARMED):
             compute = lambda spec=spec, rate=rate: smoothed(spec, rate)  # noqa: E731
             yield Claim(f"time {spec} {rate} smoothings", MEASURED, source, compute, times)
+            each_seed = lambda spec=spec, rate=rate: smoothed(spec, rate, by_seed=True)  # noqa: E731
+            yield Claim(f"time {spec} {rate} seeds", MEASURED, source, each_seed, times)
     yield Claim("within", SETTING, source, lambda: [100 * WITHIN], number("%"))
 
 
