@@ -1,4 +1,7 @@
-"""What calls raise, as text, and how soon."""
+"""What calls raise and warn of, as text, and how soon."""
+
+import warnings
+from contextlib import contextmanager
 
 
 def message_of(function, *args, **kwargs):
@@ -8,6 +11,16 @@ def message_of(function, *args, **kwargs):
     except (RuntimeError, ValueError, TypeError, ZeroDivisionError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+@contextmanager
+def warned(words=""):
+    """The texts of the warnings inside that have these words, once it is left."""
+    texts = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield texts
+    texts += [str(each.message) for each in caught if words in str(each.message)]
 
 
 def shorten(handle, limit, reducer=None):
