@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 
@@ -25,12 +24,9 @@ def network():
         return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(6)))
 
 
-def wrapped(spec, ours):
-    if ours:
-        model = gradwire.DistributedDataParallel(network(), compressor=spec, bucket_cap_mb=1e-6)
-        return model, model.compression
-    model = TorchDDP(network(), bucket_cap_mb=1e-6)
-    return model, gradwire.attach(model, spec)
+def wrapped(spec):
+    model = gradwire.DistributedDataParallel(network(), compressor=spec, bucket_cap_mb=1e-6)
+    return model, model.compression
 
 
 def backward(model, rank, step):
@@ -50,7 +46,7 @@ def numbers_of(state):
 
 def one_rank_stays_away(rank, world_size):
     """Whether a save is the state before, where the other rank's buckets do not come."""
-    model, handle = wrapped("topk:ratio=0.1", ours=True)
+    model, handle = wrapped("topk:ratio=0.1")
     for step in range(2):
         backward(model, rank, step)
     before = after = copy.deepcopy(handle.state_dict())
@@ -70,7 +66,7 @@ def test_buckets_that_never_come_are_not_waited_for(ranks):
 
 def waited_for_in_vain(rank, world_size, spec):
     """Seconds until Ctrl-C ends a wait for a rank that does not come, and the steps that are saved."""
-    model, handle = wrapped(spec, ours=True)
+    model, handle = wrapped(spec)
     for step in range(3):
         backward(model, rank, step)  # in the second they agree on an order of buckets
     seconds = 0.0

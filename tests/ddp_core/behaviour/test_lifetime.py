@@ -110,10 +110,9 @@ def all_gone(rank, world_size, options):
     """Whether a model, its reducer and its compression are gone when the last name is."""
     model = gradwire.DistributedDataParallel(layers.Layers(), **options)
     model(layers.inputs_of(rank), (0, 1, 2, 3)).square().sum().backward()
-    left = [
-        weakref.ref(each) for each in (model, model.reducer, model.compression, model.reducer.assignment.buckets[0])
-    ]
-    del model
+    parts = (model, model.reducer, model.compression, model.reducer.assignment.buckets[0])
+    left = list(map(weakref.ref, parts))
+    del model, parts
     gc.collect()
     return [reference() is None for reference in left]
 
