@@ -1,5 +1,6 @@
-"""What calls raise and warn of, as text, and how soon."""
+"""What calls raise, warn of and log, as text, and how soon."""
 
+import logging
 import warnings
 from contextlib import contextmanager
 
@@ -21,6 +22,16 @@ def warned(words=""):
         warnings.simplefilter("always")
         yield texts
     texts += [str(each.message) for each in caught if words in str(each.message)]
+
+
+@contextmanager
+def logged(words=""):
+    """The lines of gradwire's log that have these words, as they come."""
+    lines, logger, handler = [], logging.getLogger("gradwire"), logging.Handler()
+    handler.emit = lambda record: words in record.getMessage() and lines.append(record.getMessage())
+    logger.addHandler(handler)
+    yield lines
+    logger.removeHandler(handler)
 
 
 def shorten(handle, limit, reducer=None):

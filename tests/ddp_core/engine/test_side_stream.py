@@ -116,10 +116,8 @@ def test_a_program_that_fails_ends_those_that_run_beside_it(streams):
         raise ArithmeticError("on purpose")
 
     driver = side_stream(streams, lambda task, error: error and RuntimeError(f"{task.label}: {error}"))
-    pendings = [
-        driver.submit(Task(program, f"bucket {bucket}"))
-        for bucket, program in enumerate([fails(), two_rounds(torch.tensor([1]))])
-    ]
+    programs = [fails(), two_rounds(torch.tensor([1]))]
+    pendings = [driver.submit(Task(program, f"bucket {bucket}")) for bucket, program in enumerate(programs)]
     for pending in pendings:
         with pytest.raises(RuntimeError, match="bucket 0: on purpose"):
             pending.wait(LIMIT)
@@ -286,12 +284,9 @@ def averages(rank, world_size, spec, driver):
 def both_drivers(rank, world_size, specs):
     """The averages by lanes, and by a side stream without a device."""
     stand_in, ended = Streams(), lambda task, error: error or (task.future and task.future.set_result(task.result))
-    names = {"Stream": stand_in.Stream, "Event": stand_in.Event, "stream": stand_in.stream}
-    given = {**names, "current_stream": lambda index: stand_in.current}
     found = []
     with pytest.MonkeyPatch.context() as patched:
-        for name, value in given.items():
-            patched.setattr(torch.cuda, name, value)
+        stand_in.take_the_place(patched)
         patched.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
         patched.setattr(side_stream_module, "NO_LIMIT", LIMIT)  # which holds on the CPU
         for spec in specs:

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-import gradwire
 from gradwire.compress.state.gauge import ELEMENTS, EVERY, Gauge
 from gradwire.ddp_core.measure.stats import Measured, Stats, exposed, feedback, metrics
 from gradwire.ddp_core.measure.step import BucketStats, Record, Step
 from gradwire.kernels import Residual
+
+from ..wrapping import wrapped
 
 RANKS, ELEMENTS_SENT = 4, 1000
 
@@ -119,13 +120,7 @@ def test_norms_of_large_buckets_are_estimates_for_all_of_their_elements():
 
 def trained(rank, world_size, own):
     model = nn.Sequential(nn.Linear(32, 16, bias=False), nn.Linear(16, 8, bias=False))
-    options = {"timeout": timedelta(seconds=20)}
-    if own:
-        ddp = gradwire.DistributedDataParallel(model, compressor="bf16", **options)
-        handle = ddp.compression
-    else:
-        ddp = nn.parallel.DistributedDataParallel(model)
-        handle = gradwire.attach(ddp, "bf16", **options)
+    ddp, handle = wrapped(own, model, "bf16", {"timeout": timedelta(seconds=20)})
     before = handle.metrics(), repr(handle)
     for step in range(3):
         ddp(torch.ones(2, 32) * (rank + step)).sum().backward()
