@@ -5,7 +5,6 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 from gradwire.compress import Layout, Ranks
@@ -14,6 +13,7 @@ from gradwire.ddp_core.memory.model_memory import ModelMemory
 from ...hooks import given
 from ..layers import DYNAMIC, LAYER, Layers, expected_average, gradients_of, inputs_of
 from ..nets import same
+from ..wrapping import wrapped
 
 ALL = (0, 1, 2, 3)
 DENSE = 4 * LAYER  # bytes of all gradients
@@ -73,13 +73,7 @@ def wishes_of(model):
 
 def payloads_after_swap(rank, world_size, ours):
     """Bytes of each step after a swap, twice."""
-    if ours:
-        model = gradwire.DistributedDataParallel(Layers(), compressor="topk", **DYNAMIC)
-        handle = model.compression
-    else:
-        model = TorchDDP(Layers(), **DYNAMIC)
-        handle = gradwire.attach(model, "topk")
-    payloads = []
+    (model, handle), payloads = wrapped(ours, Layers(), "topk", **DYNAMIC), []
     for spec in ("topk", "none", "topk", "none"):
         handle.swap(spec)
         for step, used in enumerate([(0, 1, 2), ALL, ALL]):
@@ -104,7 +98,6 @@ def overflow_after_swap(rank, world_size):
             wishes.append(wishes_of(model))
             backward(model, rank, step, ALL, float("inf") if step == 2 and rank else 1.0)
             gradients += gradients_of(model) if step > 2 else []
-        model.compression.close()
         results.append((wishes, gradients))
     return results
 
@@ -123,7 +116,6 @@ def one_rank_saves(rank, world_size, dynamic):
         history.append(gradients_of(model))
         if rank == 0:
             model.compression.state_dict()
-    model.compression.close()
     return history
 
 
@@ -152,10 +144,8 @@ def resumed(rank, world_size, options):
             history.append((wishes, gradients_of(model)))
             if step == stop:
                 saved = copy.deepcopy(model.compression.state_dict())
-                model.compression.close()
                 model = gradwire.DistributedDataParallel(Layers(), **{**DYNAMIC, **options})
                 model.compression.load_state_dict(saved)
-        model.compression.close()
         runs.append(history)
     return runs
 

@@ -26,13 +26,8 @@ def trained(rank, steps=4, **options):
     for step in range(steps):
         model.zero_grad()
         loss_of(model(Batch.drawn(rank, step))).backward()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.grad is not None:
-                    parameter.sub_(parameter.grad, alpha=0.1)
-    shared = model.reducer.assignment.shared
-    model.compression.close()
-    return [parameter.detach().clone() for parameter in model.parameters()], shared
+        descend(model)
+    return [parameter.detach().clone() for parameter in model.parameters()], model.reducer.assignment.shared
 
 
 def with_and_without(rank, world_size, options):
@@ -85,7 +80,6 @@ def shared_after_steps(rank, world_size):
             found[-1].append(model.reducer.assignment.shared)
             if swap and step == 0:
                 model.compression.swap(swap)
-        model.compression.close()
     return found
 
 
@@ -151,7 +145,6 @@ def with_compression(rank, world_size):
     model = gradwire.DistributedDataParallel(torch.nn.Linear(4, 4, dtype=torch.bfloat16))
     for _ in range(2):
         model(torch.ones(1, 4, dtype=torch.bfloat16)).sum().backward()
-    model.compression.close()
     return [*found, model.reducer.assignment.shared]
 
 
@@ -197,7 +190,6 @@ def with_moved_gradients(rank, world_size, move):
                 next(model.parameters()).grad.share_memory_()
         assert model.reducer.assignment.shared == (shared == "1")
         gradients.append([parameter.grad.clone() for parameter in model.parameters()])
-        model.compression.close()
     return all(map(torch.equal, *gradients))
 
 
@@ -230,8 +222,6 @@ def several_ways(rank, world_size):
                     models[0].zero_grad()
             shared.append([model.reducer.assignment.shared for model in models])
             found.append([parameter.detach().clone() for model in models for parameter in model.parameters()])
-            for model in models:
-                model.compression.close()
     return shared, all(map(torch.equal, *found))
 
 
