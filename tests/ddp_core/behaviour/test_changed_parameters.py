@@ -70,11 +70,7 @@ REPLACED = {
     "to_empty": through_meta,
     "another parameter": replaced,
 }
-ADDED = {
-    "an adapter": adapted,
-    "an unfrozen layer": lambda net: net[0].requires_grad_(True),
-    "weight_norm": normed,
-}
+ADDED = {"an adapter": adapted, "an unfrozen layer": lambda net: net[0].requires_grad_(True), "weight_norm": normed}
 CHANGES = {**REPLACED, **ADDED}
 
 

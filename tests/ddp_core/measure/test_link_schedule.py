@@ -25,9 +25,7 @@ def random_model(seed, pieces=5, longest=6):
     draw = random.Random(seed).randrange
     forward, backward = draw(1, 12), draw(1, 12)
     return StepModel(
-        forward,
-        backward,
-        tuple(Piece(draw(backward + 1), draw(longest), draw(forward + 1)) for _ in range(pieces)),
+        forward, backward, tuple(Piece(draw(backward + 1), draw(longest), draw(forward + 1)) for _ in range(pieces))
     )
 
 

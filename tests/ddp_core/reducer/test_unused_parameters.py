@@ -61,10 +61,7 @@ def accumulated(rank, variant, compressor, cap):
     return history
 
 
-@pytest.mark.parametrize(
-    ("compressor", "cap"),
-    [("none", CAP), ("powersgd:rank=2", None), ("onebit", CAP)],
-)
+@pytest.mark.parametrize(("compressor", "cap"), [("none", CAP), ("powersgd:rank=2", None), ("onebit", CAP)])
 def test_what_a_parameter_has_gathered_stays_in_every_bit_where_no_rank_uses_it(ranks, compressor, cap):
     added = [expected_average([(1,), (1, 2), (1, 2)], step) for step in (1, 2)]
     for variant, answers in answers_of(ranks, 3, accumulated, compressor, cap):
