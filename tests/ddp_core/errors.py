@@ -1,6 +1,7 @@
 """What calls raise, warn of and log, as text, and how soon."""
 
 import logging
+import time
 import warnings
 from contextlib import contextmanager
 
@@ -12,6 +13,12 @@ def message_of(function, *args, **kwargs):
     except (RuntimeError, ValueError, TypeError, ZeroDivisionError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def timed_message_of(function, *args):
+    """What a call raises, and after how many seconds."""
+    began = time.monotonic()
+    return message_of(function, *args), time.monotonic() - began
 
 
 @contextmanager

@@ -37,11 +37,8 @@ def measured(*steps, **options):
 
 def test_bytes_ratio_and_seconds_of_a_step_are_those_of_its_buckets():
     found = metrics(measured(hooked_step()))
-    assert found["steps"] == 7
-    assert found["steps_here"] == 3
-    assert found["rounds"] == 3
-    assert found["payload_bytes"] == 660
-    assert found["sent_bytes"] == 990
+    counts = {"steps": 7, "steps_here": 3, "rounds": 3, "payload_bytes": 660, "sent_bytes": 990}
+    assert {name: found[name] for name in counts} == counts
     assert found["ratio"] == pytest.approx(2 * 3 / 4 * 2 * 2 * ELEMENTS_SENT / 990)
     assert (found["encode_seconds"], found["wait_seconds"], found["decode_seconds"]) == pytest.approx((1, 5, 1.5))
     assert found["exposed_seconds"] == pytest.approx(5)  # the last bucket came at 1, the last reply at 6

@@ -54,6 +54,13 @@ def square(width, layers=LAYERS):
     return nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
 
 
+def sharded(width, layers, world_size):
+    model, mesh = square(width, layers), init_device_mesh("cpu", (world_size,))
+    for part in (*model, model):
+        fully_shard(part, mesh=mesh)
+    return model
+
+
 def live():
     """Bytes of all tensors, each memory once."""
     gc.collect()
@@ -81,15 +88,20 @@ def per_parameter(before, most):
 
 def kept(rank, world_size, spec, ours, undo, most):
     """Bytes per parameter beyond parameters and gradients, after steps."""
-    before = settled()
     options = {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.3}
-    model, handle = wrapped(ours, square(WIDTH), spec, {"undo": undo}, **options)
+    return kept_by(lambda: wrapped(ours, square(WIDTH), spec, {"undo": undo}, **options), rank, 8, most)
+
+
+def kept_by(made, rank, dense, most):
+    """The same of the model and the handle that are `made`, whose parameters and gradients take `dense` bytes each."""
+    before = settled()
+    model, handle = made()
     for step in range(4):
         model.zero_grad()
         model(torch.full((2, WIDTH), step + rank + 1.0)).square().mean().backward()
-    found = per_parameter(before, 8 + most)
+    found = per_parameter(before, dense + most)
     handle.close()
-    return found - 8
+    return found - dense
 
 
 @pytest.mark.parametrize("ours", [True, False])
@@ -122,18 +134,12 @@ def test_undo_from_the_start_keeps_two(ranks, spec, state):
 
 def kept_of_shards(rank, world_size, reduce, undo, most):
     """Bytes per parameter of the whole model beyond shards of parameters and gradients, after steps."""
-    before = settled()
-    model = square(WIDTH)
-    mesh = init_device_mesh("cpu", (world_size,))
-    for part in (*model, model):
-        fully_shard(part, mesh=mesh)
-    handle = gradwire.attach(model, reduce=reduce, undo=undo)
-    for step in range(3):
-        model.zero_grad()
-        model(torch.full((2, WIDTH), step + rank + 1.0)).square().mean().backward()
-    found = per_parameter(before, 8 / world_size + most)
-    handle.close()
-    return found - 8 / world_size
+
+    def made():
+        model = sharded(WIDTH, LAYERS, world_size)
+        return model, gradwire.attach(model, reduce=reduce, undo=undo)
+
+    return kept_by(made, rank, 8 / world_size, most)
 
 
 @fsdp_of_others
@@ -262,10 +268,7 @@ def test_the_pool_keeps_nothing_of_the_single_bucket_that_torch_begins_with(rank
 def peak_of_shards(rank, world_size, gather, reduce, width):
     """Bytes per parameter of the whole model at the peak of steps, parameters and gradients among them."""
     gc.collect()  # of the model before
-    model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(SHARDED)))
-    mesh = init_device_mesh("cpu", (world_size,))
-    for part in (*model, model):
-        fully_shard(part, mesh=mesh)
+    model = sharded(width, SHARDED, world_size)
     handle = gather and gradwire.attach(model, gather=gather, reduce=reduce)
     peak, found = Peak(), []
     for step in range(3):

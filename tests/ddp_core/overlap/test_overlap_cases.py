@@ -5,6 +5,7 @@ import io
 import pickle
 import re
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -113,11 +114,6 @@ def gradients_pile_up_over_micro_batches(setting):
         setting.loss().backward()
 
     loop(setting, backward=backwards)
-
-
-@case()
-def gradients_are_never_cleared(setting):
-    loop(setting, clear=lambda _: None)
 
 
 @case()
@@ -246,11 +242,6 @@ def steps_are_discarded(setting):
 
 
 @case()
-def forward_runs_twice_before_backward(setting):
-    loop(setting, backward=lambda setting: (setting.loss() + setting.loss()).backward())
-
-
-@case()
 def an_old_graph_adds_to_gradients(setting):
     def backwards(setting):
         first = setting.loss(setting.model.module)
@@ -306,7 +297,13 @@ def of_matrices(parameters, lr):
     return torch.optim.Muon([parameter for parameter in parameters if parameter.ndim == 2], lr=lr)
 
 
+def two_forwards(setting):
+    (setting.loss() + setting.loss()).backward()
+
+
 CASES |= {  # trainings without anything between steps
+    "gradients_are_never_cleared": (partial(loop, clear=lambda _: None), {}),
+    "forward_runs_twice_before_backward": (partial(loop, backward=two_forwards), {}),
     "gradients_are_views_of_buckets": (loop, {"net": Plain, "gradient_as_bucket_view": True}),
     "layers_are_computed_again_in_backward": (loop, {"net": Checkpointed}),
     "the_optimizer_orthogonalizes_matrices": (loop, {"optimizer": of_matrices}),

@@ -32,14 +32,9 @@ def history(rank, link=None):
 def failing(rank, world_size):
     """What a rank raises where a request of its last step fails; and whether each parameter is as before or after it."""
     steps, probe = history(rank), Setting(rank, "priority", net=Layers, link=None)
-    turn = 0
-
-    def link(inner):
-        return faulty(Fault("break", rank=1, turn=turn))(inner)
-
     probe.end()
     first = len(probe.model.reducer.assignment.sending)  # of the first step, whose buckets have the model's order
-    turn = GOOD * first + 1
+    link = faulty(Fault("break", rank=1, turn=GOOD * first + 1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRADWIRE_SHARED_MEMORY", "0")
         options = {"optimizer": torch.optim.SGD, "timeout": timedelta(seconds=30)}

@@ -60,9 +60,8 @@ def test_ranks_of_a_scope_get_what_its_members_gave(ranks, world_size, ranks_per
                 "largest": given.amax(0),
             }
             for name, tensor in expected.items():
-                torch.testing.assert_close(
-                    found[scope, name].double(), tensor, rtol=0, atol=1e-6, msg=f"{scope} {name}"
-                )
+                reply = found[scope, name].double()
+                torch.testing.assert_close(reply, tensor, rtol=0, atol=1e-6, msg=f"{scope} {name}")
 
 
 def rows_of(rank, world_size, sizes):
