@@ -43,20 +43,10 @@ def test_with_views_the_only_memory_of_gradients_is_that_of_the_buckets(ranks, o
             assert buffers == parameters
 
 
-class Wide(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(128, 128, bias=False) for _ in range(6))
-
-    def forward(self, inputs):
-        for layer in self.layers:
-            inputs = layer(inputs)
-        return inputs
-
-
 def copied_at_once(rank, world_size):
     """At each gradient of the first backward: how many gradients are still in memory of their own."""
-    model = gradwire.DistributedDataParallel(Wide(), gradient_as_bucket_view=True)
+    net = nn.Sequential(*(nn.Linear(128, 128, bias=False) for _ in range(6)))
+    model = gradwire.DistributedDataParallel(net, gradient_as_bucket_view=True)
     parameters, own = list(model.parameters()), []
     assert all(parameter.nbytes >= LARGE for parameter in parameters)
 

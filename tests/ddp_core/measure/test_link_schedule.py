@@ -75,19 +75,6 @@ def test_a_step_in_an_order_is_what_a_ticking_clock_says(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_pieces_start_in_their_order_when_ready_and_one_after_the_other(seed):
-    model = random_model(seed)
-    order = priority_order(model)
-    arrived = arrivals(model, order)
-    ends = 0.0
-    for index in order:
-        started = max(ends, model.pieces[index].ready)
-        ends = arrived[index]
-        assert ends == started + model.pieces[index].wire
-    assert step_seconds(model, arrived) >= model.forward + model.backward
-
-
-@pytest.mark.parametrize("seed", SEEDS)
 def test_no_order_beats_the_bound_and_unit_slots_reach_it(seed):
     model = random_model(seed, pieces=4, longest=3)
     units = unit_slots(model)
