@@ -5,7 +5,6 @@ from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.distributed.device_mesh import init_device_mesh
@@ -124,11 +123,7 @@ def trained(rank, world_size, build, compiled):
 def both(rank, world_size, build):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
-            return [trained(rank, world_size, build, compiled) for compiled in (False, True)]
-        finally:
-            torch._dynamo.reset()
-            dist.barrier()
+        return [trained(rank, world_size, build, compiled) for compiled in (False, True)]
 
 
 CASES = {  # wrapper: (its making, graphs of the model)
@@ -168,8 +163,6 @@ def between(rank, world_size, build, change):
             optimizer.zero_grad()
         answers.append([getattr(each, "_local_tensor", each).detach().clone() for each in model.parameters()])
         handle.close()
-    torch._dynamo.reset()
-    dist.barrier()
     return answers
 
 

@@ -73,10 +73,7 @@ def trained(rank, build, unused, compiled):
 def both(rank, world_size, build, unused):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
-            return [trained(rank, build, unused, compiled) for compiled in (False, True)]
-        finally:
-            torch._dynamo.reset()
+        return [trained(rank, build, unused, compiled) for compiled in (False, True)]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from torch import nn
 
 import gradwire
 from gradwire.compress import Layout, Ranks
@@ -160,37 +159,21 @@ def test_a_state_saved_while_something_is_owed_goes_on_in_the_same_bits(ranks, o
                 assert same(gradients, expected)
 
 
-class Branches(nn.Module):
-    """A layer, and another one that a step may leave out."""
-
-    def __init__(self):
-        super().__init__()
-        self.always, self.sometimes = nn.Linear(6, 6), nn.Linear(6, 6)
-
-    def forward(self, inputs, both):
-        hidden = self.always(inputs)
-        return self.sometimes(hidden) if both else hidden
-
-
-def states_of_a_branch_that_went_unused(rank, world_size):
+def states_of_a_layer_that_went_unused(rank, world_size):
     """What is held back by name: before, after `rescale(2)`, and after a swap, where new buckets never met a parameter."""
-    model = gradwire.DistributedDataParallel(
-        Branches(), compressor="topk:ratio=0.1", **DYNAMIC, skip_all_reduce_unused_params=True
-    )
+    model = gradwire.DistributedDataParallel(Layers(), compressor="topk:ratio=0.1", **DYNAMIC, **SKIPPING)
     for step in range(3):
-        model(torch.full((3, 6), rank + 1.0), step == 0).square().sum().backward()
-        model.zero_grad()
+        backward(model, rank, step, ALL if step == 0 else (0, 1, 2))
     handle, states = model.compression, []
     for change in (lambda: None, lambda: handle.rescale(2.0), lambda: handle.swap("bf16")):
         change()
         states.append({name: sum(fields.values()) for name, fields in handle.state_dict()["parameters"].items()})
-    handle.close()
     return [{name: numbers.reshape(-1) for name, numbers in state.items()} for state in states]
 
 
 def test_what_is_held_back_of_a_parameter_that_no_bucket_has_met_is_saved_rescaled_and_owed(ranks):
-    for before, rescaled, swapped in ranks.run(states_of_a_branch_that_went_unused, 2):
-        assert before["sometimes.weight"].any()
+    for before, rescaled, swapped in ranks.run(states_of_a_layer_that_went_unused, 2):
+        assert before["layers.3.weight"].any()
         torch.testing.assert_close(rescaled, {name: 2 * numbers for name, numbers in before.items()})
         torch.testing.assert_close(swapped, rescaled)
 

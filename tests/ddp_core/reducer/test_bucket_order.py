@@ -2,8 +2,8 @@
 
 import copy
 import weakref
-from contextlib import contextmanager
 from datetime import timedelta
+from unittest import mock
 
 import pytest
 import torch
@@ -18,13 +18,7 @@ from gradwire.ddp_core.reducer import bucket_order
 from ..errors import message_of
 from ..nets import WIDTH
 
-
-@contextmanager
-def looks_often():
-    """At the order, after every fourth step."""
-    before, bucket_order.INTERVAL = bucket_order.INTERVAL, 4
-    yield
-    bucket_order.INTERVAL = before
+looks_often = mock.patch.object(bucket_order, "INTERVAL", 4)  # at the order, after every fourth step
 
 
 class Ordered(nn.Module):
@@ -46,7 +40,7 @@ def inputs_of(rank, step):
     return torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(100 * rank + step), dtype=torch.float64)
 
 
-@looks_often()
+@looks_often
 def orders(rank, world_size, called, hook=None, **options):
     """The order of the buckets in each step, when rank r calls the layers in the order `called[step][r]`."""
     model, seen = gradwire.DistributedDataParallel(Ordered(), bucket_cap_mb=1e-6, **options), []
@@ -121,7 +115,7 @@ class Given(nn.Module):
         return total
 
 
-@looks_often()
+@looks_often
 def conserved(rank, world_size, spec):
     """Mean over ranks of all that was given, and all that came back, when buckets are rebuilt three times."""
     model = gradwire.DistributedDataParallel(Given(), bucket_cap_mb=3 * 192 / 2**20, compressor=spec)
@@ -176,7 +170,7 @@ def test_a_state_may_go_through_models_with_other_sizes_of_buckets(ranks):
         assert answers[3:] == [[(0,), (1,), (2,), (3,)]] * 6
 
 
-@looks_often()
+@looks_often
 def changed_at_a_look(rank, world_size, change, at, who):
     """What is raised where some ranks swap or load right before the step at which all look at the order."""
     model = gradwire.DistributedDataParallel(
@@ -209,7 +203,7 @@ def test_a_change_on_some_ranks_only_right_at_a_look_is_an_error_on_all(ranks, c
         assert all(f"{some}, and ranks {others} have not" in each for each in told)
 
 
-@looks_often()
+@looks_often
 def resumed_under_another_order(rank, world_size):
     """The buckets of steps after a resume, the first of which is not like those before the checkpoint."""
     first, second = (
@@ -243,7 +237,7 @@ def test_a_rank_whose_new_buckets_broke_off_goes_on_with_no_others(ranks):
         assert "making the buckets anew broke off" in then
 
 
-@looks_often()
+@looks_often
 def one_evaluates(rank, world_size, who):
     """Whether all ranks have rank 0's weights after steps between which one rank alone runs forwards without gradients."""
     torch.manual_seed(5)

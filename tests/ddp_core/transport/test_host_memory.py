@@ -88,50 +88,30 @@ def test_memory_is_shared_at_once_or_when_ranks_look_at_the_order_of_gradients(r
     assert ranks.run(shared_after_steps, 2) == [[usual, apart, swapped]] * 2
 
 
-def refused(rank, world_size, how):
-    """Whether memory is shared where the last rank is not like the others."""
-    with pytest.MonkeyPatch.context() as patch:
-        if rank == world_size - 1:
-            how(patch)
-        return trained(rank)[1]
-
-
-def is_elsewhere(patch):
-    patch.setattr(host_memory, "machine", lambda: "another")
-
-
-def is_not_built(patch):
-    patch.setattr(host_memory, "extension", lambda: import_module("gradwire.no_such_extension"))
-
-
 def fails(*_):
     raise OSError("on purpose")
 
 
-def has_no_memory(patch):
-    patch.setattr(host_memory.os, "posix_fallocate", fails)
+UNLIKE = {  # how a rank is not like the others: what is another one, and what there is in its place
+    "is elsewhere": (host_memory, "machine", lambda: "another"),
+    "is not built": (host_memory, "extension", lambda: import_module("gradwire.no_such_extension")),
+    "has no memory": (host_memory.os, "posix_fallocate", fails),
+    "may not look": (host_memory.os, "open", fails),
+    "finds another file": (host_memory.os, "pread", lambda *_: b"something else  "),
+    "cannot watch": (host_memory, "Processes", fails),
+    "has other buckets": (host_memory, "PAGE", 2 * host_memory.PAGE),
+}
 
 
-def may_not_look(patch):
-    patch.setattr(host_memory.os, "open", fails)
+def refused(rank, world_size, how):
+    """Whether memory is shared where the last rank is not like the others."""
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == world_size - 1:
+            patch.setattr(*UNLIKE[how])
+        return trained(rank)[1]
 
 
-def finds_another_file(patch):
-    patch.setattr(host_memory.os, "pread", lambda *_: b"something else  ")
-
-
-def cannot_watch(patch):
-    patch.setattr(host_memory, "Processes", fails)
-
-
-def has_other_buckets(patch):
-    patch.setattr(host_memory, "PAGE", 2 * host_memory.PAGE)
-
-
-@pytest.mark.parametrize(
-    "how",
-    [is_elsewhere, is_not_built, has_no_memory, may_not_look, finds_another_file, cannot_watch, has_other_buckets],
-)
+@pytest.mark.parametrize("how", UNLIKE)
 def test_all_ranks_do_without_where_one_cannot(ranks, how):
     assert ranks.run(refused, 3, how) == [False] * 3
 

@@ -21,6 +21,7 @@ from gradwire.ddp_core.transport.torch_groups import clone_group, polled, takes_
 
 from ...torch_versions import backends_in_python
 from ..errors import message_of
+from ..layers import Layers, inputs_of
 from ..wrapping import wrapped
 from . import wrapped_backend
 
@@ -34,29 +35,16 @@ def group_of(backend):
     return dist.new_group(backend=backend)
 
 
-class TwoWays(nn.Module):
-    """The second layer is used in every other step alone."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second = nn.Linear(6, 5), nn.Linear(6, 5)
-
-    def forward(self, inputs, both):
-        return self.first(inputs) + (self.second(inputs) if both else 0)
-
-
 WAYS = {"attach": (False, "int8"), "own DDP": (True, "powersgd:rank=1"), "own DDP, none": (True, "none")}
 
 
 def trained(way, rank, backend):
-    """Parameters after some steps, and the state that the first rank gathers."""
+    """Parameters after steps, every other of which uses one layer alone, and the state that the first rank gathers."""
     own, spec = WAYS[way]
-    model, handle = wrapped(own, TwoWays(), spec, process_group=group_of(backend), find_unused_parameters=True)
+    model, handle = wrapped(own, Layers(), spec, process_group=group_of(backend), find_unused_parameters=True)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for step in range(STEPS):
-        inputs = torch.randn(4, 6, generator=torch.Generator().manual_seed(10 * rank + step))
-        model(inputs, step % 2 == 0).square().mean().backward()
+        model(inputs_of(rank, step), (1,) if step % 2 else range(4)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
     gathered = handle.gather_state_dict()
