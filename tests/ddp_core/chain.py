@@ -11,13 +11,13 @@ STEPS = 5
 
 
 class Chain(nn.Module):
-    """Five layers, registered in the order in which their gradients get ready: that of torch's first buckets, too."""
+    """Layers, registered in the order in which their gradients get ready: that of torch's first buckets, too."""
 
-    def __init__(self):
+    def __init__(self, width=WIDTH, layers=5):
         super().__init__()
         with torch.random.fork_rng():
             torch.manual_seed(8)
-            self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(5))
+            self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(layers))
 
     def forward(self, inputs):
         for layer in reversed(self.layers):

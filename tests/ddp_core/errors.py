@@ -1,4 +1,9 @@
-"""What calls raise, as text, and how soon."""
+"""What calls raise, warn of and log, as text, and how soon."""
+
+import logging
+import time
+import warnings
+from contextlib import contextmanager
 
 
 def message_of(function, *args, **kwargs):
@@ -8,6 +13,32 @@ def message_of(function, *args, **kwargs):
     except (RuntimeError, ValueError, TypeError, ZeroDivisionError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def timed_message_of(function, *args):
+    """What a call raises, and after how many seconds."""
+    began = time.monotonic()
+    return message_of(function, *args), time.monotonic() - began
+
+
+@contextmanager
+def warned(words=""):
+    """The texts of the warnings inside that have these words, once it is left."""
+    texts = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield texts
+    texts += [str(each.message) for each in caught if words in str(each.message)]
+
+
+@contextmanager
+def logged(words=""):
+    """The lines of gradwire's log that have these words, as they come."""
+    lines, logger, handler = [], logging.getLogger("gradwire"), logging.Handler()
+    handler.emit = lambda record: words in record.getMessage() and lines.append(record.getMessage())
+    logger.addHandler(handler)
+    yield lines
+    logger.removeHandler(handler)
 
 
 def shorten(handle, limit, reducer=None):

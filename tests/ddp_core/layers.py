@@ -32,6 +32,12 @@ def gradients_of(model):
     return [None if p.grad is None else p.grad.detach().clone() for p in model.parameters()]
 
 
+def summed(parts):
+    """The sums of gradients of several backwards; None where none has brought any."""
+    given = [[grad for grad in grads if grad is not None] for grads in zip(*parts, strict=True)]
+    return [sum(grads) if grads else None for grads in given]
+
+
 def expected_average(subsets, step=0):
     """By hand: the mean over ranks of what each would get alone; None where no rank uses a parameter."""
     alone = []
@@ -39,5 +45,4 @@ def expected_average(subsets, step=0):
         net = Layers()
         net(inputs_of(rank, step), used).square().sum().backward()
         alone.append(gradients_of(net))
-    given = [[grad for grad in grads if grad is not None] for grads in zip(*alone, strict=True)]
-    return [sum(grads) / len(subsets) if grads else None for grads in given]
+    return [None if grad is None else grad / len(subsets) for grad in summed(alone)]

@@ -1,6 +1,5 @@
 """Plug-ins are called alike on all ranks, and the first rank says once what a compressor sends in vain."""
 
-import logging
 from dataclasses import dataclass, field
 from unittest import mock
 
@@ -8,6 +7,8 @@ import torch
 
 import gradwire
 from gradwire.compress import all_to_all
+
+from ..errors import logged
 
 
 @dataclass(frozen=True)
@@ -50,15 +51,11 @@ def test_every_rank_calls_a_plug_in_as_often_as_the_others(ranks):
 
 def advised(rank, world_size):
     """The log's lines about what compressors send in vain, in steps with int4, bf16, and int4 again."""
-    lines, handler = [], logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())
-    logging.getLogger("gradwire").addHandler(handler)
     model = gradwire.DistributedDataParallel(torch.nn.Linear(64, 64, dtype=torch.bfloat16), compressor="int4")
-    with mock.patch.dict("os.environ", WORLD_SIZE="4", LOCAL_WORLD_SIZE="2"):
+    with logged() as lines, mock.patch.dict("os.environ", WORLD_SIZE="4", LOCAL_WORLD_SIZE="2"):
         for following in ("bf16", "int4", "none"):
             model(torch.ones(1, 64, dtype=torch.bfloat16)).sum().backward()
             model.compression.swap(following)
-    logging.getLogger("gradwire").removeHandler(handler)
     return [line for line in lines if "hosts+int4" in line or "bfloat16 already" in line]
 
 

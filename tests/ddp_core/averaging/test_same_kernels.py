@@ -1,7 +1,5 @@
 """All ranks run an operation on one kernel backend, or are refused: their models would drift apart."""
 
-import logging
-import warnings
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -9,13 +7,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-import gradwire
 from gradwire import kernels
 from gradwire.compress import Ranks, compressor
 from gradwire.compress.simulate import operations_of
 from gradwire.ddp_core import over
 from gradwire.ddp_core.averaging import same_kernels, step_checks
 from gradwire.kernels import dispatch
+
+from ..errors import logged, warned
+from ..wrapping import wrapped
 
 AVAILABLE = {backend.name: backend for backend in kernels.backends()}
 SPECS = ["powersgd:rank=2,min_compression_rate=0.1", "onebit", "hosts:ranks=2+powersgd:rank=1,min_compression_rate=0.1"]
@@ -40,35 +40,21 @@ def kernels_of(given):
         yield
 
 
-def compressed(model, api, spec):
-    """A model in gradwire's DDP ("own") or in torch's, and its handle."""
-    if api == "own":
-        wrapped = gradwire.DistributedDataParallel(model, compressor=spec)
-        return wrapped, wrapped.compression
-    wrapped = nn.parallel.DistributedDataParallel(model)
-    return wrapped, gradwire.attach(wrapped, spec)
-
-
 def trained(rank, world_size, given, spec, api, device="cpu", operation=kernels.orthogonalize.name):
     """The parameters after some steps, what was logged, and the backend of an operation."""
-    lines, handler = [], logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())
-    logger = logging.getLogger("gradwire")
-    logger.addHandler(handler)
     torch.manual_seed(0)
     model = nn.Linear(24, 16).to(device)
-    with kernels_of(given[rank]):
-        wrapped, handle = compressed(model, api, spec)
+    with logged() as lines, kernels_of(given[rank]):
+        ddp, handle = wrapped(api == "own", model, spec)
         for step in range(5):
             generator = torch.Generator().manual_seed(100 * rank + step)
-            wrapped(torch.randn(8, 24, generator=generator).to(device)).square().mean().backward()
+            ddp(torch.randn(8, 24, generator=generator).to(device)).square().mean().backward()
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter -= 0.1 * parameter.grad
             model.zero_grad()
         chosen = kernels.operations()[operation].chosen(device)
         handle.close()
-    logger.removeHandler(handler)
     return [parameter.detach().cpu().clone() for parameter in model.parameters()], lines, chosen
 
 
@@ -118,12 +104,9 @@ def test_what_needs_no_kernels_trains_on_different_backends(ranks):
 @contextmanager
 def versions_of(found):
     """A process with these versions, and the texts of all warnings."""
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
+    with pytest.MonkeyPatch.context() as patch, warned() as texts:
         patch.setattr(same_kernels, "_versions", lambda device: found)
-        warnings.simplefilter("always")
-        texts = list[str]()
         yield texts
-        texts += [str(each.message) for each in caught]
 
 
 def of_other_versions(rank, world_size, names):
@@ -146,11 +129,11 @@ def trained_apart(rank, world_size, api, spec, alike, drifts):
     model = nn.Linear(8, 8)
     with pytest.MonkeyPatch.context() as patch, versions_of({"torch": "2.8" if alike else f"2.{8 + rank}"}) as texts:
         patch.setattr(step_checks, "REPLICA_STEPS", 2)
-        wrapped, handle = compressed(model, api, spec)
+        ddp, handle = wrapped(api == "own", model, spec)
         for step in range(7):
             if drifts and (rank, step) == (1, 2):
                 model.bias.data[0] += 2**-20
-            wrapped(torch.ones(1, 8)).sum().backward()
+            ddp(torch.ones(1, 8)).sum().backward()
             model.zero_grad()
         handle.close()
     return [text for text in texts if "drift" in text]
@@ -202,13 +185,11 @@ def with_threads(rank, world_size, spec, backend, dtypes):
     torch.set_num_threads(1 + rank)
     names = operations_of(compressor(spec), dtypes[0], Ranks(world_size))
     varies = same_kernels.varies_with_threads(compressor(spec), names, dtypes)
-    with kernels_of(backend), warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        differ = same_kernels.agree_on_kernels(
-            names, over(dist.group.WORLD), torch.device("cpu"), varies_with_threads=varies
-        )
+    everyone, cpu = over(dist.group.WORLD), torch.device("cpu")
+    with kernels_of(backend), warned() as texts:
+        differ = same_kernels.agree_on_kernels(names, everyone, cpu, varies_with_threads=varies)
     torch.set_num_threads(1)
-    return differ, [str(each.message) for each in caught]
+    return differ, texts
 
 
 @native
@@ -246,17 +227,16 @@ class Mixed(nn.Module):
 def on_unlike_processors(rank, world_size, api, factors, dtype, unlike):
     """The warnings of a step of PowerSGD on ranks of unlike numbers of threads, or vector instructions."""
     torch.manual_seed(0)
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with pytest.MonkeyPatch.context() as patch, warned("drift") as texts:
         if unlike == "vectors":
             patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: f"level {rank}")
         else:
             torch.set_num_threads(1 + rank)
-        wrapped, handle = compressed(Mixed(dtype), api, f"powersgd:rank={factors},min_compression_rate=0")
-        wrapped(torch.ones(1, 8, dtype=dtype)).sum().backward()
+        ddp, handle = wrapped(api == "own", Mixed(dtype), f"powersgd:rank={factors},min_compression_rate=0")
+        ddp(torch.ones(1, 8, dtype=dtype)).sum().backward()
         handle.close()
     torch.set_num_threads(1)
-    return [str(each.message) for each in caught if "drift" in str(each.message)]
+    return texts
 
 
 @native

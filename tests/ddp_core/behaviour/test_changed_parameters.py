@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +12,9 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.nn.utils import parametrizations
 
 import gradwire
+
+from ..errors import message_of, warned
+from ..wrapping import wrapped
 
 WIDTH = 6
 RATE = 0.1
@@ -68,21 +70,13 @@ REPLACED = {
     "to_empty": through_meta,
     "another parameter": replaced,
 }
-ADDED = {
-    "an adapter": adapted,
-    "an unfrozen layer": lambda net: net[0].requires_grad_(True),
-    "weight_norm": normed,
-}
+ADDED = {"an adapter": adapted, "an unfrozen layer": lambda net: net[0].requires_grad_(True), "weight_norm": normed}
 CHANGES = {**REPLACED, **ADDED}
 
 
-def wrapped(kind, change):
+def made(kind, change=""):
     net = network(frozen=change == "an unfrozen layer")
-    if kind == "own":
-        return gradwire.DistributedDataParallel(net, find_unused_parameters=True)
-    model = TorchDDP(net, find_unused_parameters=True)
-    gradwire.attach(model, "none")
-    return model
+    return wrapped(kind == "own", net, "none", find_unused_parameters=True)[0]
 
 
 def step(model, rank, number=0):
@@ -99,15 +93,9 @@ def told(model, rank, change, late):
     CHANGES[change](model.module)
     if late:
         (model._strays if hasattr(model, "_strays") else strays_of(model)).due = True  # as 64 steps later
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            for number in range(3):
-                step(model, rank, number)
-        except RuntimeError as error:
-            return "error", str(error)
-    texts = [str(each.message) for each in caught if "averaged" in str(each.message)]
-    return "warning", *texts
+    with warned("averaged") as texts:
+        error = message_of(lambda: [step(model, rank, number) for number in range(3)])
+    return ("error", error) if error else ("warning", *texts)
 
 
 def strays_of(model):
@@ -115,7 +103,7 @@ def strays_of(model):
 
 
 def all_told(rank, world_size, kind, late):
-    return {change: told(wrapped(kind, change), rank, change, late) for change in CHANGES}
+    return {change: told(made(kind, change), rank, change, late) for change in CHANGES}
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -131,9 +119,8 @@ def test_a_parameter_that_changed_after_the_wrap_is_named(ranks, kind, late):
 
 def unchanged(rank, world_size, kind):
     """The warnings of a training in which nothing changed but what may: freezing, no_sync, evaluation, moved buffers."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        model = wrapped(kind, "")
+    with warned("averaged") as texts:
+        model = made(kind)
         for number in range(3):
             model.train()
             step(model, rank, number)
@@ -148,7 +135,7 @@ def unchanged(rank, world_size, kind):
         model.module[0].requires_grad_(True)
         step(model, rank)
         copy.deepcopy(model.module)
-    return [str(each.message) for each in caught if "averaged" in str(each.message)]
+    return texts
 
 
 @pytest.mark.parametrize("kind", ["own", "attached"])
@@ -174,7 +161,6 @@ def refreshed(rank, world_size, compressor):
         step(model, rank, 7)
         pairs = zip(model.parameters(), means, strict=True)
         found[change] = max((each.grad - mean).abs().max().item() for each, mean in pairs)
-        model.compression.close()
     return found
 
 
@@ -218,7 +204,6 @@ def after_refusal(rank, world_size):
     with pytest.raises(RuntimeError, match="loaded, then swapped"):
         model.refresh()
     step(model, rank)
-    model.compression.close()
     return [each.grad for each in model.parameters()]
 
 
@@ -229,14 +214,13 @@ def test_after_a_refresh_that_was_refused_gradients_are_averaged_as_before(ranks
 
 def trained_by_module(rank, world_size):
     """Warnings of a training of model.module, before any step of the wrapper."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned("averaged") as texts:
         model = gradwire.DistributedDataParallel(network())
         optimizer = torch.optim.SGD(model.parameters(), RATE)
         for number in range(5):
             step(model.module, rank, number)
             optimizer.step()
-    return [str(each.message) for each in caught if "averaged" in str(each.message)]
+    return texts
 
 
 def test_training_the_bare_module_is_noticed_once(ranks):
@@ -247,9 +231,7 @@ def test_training_the_bare_module_is_noticed_once(ranks):
 
 def fused(rank, world_size, kind, drops):
     """The error of a step whose optimizer steps inside backward."""
-    model = gradwire.DistributedDataParallel(network()) if kind == "own" else TorchDDP(network())
-    if kind == "attached":
-        gradwire.attach(model, "none")
+    model, _ = wrapped(kind == "own", network(), "none")
     optimizers = {each: torch.optim.SGD([each], 0.0) for each in model.parameters()}
 
     def stepped(parameter):
@@ -259,11 +241,7 @@ def fused(rank, world_size, kind, drops):
     if drops:
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(stepped)
-    try:
-        step(model, rank)
-    except RuntimeError as error:
-        return str(error)
-    return ""
+    return message_of(step, model, rank)
 
 
 @pytest.mark.parametrize("kind", ["own", "attached"])
@@ -288,8 +266,7 @@ class Head(nn.Module):
 def side_by_side(rank, world_size, other):
     """Warnings of two wrappers that share an encoder and are trained in turn."""
     gc.unfreeze()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned("averages were handed out") as texts:
         encoder = nn.Linear(WIDTH, WIDTH)
         models = [gradwire.DistributedDataParallel(Head(encoder)), other(Head(encoder))]
         for _ in range(3):
@@ -298,7 +275,7 @@ def side_by_side(rank, world_size, other):
             gradients = [torch.empty_like(encoder.weight) for _ in range(world_size)]
             dist.all_gather(gradients, encoder.weight.grad)
             assert torch.allclose(*gradients)
-    return [str(each.message) for each in caught if "averages were handed out" in str(each.message)]
+    return texts
 
 
 @pytest.mark.parametrize("other", [gradwire.DistributedDataParallel, TorchDDP])

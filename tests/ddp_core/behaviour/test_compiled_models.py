@@ -1,10 +1,10 @@
 """A compiled model under each wrapper: graphs, no recompilation after warm-up, buckets that leave before backward's end."""
 
 import warnings
+from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.distributed.device_mesh import init_device_mesh
@@ -13,11 +13,11 @@ import gradwire
 from gradwire.ddp_core.averaging.plans import ProgramPlan
 
 from ...torch_versions import compiled_backward_of_fsdp, fsdp_of_others, replicate_of_fsdp
+from ..wrapping import wrapped
 
 LAYERS, WIDTH = 3, 600  # each layer more than the 1 MB that torch's first bucket has
 WARM_UP, STEPS = 3, 4
 SPEC = "int8"
-BUCKETS = {"bucket_cap_mb": 1}
 
 
 class Layer(nn.Module):
@@ -48,13 +48,11 @@ def network():
 
 
 def torch_s(world_size):
-    model = nn.parallel.DistributedDataParallel(network(), **BUCKETS)
-    return model, gradwire.attach(model, SPEC), None
+    return *wrapped(False, network(), SPEC, bucket_cap_mb=1), None
 
 
 def own(world_size):
-    model = gradwire.DistributedDataParallel(network(), compressor=SPEC, **BUCKETS)
-    return model, model.compression, None
+    return *wrapped(True, network(), SPEC, bucket_cap_mb=1), None
 
 
 def overlapped(world_size):
@@ -109,8 +107,7 @@ def trained(rank, world_size, build, compiled):
         events.append("bucket")
         return start(*arguments, **named)
 
-    ProgramPlan.start = noted
-    try:
+    with mock.patch.object(ProgramPlan, "start", noted):
         for step in range(WARM_UP + STEPS):
             warm = len(graphs) if step <= WARM_UP else warm
             events.clear()
@@ -119,20 +116,14 @@ def trained(rank, world_size, build, compiled):
             optimizer.step()
             optimizer.zero_grad()
         parameters = [getattr(each, "_local_tensor", each).detach().clone() for each in model.parameters()]
-    finally:
-        ProgramPlan.start = start
-        handle.close()
+    handle.close()
     return parameters, warm, len(graphs), list(events)
 
 
 def both(rank, world_size, build):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
-            return [trained(rank, world_size, build, compiled) for compiled in (False, True)]
-        finally:
-            torch._dynamo.reset()
-            dist.barrier()
+        return [trained(rank, world_size, build, compiled) for compiled in (False, True)]
 
 
 CASES = {  # wrapper: (its making, graphs of the model)
@@ -172,8 +163,6 @@ def between(rank, world_size, build, change):
             optimizer.zero_grad()
         answers.append([getattr(each, "_local_tensor", each).detach().clone() for each in model.parameters()])
         handle.close()
-    torch._dynamo.reset()
-    dist.barrier()
     return answers
 
 

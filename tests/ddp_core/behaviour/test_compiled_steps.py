@@ -12,6 +12,7 @@ from torch import nn
 import gradwire
 
 from ...torch_versions import fsdp_of_others
+from ..wrapping import wrapped
 
 WIDTH, STEPS = 8, 5
 SPEC = "topk:ratio=0.3"
@@ -30,18 +31,16 @@ class Net(nn.Module):
 
 
 def torch_s(unused):
-    model = nn.parallel.DistributedDataParallel(Net(), find_unused_parameters=unused)
-    return model, torch.optim.SGD(model.parameters(), 0.1), gradwire.attach(model, SPEC)
+    return *wrapped(False, Net(), SPEC, find_unused_parameters=unused), None
 
 
 def own(unused):
-    model = gradwire.DistributedDataParallel(Net(), compressor=SPEC, find_unused_parameters=unused)
-    return model, torch.optim.SGD(model.parameters(), 0.1), model.compression
+    return *wrapped(True, Net(), SPEC, find_unused_parameters=unused), None
 
 
 def overlapped(unused):
-    model, optimizer, handle = own(unused)
-    return model, gradwire.overlap(model, optimizer), handle
+    model, handle, _ = own(unused)
+    return model, handle, gradwire.overlap(model, torch.optim.SGD(model.parameters(), 0.1))
 
 
 def sharded(unused):
@@ -49,13 +48,13 @@ def sharded(unused):
 
     model = Net()
     fully_shard(model)
-    handle = gradwire.attach(model, gather="int8", reduce="int4")
-    return model, torch.optim.SGD(model.parameters(), 0.1), handle
+    return model, gradwire.attach(model, gather="int8", reduce="int4"), None
 
 
 def trained(rank, build, unused, compiled):
     torch.manual_seed(0)
-    model, optimizer, handle = build(unused)
+    model, handle, optimizer = build(unused)
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.1)
 
     def step(inputs, whole):
         optimizer.zero_grad()
@@ -74,10 +73,7 @@ def trained(rank, build, unused, compiled):
 def both(rank, world_size, build, unused):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
-            return [trained(rank, build, unused, compiled) for compiled in (False, True)]
-        finally:
-            torch._dynamo.reset()
+        return [trained(rank, build, unused, compiled) for compiled in (False, True)]
 
 
 @pytest.mark.parametrize(

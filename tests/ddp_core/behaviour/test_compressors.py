@@ -13,17 +13,8 @@ from ..chain import SMALL, WIDTH, Chain, inputs_of, train, wrapped
 from ..nets import same
 
 EVERY = [name for name in compressors() if name != "dgc"]  # which takes no parameters that may be unused
-FEW = [
-    "none",
-    "bf16",
-    "int8",
-    "powersgd:rank=2",
-    "acp-powersgd",
-    "int4:core=2",
-    "topk:ratio=0.2",
-    "randomk:ratio=0.2",
-    "batched-powersgd",
-]
+FEW = ["none", "bf16", "int8", "powersgd:rank=2", "acp-powersgd", "int4:core=2"]
+FEW += ["topk:ratio=0.2", "randomk:ratio=0.2", "batched-powersgd"]
 MORE = ["fp16+powersgd:rank=1,start_iter=2", "onebit:block=64", "topk:ratio=0.2,error_feedback=false"]
 
 
@@ -66,8 +57,6 @@ def in_turn(rank, world_size, specs):
         models = [wrapped(spec, process_group=group, bucket_cap_mb=1e-6) for group in (groups[0], groups)]
         results[spec] = [train(model, rank) for model in models]
         engines = len(models[1].compression.averager.engines._made)
-        for model in models:
-            model.compression.close()
     return results, engines
 
 
@@ -86,8 +75,6 @@ def copied_after_a_swap(rank, world_size):
     twin = copy.deepcopy(model)
     methods = [type(each.compression.compressor).__name__ for each in (model, twin)]
     train(model, rank, range(1, 2))
-    for each in (model, twin):
-        each.compression.close()
     return methods
 
 
@@ -105,7 +92,6 @@ def counted(rank, world_size):
         model(inputs_of(rank, step)).sum().backward()
         payloads.append(model.compression.stats().last.traffic.payload_bytes)
     stats = model.compression.stats()
-    model.compression.close()
     return payloads, stats.steps, stats.total.traffic.payload_bytes, [bucket.elements for bucket in stats.buckets]
 
 

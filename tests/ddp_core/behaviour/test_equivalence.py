@@ -58,7 +58,6 @@ def compare(rank, world_size, seeds, draw, zeros=0):
         alone = train_alone(Net(parts, seed), world_size, settings)
         if not close(mine, alone, 1e-5 if nets.Single in parts else 1e-12):
             failures.append(f"{described}: not what one process computes")
-        ours.compression.close()
     return failures
 
 

@@ -38,9 +38,7 @@ def fails_on_rank_1(group, bucket):
 def with_a_hook(rank, world_size):
     model = gradwire.DistributedDataParallel(Layers(), bucket_cap_mb=CAP)
     model.register_comm_hook(dist.group.WORLD, fails_on_rank_1)
-    messages = [message_of(step, model, rank, number) for number in (2, 3)[: 1 + rank]]
-    model.compression.close()
-    return messages
+    return [message_of(step, model, rank, number) for number in (2, 3)[: 1 + rank]]
 
 
 def test_a_hook_s_failed_average_is_named_and_the_next_step_says_that_it_did_not_come(ranks):

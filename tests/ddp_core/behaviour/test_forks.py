@@ -4,13 +4,11 @@ import os
 
 import pytest
 import torch
-from torch.nn.parallel import DistributedDataParallel as TorchDDP
-
-import gradwire
 
 from ..layers import Layers, inputs_of
 from ..overlap import overlapped
 from ..overlap.overlapped import Setting
+from ..wrapping import wrapped
 
 MESSAGE = "this process was forked after the model was set up"
 TORCH = "in combination with fork-based multiprocessing"  # where its threads ran before, torch is the first to refuse
@@ -38,17 +36,9 @@ def in_child(act):
     return told
 
 
-def wrapped(ours, spec, **options):
-    if ours:
-        model = gradwire.DistributedDataParallel(Layers(), compressor=spec, **options)
-        return model, model.compression
-    model = TorchDDP(Layers(), **options)
-    return model, gradwire.attach(model, spec)
-
-
 def trained(rank, ours, spec, place, options):
     """Gradients of all steps; what a forked process says in the middle, if `place` tells where."""
-    model, handle = wrapped(ours, spec, **options)
+    model, handle = wrapped(ours, Layers(), spec, **options)
     told, gradients = [], []
     for step in range(4):
         if step == 2 and place == "before forward":
@@ -65,10 +55,9 @@ def trained(rank, ours, spec, place, options):
     return told, gradients
 
 
-def both(rank, world_size, *arguments):
-    place, options = arguments[-2:]
-    told, gradients = trained(rank, *arguments[:-2], place, options)
-    _, expected = trained(rank, *arguments[:-2], "", options)
+def both(rank, world_size, ours, spec, place, options):
+    told, gradients = trained(rank, ours, spec, place, options)
+    _, expected = trained(rank, ours, spec, "", options)
     return told, all(map(torch.equal, gradients, expected))
 
 
@@ -82,16 +71,11 @@ def test_a_backward_in_a_forked_process_is_refused_and_changes_nothing(ranks, ou
         assert alike
 
 
-def test_a_forked_process_may_use_the_bare_module_where_gradients_are_no_views(ranks):
-    for told, alike in ranks.run(both, 2, True, "none", "within the bare module", {}):
-        assert told == ["nothing"] or TORCH in told[0]
-        assert alike
-
-
-def test_it_may_not_where_they_are_views_of_what_it_shares(ranks):
-    views = {"gradient_as_bucket_view": True}
-    for told, alike in ranks.run(both, 2, True, "none", "within the bare module", views):
-        assert MESSAGE in told[0] or TORCH in told[0]
+@pytest.mark.parametrize(("views", "words"), [(False, "nothing"), (True, MESSAGE)])
+def test_a_forked_process_may_use_the_bare_module_unless_gradients_are_views_of_what_it_shares(ranks, views, words):
+    options = {"gradient_as_bucket_view": True} if views else {}
+    for (told,), alike in ranks.run(both, 2, True, "none", "within the bare module", options):
+        assert words in told or TORCH in told
         assert alike
 
 

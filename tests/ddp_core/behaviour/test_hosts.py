@@ -25,9 +25,8 @@ LIMIT = timedelta(seconds=20)
 
 
 def model_of(spec, **options):
-    return gradwire.DistributedDataParallel(
-        Given(SHAPES), compressor=spec, bucket_cap_mb=0.008, timeout=LIMIT, **options
-    )
+    options |= {"bucket_cap_mb": 0.008, "timeout": LIMIT}
+    return gradwire.DistributedDataParallel(Given(SHAPES), compressor=spec, **options)
 
 
 def averages(rank, spec, steps=3, **options):
@@ -36,7 +35,6 @@ def averages(rank, spec, steps=3, **options):
     shared = model.reducer.assignment.shared
     model.compression.swap("none")  # what has been sent remains as it was
     assert "none" not in spec or model.compression.metrics()["ratio"] == pytest.approx(1, rel=0.01)  # odd shares
-    model.compression.close()
     return found, shared
 
 
@@ -158,13 +156,12 @@ def test_where_a_rank_dies_all_others_raise_in_time_and_nothing_is_left(ranks, s
 
 def refused_elsewhere(rank, world_size):
     """A state of hosts of two ranks, where all ranks are one host."""
-    models = [model_of("hosts:ranks=2+topk:ratio=0.05") for _ in range(2)]
-    average(models[0], gradients(rank, 0, SHAPES))
-    state = models[0].compression.state_dict()
-    models[0].compression.close()
+    first, second = (model_of("hosts:ranks=2+topk:ratio=0.05") for _ in range(2))
+    average(first, gradients(rank, 0, SHAPES))
+    state = first.compression.state_dict()
     assert state["ranks_per_host"] == 2
-    models[1].compression.load_state_dict({**state, "ranks_per_host": 4})
-    average(models[1], gradients(rank, 1, SHAPES))
+    second.compression.load_state_dict({**state, "ranks_per_host": 4})
+    average(second, gradients(rank, 1, SHAPES))
 
 
 def test_a_state_of_other_hosts_is_refused_with_the_way_out(ranks):

@@ -8,34 +8,14 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel as TorchDDP
-
-import gradwire
 
 from ...ranks import GROUP_TIMEOUT
+from ..chain import inputs_of, wrapped
 from ..nets import same
-
-WIDTH = 64
-
-
-def network():
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(6)))
-
-
-def wrapped(spec, ours):
-    if ours:
-        model = gradwire.DistributedDataParallel(network(), compressor=spec, bucket_cap_mb=1e-6)
-        return model, model.compression
-    model = TorchDDP(network(), bucket_cap_mb=1e-6)
-    return model, gradwire.attach(model, spec)
 
 
 def backward(model, rank, step):
-    inputs = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(10 * rank + step))
-    model(inputs).square().sum().backward()
+    model(inputs_of(rank, step)).square().sum().backward()
     model.zero_grad()
 
 
@@ -50,17 +30,17 @@ def numbers_of(state):
 
 def one_rank_stays_away(rank, world_size):
     """Whether a save is the state before, where the other rank's buckets do not come."""
-    model, handle = wrapped("topk:ratio=0.1", ours=True)
+    model = wrapped("topk:ratio=0.1", bucket_cap_mb=1e-6)
     for step in range(2):
         backward(model, rank, step)
-    before = after = copy.deepcopy(handle.state_dict())
+    before = after = copy.deepcopy(model.compression.state_dict())
     if rank == 0:
-        model.module[1].weight.register_hook(fail)
+        model.module.layers[3].weight.register_hook(fail)
         with pytest.raises(KeyboardInterrupt):
             backward(model, rank, 2)
-        after = handle.state_dict()
+        after = model.compression.state_dict()
     dist.barrier()
-    handle.close()
+    model.compression.close()
     return before["step"] == after["step"] and same(numbers_of(before), numbers_of(after))
 
 
@@ -70,7 +50,7 @@ def test_buckets_that_never_come_are_not_waited_for(ranks):
 
 def waited_for_in_vain(rank, world_size, spec):
     """Seconds until Ctrl-C ends a wait for a rank that does not come, and the steps that are saved."""
-    model, handle = wrapped(spec, ours=True)
+    model = wrapped(spec, bucket_cap_mb=1e-6)
     for step in range(3):
         backward(model, rank, step)  # in the second they agree on an order of buckets
     seconds = 0.0
@@ -82,10 +62,10 @@ def waited_for_in_vain(rank, world_size, spec):
             interrupt.start()
             backward(model, rank, 3)
         seconds = time.monotonic() - began
-    saved = handle.state_dict()["step"]
+    saved = model.compression.state_dict()["step"]
     dist.barrier()
-    handle.averager.engines.of(torch.device("cpu"), 0).transport.abort()
-    handle.close()
+    model.compression.averager.engines.of(torch.device("cpu"), 0).transport.abort()
+    model.compression.close()
     return seconds, saved
 
 

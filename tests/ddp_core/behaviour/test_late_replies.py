@@ -7,13 +7,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import gradwire
 from gradwire.compress import compressors
 from gradwire.ddp_core.transport.protocol import Decorated
 
 from ...hooks.given import Given, average, gradients
 from ...late import Late, OnThread
 from ..overlap.overlapped import Layers, Setting, equal
+from ..wrapping import wrapped
 
 SHAPES = ((16, 20), (9,), (12, 30), (4, 4), (16, 20))
 STEPS = 3
@@ -38,12 +38,7 @@ def averages(rank, device, spec, dtype, own, group, transport=None):
     """Of each step, on the CPU."""
     model = Given(SHAPES, dtype).to(device)
     settings = {"bucket_cap_mb": 0.001, "process_group": group, "find_unused_parameters": spec != "dgc"}
-    if own:
-        ddp = gradwire.DistributedDataParallel(model, compressor=spec, transport=transport, **settings)
-        handle = ddp.compression
-    else:
-        ddp = torch.nn.parallel.DistributedDataParallel(model, **settings)
-        handle = gradwire.attach(ddp, spec, transport=transport)
+    ddp, handle = wrapped(own, model, spec, {"transport": transport}, **settings)
     found = []
     for step in range(STEPS):
         given = [each.to(device) for each in gradients(rank, step, SHAPES, dtype)]
@@ -127,9 +122,7 @@ class LateRepliesOnHosts:
 
 def assert_the_same(found):
     for spec, (in_time, late) in found.items():
-        for expected, step in zip(in_time, late, strict=True):
-            for name, numbers in step.items():
-                assert torch.equal(numbers, expected[name]), (spec, name)
+        assert equal(in_time, late), spec
 
 
 class TestLateReplies(LateReplies):

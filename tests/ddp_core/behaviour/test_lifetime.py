@@ -6,29 +6,17 @@ import weakref
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 
 import gradwire
 
 from .. import layers
+from ..chain import Chain, inputs_of
 from ..nets import same
-
-WIDTH = 8
-
-
-def network():
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4)))
-
-
-def inputs_of(rank, step=0):
-    return torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(10 * rank + step))
 
 
 def forgotten(rank, world_size):
     """Whether a wrapper is freed as soon as nobody holds it, without a garbage collection."""
-    model = gradwire.DistributedDataParallel(network(), compressor="topk:ratio=0.5")
+    model = gradwire.DistributedDataParallel(Chain(), compressor="topk:ratio=0.5")
     for step in range(2):
         model(inputs_of(rank, step)).sum().backward()
     freed = weakref.ref(model)
@@ -45,16 +33,16 @@ def test_a_wrapper_is_freed_with_its_last_reference(ranks):
 
 def gradients_after(rank, give_up, *, held=True):
     """What a new wrapper averages on a module whose former one was given up, and may still be `held`; the mean by hand."""
-    module = network()
+    module = Chain()
     former = gradwire.DistributedDataParallel(module, bucket_cap_mb=1e-6)
     give_up(former, rank)
     former = former if held else None
     module.zero_grad()
     model = gradwire.DistributedDataParallel(module, bucket_cap_mb=1e-6)
-    model(inputs_of(rank)).square().sum().backward()
+    model(inputs_of(rank, 0)).square().sum().backward()
     mine = [parameter.grad.clone() for parameter in module.parameters()]
-    alone = network()
-    alone(inputs_of(rank)).square().sum().backward()
+    alone = Chain()
+    alone(inputs_of(rank, 0)).square().sum().backward()
     expected = [parameter.grad for parameter in alone.parameters()]
     for gradient in expected:
         dist.all_reduce(gradient.div_(dist.get_world_size()))
@@ -65,7 +53,7 @@ def gradients_after(rank, give_up, *, held=True):
 
 
 def before_backward(former, rank):
-    former(inputs_of(rank)).sum()
+    former(inputs_of(rank, 0)).sum()
 
 
 def in_the_middle(former, rank):
@@ -74,12 +62,12 @@ def in_the_middle(former, rank):
     def fail(gradient):
         raise ArithmeticError
 
-    hook = former.module[0].weight.register_hook(fail)
+    hook = former.module.layers[-1].weight.register_hook(fail)
     with pytest.raises(ArithmeticError):
-        former(inputs_of(rank)).sum().backward()
+        former(inputs_of(rank, 0)).sum().backward()
     hook.remove()
     with pytest.raises(RuntimeError, match="finished reduction"):
-        former(inputs_of(rank))
+        former(inputs_of(rank, 0))
 
 
 def by_a_hook(former, rank):
@@ -92,7 +80,7 @@ def by_a_hook(former, rank):
 
     former.register_comm_hook(None, broken)
     with pytest.raises(RuntimeError, match="no average"):
-        former(inputs_of(rank)).sum().backward()
+        former(inputs_of(rank, 0)).sum().backward()
 
 
 def taken_over(rank, world_size):
@@ -110,10 +98,9 @@ def all_gone(rank, world_size, options):
     """Whether a model, its reducer and its compression are gone when the last name is."""
     model = gradwire.DistributedDataParallel(layers.Layers(), **options)
     model(layers.inputs_of(rank), (0, 1, 2, 3)).square().sum().backward()
-    left = [
-        weakref.ref(each) for each in (model, model.reducer, model.compression, model.reducer.assignment.buckets[0])
-    ]
-    del model
+    parts = (model, model.reducer, model.compression, model.reducer.assignment.buckets[0])
+    left = list(map(weakref.ref, parts))
+    del model, parts
     gc.collect()
     return [reference() is None for reference in left]
 

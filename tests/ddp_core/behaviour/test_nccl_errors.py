@@ -3,10 +3,8 @@
 import gc
 import importlib.util
 import threading
-import time
 from contextlib import ExitStack
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -22,6 +20,7 @@ from gradwire.ddp_core.averaging.engines import Engines
 from gradwire.ddp_core.transport.direct.torch_backend import HANDED_ON
 
 from ...torch_versions import backends_in_python
+from ..errors import timed_message_of
 
 FILE = Path(__file__).parents[3] / "docs" / "benchmarks" / "null_device.py"
 STEPS, LIMIT = 2, timedelta(seconds=1)
@@ -94,16 +93,6 @@ def step(model):
     model(torch.ones(2, 8)).sum().backward()
 
 
-def raised(function):
-    """What a call raises, and after how many seconds."""
-    began = time.monotonic()
-    try:
-        function()
-    except RuntimeError as error:
-        return str(error), time.monotonic() - began
-    return "", time.monotonic() - began
-
-
 def training(rank, world_size, spec, failure):
     """What rank 0 raises once rank 1 sends no more; then the seconds of close(), and the threads that are left."""
     if "standin" not in dist.Backend.backend_list:
@@ -121,8 +110,8 @@ def training(rank, world_size, spec, failure):
         told = []
         if rank == 0:
             backend.limit, backend.aborted, backend.blocks = LIMIT, failure == "aborted", failure != "never completes"
-            told = [raised(partial(step, model)) for _ in range(2)]
-        told.append(raised(model.compression.close))
+            told = [timed_message_of(step, model) for _ in range(2)]
+        told.append(timed_message_of(model.compression.close))
         del model
         gc.collect()  # while the stand-ins are there, which its end asks
         dist.barrier()
@@ -134,7 +123,7 @@ def training(rank, world_size, spec, failure):
 def test_nccls_error_names_the_bucket_and_leaves_nothing_behind(ranks, spec, failure):
     (first, threads), _ = ranks.run(training, 2, spec, failure)
     (message, seconds), (then, _), (of_close, closing) = first
-    assert message.startswith("bucket 0 (parameters ")
+    assert message.startswith("RuntimeError: bucket 0 (parameters ")
     assert ("Watchdog caught" if failure == "times out" else "communicator was aborted") in message
     assert "look for the error of the rank that failed first" in message
     assert seconds < LIMIT.total_seconds() + 5

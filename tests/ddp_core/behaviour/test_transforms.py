@@ -8,6 +8,8 @@ from torch import nn
 
 import gradwire
 
+from ..wrapping import wrapped
+
 WIDTH, STEPS = 4, 66  # past the look at the order of buckets
 
 
@@ -58,8 +60,7 @@ def compiled_backward(rank, world_size, attached, whole):
     """What a training says whose backwards compiled autograd runs, how many steps it comes to, gradients without it then."""
     torch._dynamo.reset()
     net = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
-    model = nn.parallel.DistributedDataParallel(net) if attached else gradwire.DistributedDataParallel(net)
-    handle = gradwire.attach(model, "none") if attached else model.compression
+    model, handle = wrapped(not attached, net, "none")
 
     def run(inputs):
         model(inputs).square().sum().backward()

@@ -14,6 +14,8 @@ from gradwire.ddp_core.engine.lanes import Task
 from gradwire.ddp_core.transport import private_group
 from gradwire.ddp_core.transport.protocol import Decorated
 
+from ..errors import message_of
+
 LIMIT = timedelta(seconds=20)
 CPU = torch.device("cpu")
 
@@ -68,15 +70,7 @@ def run_beside_a_failure(rank, world_size, other):
             futures.append(submitted(engine, program, f"bucket {index}"))
         except RuntimeError as error:
             return [str(error)] * (index + 1)
-    return [message_of(future) for future in futures]
-
-
-def message_of(future):
-    try:
-        future.wait(LIMIT)
-    except Exception as error:
-        return str(error)
-    return ""
+    return [message_of(future.wait, LIMIT) for future in futures]
 
 
 @pytest.mark.parametrize("other", list(PROGRAMS))
@@ -112,7 +106,7 @@ alive = weakref.WeakSet()  # those of BrokenPending that someone still holds
 
 def work_after_a_failure(rank, world_size):
     engine = engine_of(around=Broken)
-    message = message_of(submitted(engine, well(torch.ones(4))))
+    message = message_of(submitted(engine, well(torch.ones(4))).wait, LIMIT)
     deadline = time.monotonic() + LIMIT.total_seconds()
     while any(each.real.work is not None for each in alive) and time.monotonic() < deadline:
         time.sleep(0.01)  # its future has the error a moment before it lets go

@@ -1,17 +1,15 @@
 """The side stream's order of events, with stand-ins for CUDA's streams that note what they are asked for."""
 
-import time
 from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from gradwire.compress import AllReduce, Layout, Ranks, compressor
-from gradwire.ddp_core import Engine, ProcessGroup
+from gradwire.compress import AllReduce, Ranks
+from gradwire.ddp_core import Engine
 from gradwire.ddp_core.engine import side_stream as side_stream_module
-from gradwire.ddp_core.engine.lanes import Lanes, Task
+from gradwire.ddp_core.engine.lanes import Task
 from gradwire.ddp_core.engine.side_stream import SideStream
 
 from ..streams import StandIn
@@ -116,10 +114,8 @@ def test_a_program_that_fails_ends_those_that_run_beside_it(streams):
         raise ArithmeticError("on purpose")
 
     driver = side_stream(streams, lambda task, error: error and RuntimeError(f"{task.label}: {error}"))
-    pendings = [
-        driver.submit(Task(program, f"bucket {bucket}"))
-        for bucket, program in enumerate([fails(), two_rounds(torch.tensor([1]))])
-    ]
+    programs = [fails(), two_rounds(torch.tensor([1]))]
+    pendings = [driver.submit(Task(program, f"bucket {bucket}")) for bucket, program in enumerate(programs)]
     for pending in pendings:
         with pytest.raises(RuntimeError, match="bucket 0: on purpose"):
             pending.wait(LIMIT)
@@ -271,45 +267,6 @@ def test_whoever_reads_a_state_waits_for_what_both_streams_were_given(streams):
     engine._gathers._stream.name = "gathers"
     engine.follow()
     assert streams.log == ["backward waits for all of side", "backward waits for all of gathers"]
-
-
-def averages(rank, world_size, spec, driver):
-    """The averages of five buckets of different sizes on this rank, taken by a driver of tasks."""
-    averaged, built = [], compressor(spec)
-    for size in (40, 8, 72, 16, 24):
-        layout = Layout(("weight",), ((size, 8),), torch.float32, torch.device("cpu"), Ranks(world_size, rank))
-        grad = torch.randn(layout.numel, generator=torch.Generator().manual_seed(10 * size + rank))
-        averaged.append(driver.submit(Task(built.reduce(grad, built.init(layout)), "bucket")))
-    return [average.wait(LIMIT).clone() for average in averaged]
-
-
-def both_drivers(rank, world_size, specs):
-    """The averages by lanes, and by a side stream without a device."""
-    stand_in, ended = Streams(), lambda task, error: error or (task.future and task.future.set_result(task.result))
-    names = {"Stream": stand_in.Stream, "Event": stand_in.Event, "stream": stand_in.stream}
-    given = {**names, "current_stream": lambda index: stand_in.current}
-    found = []
-    with pytest.MonkeyPatch.context() as patched:
-        for name, value in given.items():
-            patched.setattr(torch.cuda, name, value)
-        patched.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
-        patched.setattr(side_stream_module, "NO_LIMIT", LIMIT)  # which holds on the CPU
-        for spec in specs:
-            groups = [ProcessGroup(dist.group.WORLD, torch.device("cpu"), LIMIT) for _ in range(2)]
-            groups[0].open(4)
-            lanes, side = Lanes(groups[0], LIMIT, ended), SideStream(groups[1], DEVICE, ended)
-            found.append([averages(rank, world_size, spec, driver) for driver in (lanes, side)])
-            lanes.close(time.monotonic() + 1)
-    return found
-
-
-def test_turns_give_the_bits_of_lanes_on_all_ranks(ranks):
-    specs = ["none", "bf16", "topk:ratio=0.1", "onebit:block=8", "powersgd:rank=1"]
-    answers = ranks.run(both_drivers, 3, specs)
-    for found in answers:
-        for (by_lanes, by_turns), (first, _) in zip(found, answers[0], strict=True):
-            assert all(map(torch.equal, by_lanes, by_turns))
-            assert all(map(torch.equal, by_turns, first))
 
 
 @pytest.mark.parametrize("lent", [False, True])

@@ -25,9 +25,7 @@ def random_model(seed, pieces=5, longest=6):
     draw = random.Random(seed).randrange
     forward, backward = draw(1, 12), draw(1, 12)
     return StepModel(
-        forward,
-        backward,
-        tuple(Piece(draw(backward + 1), draw(longest), draw(forward + 1)) for _ in range(pieces)),
+        forward, backward, tuple(Piece(draw(backward + 1), draw(longest), draw(forward + 1)) for _ in range(pieces))
     )
 
 
@@ -74,19 +72,6 @@ def test_a_step_in_an_order_is_what_a_ticking_clock_says(seed):
     model = random_model(seed)
     order = random.Random(seed).sample(range(5), 5)
     assert step_in(model, order) == played(model, order)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_pieces_start_in_their_order_when_ready_and_one_after_the_other(seed):
-    model = random_model(seed)
-    order = priority_order(model)
-    arrived = arrivals(model, order)
-    ends = 0.0
-    for index in order:
-        started = max(ends, model.pieces[index].ready)
-        ends = arrived[index]
-        assert ends == started + model.pieces[index].wire
-    assert step_seconds(model, arrived) >= model.forward + model.backward
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-import gradwire
 from gradwire.compress.state.gauge import ELEMENTS, EVERY, Gauge
 from gradwire.ddp_core.measure.stats import Measured, Stats, exposed, feedback, metrics
 from gradwire.ddp_core.measure.step import BucketStats, Record, Step
 from gradwire.kernels import Residual
+
+from ..wrapping import wrapped
 
 RANKS, ELEMENTS_SENT = 4, 1000
 
@@ -36,11 +37,8 @@ def measured(*steps, **options):
 
 def test_bytes_ratio_and_seconds_of_a_step_are_those_of_its_buckets():
     found = metrics(measured(hooked_step()))
-    assert found["steps"] == 7
-    assert found["steps_here"] == 3
-    assert found["rounds"] == 3
-    assert found["payload_bytes"] == 660
-    assert found["sent_bytes"] == 990
+    counts = {"steps": 7, "steps_here": 3, "rounds": 3, "payload_bytes": 660, "sent_bytes": 990}
+    assert {name: found[name] for name in counts} == counts
     assert found["ratio"] == pytest.approx(2 * 3 / 4 * 2 * 2 * ELEMENTS_SENT / 990)
     assert (found["encode_seconds"], found["wait_seconds"], found["decode_seconds"]) == pytest.approx((1, 5, 1.5))
     assert found["exposed_seconds"] == pytest.approx(5)  # the last bucket came at 1, the last reply at 6
@@ -119,13 +117,7 @@ def test_norms_of_large_buckets_are_estimates_for_all_of_their_elements():
 
 def trained(rank, world_size, own):
     model = nn.Sequential(nn.Linear(32, 16, bias=False), nn.Linear(16, 8, bias=False))
-    options = {"timeout": timedelta(seconds=20)}
-    if own:
-        ddp = gradwire.DistributedDataParallel(model, compressor="bf16", **options)
-        handle = ddp.compression
-    else:
-        ddp = nn.parallel.DistributedDataParallel(model)
-        handle = gradwire.attach(ddp, "bf16", **options)
+    ddp, handle = wrapped(own, model, "bf16", {"timeout": timedelta(seconds=20)})
     before = handle.metrics(), repr(handle)
     for step in range(3):
         ddp(torch.ones(2, 32) * (rank + step)).sum().backward()

@@ -41,17 +41,10 @@ def kinds(bucket):
     return [kind for kind, _, _ in bucket.spans]
 
 
-def closed(model):
-    model.compression.close()
-    return model
-
-
 def compressed(rank, world_size):
     model = gradwire.DistributedDataParallel(Layers(), compressor="powersgd:rank=1", bucket_cap_mb=CAP)
     before = model.last_step()
-    steps = [step(model, rank, number) for number in range(4)]
-    closed(model)
-    return before, steps
+    return before, [step(model, rank, number) for number in range(4)]
 
 
 def test_every_step_has_its_buckets_in_order_with_the_spans_of_their_programs(ranks):
@@ -85,9 +78,7 @@ def beside_a_slow_rank(rank, world_size):
         model.module.layers[1].bias.register_hook(computes_long)
     else:
         model.reducer.average_of = waited_for
-    slow = step(model, rank, 3)
-    closed(model)
-    return slow
+    return step(model, rank, 3)
 
 
 def test_a_rank_that_waits_for_a_slower_one_has_that_time_exposed_and_the_slower_one_in_its_backward(ranks):
@@ -123,7 +114,6 @@ def with_hooks(rank, world_size):
         model = gradwire.DistributedDataParallel(Layers(), bucket_cap_mb=CAP)
         handle = register(model)
         answers.append([step(model, rank, number) for number in range(2)][-1])
-        closed(model)
         if handle is not None:
             handle.close()
     return answers
@@ -138,11 +128,7 @@ def test_hooks_have_their_buckets_timed_and_ours_their_programs_too(ranks):
 
 def alone(rank, world_size, show, *arguments):
     """`show(model, ...)` of a model on one rank."""
-    model = gradwire.DistributedDataParallel(Layers(), bucket_cap_mb=CAP)
-    try:
-        return show(model, *arguments)
-    finally:
-        model.compression.close()
+    return show(gradwire.DistributedDataParallel(Layers(), bucket_cap_mb=CAP), *arguments)
 
 
 def raised_before_the_first_gradient(model):

@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 import gradwire
 
 from ..layers import CAP, Layers
-from .test_timeline import alone, closed, step
+from .test_timeline import alone, step
 
 
 def traced(rank, world_size, folder):
@@ -17,7 +17,6 @@ def traced(rank, world_size, folder):
         for number in range(3):
             step(model, rank, number)
     step(model, rank, 3)
-    closed(model)
     return steps
 
 
@@ -95,7 +94,7 @@ def refused(rank, world_size, folder):
     theirs = TorchDDP(Layers())
     with pytest.raises(TypeError, match=r"gradwire\.Distr.*got Distr"), gradwire.trace(theirs, folder / "trace.json"):
         pass
-    model = closed(gradwire.DistributedDataParallel(Layers()))
+    model = gradwire.DistributedDataParallel(Layers())
     with pytest.raises(FileNotFoundError), gradwire.trace(model, folder / "absent" / "trace.json"):
         pytest.fail("it was to be refused at once")
     return len(list(folder.iterdir()))

@@ -11,19 +11,12 @@ RAISE = (
     "a changed default changes what a saved state means: raise FORMAT of memory/checkpoint.py, then change it here, too"
 )
 LATTICE = {"block": 128, "rounding": "nearest", "rotate": False, "core": 0}
-LOW_RANK = {
-    "rank": 4,
-    "min_compression_rate": 2.0,
-    "power_iterations": 1,
-    "warm_start": True,
-    "seed": 0,
-    "payload": "float",
-}
+LOW_RANK = {"rank": 4, "min_compression_rate": 2.0, "power_iterations": 1, "warm_start": True, "seed": 0}
 DEFAULTS = {  # of FORMAT 6
     "acp-powersgd": {"rank": 4, "min_compression_rate": 2.0, "seed": 0},
     "adacomp": {"cap": 0.02, "scope": "bucket", "bin": 500},
     "adaptive": {"ladder": "none/int8/int4/int2", "target": 0.85},
-    "batched-powersgd": LOW_RANK,
+    "batched-powersgd": {**LOW_RANK, "payload": "float"},
     "bf16": {"sum": "16bit"},
     "chunktopk": {"ratio": 0.01, "chunk": 512},
     "dgc": {"ratio": 0.001, "momentum": 0.9, "warmup_steps": 0, "clip": None},
@@ -36,7 +29,7 @@ DEFAULTS = {  # of FORMAT 6
     "natural": {"block": 128},
     "none": {},
     "onebit": {"block": 1024, "rotate": True},
-    "powersgd": LOW_RANK,
+    "powersgd": {**LOW_RANK, "payload": "float"},
     "qsgd": {"block": 128, "levels": 127},
     "randomk": {"ratio": 0.01, "block": 256, "seed": 0},
     "ternary": {"block": 128},
@@ -47,8 +40,7 @@ KEPT = {  # of a residual; all by the other methods
     **dict.fromkeys(("int8", "natural", "qsgd", "terngrad"), 0.0),  # without error feedback unless asked
     **dict.fromkeys(("onebit", "randomk", "chunktopk"), 0.7),
 }
-FEEDBACK = {"error_feedback": True, "momentum": 0.0}
-FEEDBACK |= {"residual_bits": 32}
+FEEDBACK = {"error_feedback": True, "momentum": 0.0, "residual_bits": 32}
 
 
 def test_the_table_belongs_to_this_format_and_knows_every_method():

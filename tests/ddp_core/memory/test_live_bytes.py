@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 import weakref
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -23,12 +24,11 @@ from gradwire.hooks.local_sgd.rounds import Rounds
 from gradwire.kernels import pool
 
 from ...torch_versions import copied_in_cpp, fsdp_of_others
+from ..wrapping import wrapped
 
 WIDTH, LAYERS, RANKS = 256, 4, 2
-SMALL, MANY = (
-    64,
-    16,
-)  # width and layers where work takes no blocks of the pool, and a layer's gradient is small beside it
+SMALL = 64  # width where work takes no blocks of the pool,
+MANY = 16  # and so many layers that the gradient of one is small beside it
 NARROW = 1 + 4 / 128  # bytes of an element in 8 bits, with its part of a scale
 FACTORS = 4 * 4 / WIDTH  # PowerSGD's Q, of rank 4
 A_LAYER = 0.35  # bytes per parameter of what a layer computes: its gradient and activations
@@ -52,6 +52,13 @@ STATE = {  # bytes per parameter
 
 def square(width, layers=LAYERS):
     return nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
+
+
+def sharded(width, layers, world_size):
+    model, mesh = square(width, layers), init_device_mesh("cpu", (world_size,))
+    for part in (*model, model):
+        fully_shard(part, mesh=mesh)
+    return model
 
 
 def live():
@@ -81,21 +88,20 @@ def per_parameter(before, most):
 
 def kept(rank, world_size, spec, ours, undo, most):
     """Bytes per parameter beyond parameters and gradients, after steps."""
-    before = settled()
-    network = square(WIDTH)
     options = {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.3}
-    if ours:
-        model = gradwire.DistributedDataParallel(network, compressor=spec, undo=undo, **options)
-        handle = model.compression
-    else:
-        model = TorchDDP(network, **options)
-        handle = gradwire.attach(model, spec, undo=undo)
+    return kept_by(lambda: wrapped(ours, square(WIDTH), spec, {"undo": undo}, **options), rank, 8, most)
+
+
+def kept_by(made, rank, dense, most):
+    """The same of the model and the handle that are `made`, whose parameters and gradients take `dense` bytes each."""
+    before = settled()
+    model, handle = made()
     for step in range(4):
         model.zero_grad()
         model(torch.full((2, WIDTH), step + rank + 1.0)).square().mean().backward()
-    found = per_parameter(before, 8 + most)
+    found = per_parameter(before, dense + most)
     handle.close()
-    return found - 8
+    return found - dense
 
 
 @pytest.mark.parametrize("ours", [True, False])
@@ -107,8 +113,7 @@ def test_compression_keeps_one_copy_of_residuals_and_nothing_else(ranks, spec, o
 
 @pytest.mark.parametrize("spec", STATE)
 def test_a_plan_tells_the_state_to_the_byte(spec):
-    network = square(WIDTH)
-    plan = gradwire.plan(network, spec, world_size=RANKS, bucket_mb=0.3)
+    plan = gradwire.plan(square(WIDTH), spec, world_size=RANKS, bucket_mb=0.3)
     assert plan.state_bytes == STATE[spec] * LAYERS * WIDTH**2
 
 
@@ -129,18 +134,12 @@ def test_undo_from_the_start_keeps_two(ranks, spec, state):
 
 def kept_of_shards(rank, world_size, reduce, undo, most):
     """Bytes per parameter of the whole model beyond shards of parameters and gradients, after steps."""
-    before = settled()
-    model = square(WIDTH)
-    mesh = init_device_mesh("cpu", (world_size,))
-    for part in (*model, model):
-        fully_shard(part, mesh=mesh)
-    handle = gradwire.attach(model, reduce=reduce, undo=undo)
-    for step in range(3):
-        model.zero_grad()
-        model(torch.full((2, WIDTH), step + rank + 1.0)).square().mean().backward()
-    found = per_parameter(before, 8 / world_size + most)
-    handle.close()
-    return found - 8 / world_size
+
+    def made():
+        model = sharded(WIDTH, LAYERS, world_size)
+        return model, gradwire.attach(model, reduce=reduce, undo=undo)
+
+    return kept_by(made, rank, 8 / world_size, most)
 
 
 @fsdp_of_others
@@ -198,23 +197,29 @@ class Beside(TorchDispatchMode):
         return self.peak.__torch_dispatch__(function, types, args, kwargs)
 
 
+@contextmanager
+def peak_of_all_threads(owner, name):
+    """The peak of a block and of all calls of a method, which other threads make."""
+    peak, method = Peak(), getattr(owner, name)
+
+    def counted(*given, **options):
+        with Beside(peak):
+            return method(*given, **options)
+
+    with pytest.MonkeyPatch.context() as patch, peak:
+        patch.setattr(owner, name, counted)
+        yield peak
+
+
 NARROW_ONES = ["int4:residual_bits=8", "int2:residual_bits=8"]  # the latter's unused rows are cleared in its codes
 
 
 def peak_of_buckets(rank, world_size, spec, ours):
     """Bytes per parameter at the peak of a step beyond parameters and gradients, in all threads. There is one bucket."""
-    peak, advance, found = Peak(), Task.advance, []
-
-    def counted(*given, **options):
-        with Beside(peak):
-            return advance(*given, **options)
-
-    with pytest.MonkeyPatch.context() as patch, peak:
-        patch.setattr(Task, "advance", counted)
+    found = []
+    with pytest.MonkeyPatch.context() as patch, peak_of_all_threads(Task, "advance") as peak:
         patch.setenv("GRADWIRE_SHARED_MEMORY", "0")  # else replies are parts of what ranks share
-        model = gradwire.DistributedDataParallel if ours else TorchDDP
-        model = model(square(SMALL, MANY), gradient_as_bucket_view=True, **({"compressor": spec} if ours else {}))
-        handle = model.compression if ours else gradwire.attach(model, spec)
+        model, handle = wrapped(ours, square(SMALL, MANY), spec, gradient_as_bucket_view=True)
         for step in range(6):
             model.zero_grad()
             peak.most = 0
@@ -263,10 +268,7 @@ def test_the_pool_keeps_nothing_of_the_single_bucket_that_torch_begins_with(rank
 def peak_of_shards(rank, world_size, gather, reduce, width):
     """Bytes per parameter of the whole model at the peak of steps, parameters and gradients among them."""
     gc.collect()  # of the model before
-    model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(SHARDED)))
-    mesh = init_device_mesh("cpu", (world_size,))
-    for part in (*model, model):
-        fully_shard(part, mesh=mesh)
+    model = sharded(width, SHARDED, world_size)
     handle = gather and gradwire.attach(model, gather=gather, reduce=reduce)
     peak, found = Peak(), []
     for step in range(3):
@@ -324,14 +326,8 @@ def test_local_steps_keep_an_anchor_the_outer_momentum_and_one_copy_of_residuals
 
 def peak_of_local_steps(rank, world_size, compressor):
     """Bytes per parameter at the peak of rounds beyond parameters and gradients, in all threads."""
-    peak, until_done, found = Peak(), Rounds._until_done, []
-
-    def counted(*given):
-        with Beside(peak):
-            return until_done(*given)
-
-    with pytest.MonkeyPatch.context() as patch, peak:
-        patch.setattr(Rounds, "_until_done", counted)
+    found = []
+    with peak_of_all_threads(Rounds, "_until_done") as peak:
         model = square(SMALL, MANY)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         options = {"every": 2, "fragments": 2, "overlap": False, "compressor": compressor}

@@ -4,8 +4,6 @@ import copy
 
 import pytest
 import torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 from gradwire.compress import Layout, Ranks
@@ -14,6 +12,7 @@ from gradwire.ddp_core.memory.model_memory import ModelMemory
 from ...hooks import given
 from ..layers import DYNAMIC, LAYER, Layers, expected_average, gradients_of, inputs_of
 from ..nets import same
+from ..wrapping import wrapped
 
 ALL = (0, 1, 2, 3)
 DENSE = 4 * LAYER  # bytes of all gradients
@@ -73,13 +72,7 @@ def wishes_of(model):
 
 def payloads_after_swap(rank, world_size, ours):
     """Bytes of each step after a swap, twice."""
-    if ours:
-        model = gradwire.DistributedDataParallel(Layers(), compressor="topk", **DYNAMIC)
-        handle = model.compression
-    else:
-        model = TorchDDP(Layers(), **DYNAMIC)
-        handle = gradwire.attach(model, "topk")
-    payloads = []
+    (model, handle), payloads = wrapped(ours, Layers(), "topk", **DYNAMIC), []
     for spec in ("topk", "none", "topk", "none"):
         handle.swap(spec)
         for step, used in enumerate([(0, 1, 2), ALL, ALL]):
@@ -104,7 +97,6 @@ def overflow_after_swap(rank, world_size):
             wishes.append(wishes_of(model))
             backward(model, rank, step, ALL, float("inf") if step == 2 and rank else 1.0)
             gradients += gradients_of(model) if step > 2 else []
-        model.compression.close()
         results.append((wishes, gradients))
     return results
 
@@ -123,7 +115,6 @@ def one_rank_saves(rank, world_size, dynamic):
         history.append(gradients_of(model))
         if rank == 0:
             model.compression.state_dict()
-    model.compression.close()
     return history
 
 
@@ -152,10 +143,8 @@ def resumed(rank, world_size, options):
             history.append((wishes, gradients_of(model)))
             if step == stop:
                 saved = copy.deepcopy(model.compression.state_dict())
-                model.compression.close()
                 model = gradwire.DistributedDataParallel(Layers(), **{**DYNAMIC, **options})
                 model.compression.load_state_dict(saved)
-        model.compression.close()
         runs.append(history)
     return runs
 
@@ -170,41 +159,23 @@ def test_a_state_saved_while_something_is_owed_goes_on_in_the_same_bits(ranks, o
                 assert same(gradients, expected)
 
 
-class Branches(nn.Module):
-    """A layer, and another one that a step may leave out."""
-
-    def __init__(self):
-        super().__init__()
-        self.always, self.sometimes = nn.Linear(6, 6), nn.Linear(6, 6)
-
-    def forward(self, inputs, both):
-        hidden = self.always(inputs)
-        return self.sometimes(hidden) if both else hidden
-
-
-def states_of_a_branch_that_went_unused(rank, world_size):
+def states_of_a_layer_that_went_unused(rank, world_size):
     """What is held back by name: before, after `rescale(2)`, and after a swap, where new buckets never met a parameter."""
-    model = gradwire.DistributedDataParallel(
-        Branches(), compressor="topk:ratio=0.1", **DYNAMIC, skip_all_reduce_unused_params=True
-    )
+    model = gradwire.DistributedDataParallel(Layers(), compressor="topk:ratio=0.1", **DYNAMIC, **SKIPPING)
     for step in range(3):
-        model(torch.full((3, 6), rank + 1.0), step == 0).square().sum().backward()
-        model.zero_grad()
+        backward(model, rank, step, ALL if step == 0 else (0, 1, 2))
     handle, states = model.compression, []
     for change in (lambda: None, lambda: handle.rescale(2.0), lambda: handle.swap("bf16")):
         change()
         states.append({name: sum(fields.values()) for name, fields in handle.state_dict()["parameters"].items()})
-    handle.close()
     return [{name: numbers.reshape(-1) for name, numbers in state.items()} for state in states]
 
 
 def test_what_is_held_back_of_a_parameter_that_no_bucket_has_met_is_saved_rescaled_and_owed(ranks):
-    for before, rescaled, swapped in ranks.run(states_of_a_branch_that_went_unused, 2):
-        assert before["sometimes.weight"].any()
-        assert before.keys() == rescaled.keys() == swapped.keys()
-        for name, numbers in before.items():
-            torch.testing.assert_close(rescaled[name], 2 * numbers)
-            torch.testing.assert_close(swapped[name], rescaled[name])
+    for before, rescaled, swapped in ranks.run(states_of_a_layer_that_went_unused, 2):
+        assert before["layers.3.weight"].any()
+        torch.testing.assert_close(rescaled, {name: 2 * numbers for name, numbers in before.items()})
+        torch.testing.assert_close(swapped, rescaled)
 
 
 def test_a_parameter_that_owes_zeros_and_lost_its_bucket_is_forgotten_when_residuals_are_rescaled():

@@ -11,23 +11,23 @@ from gradwire.ddp_core.memory.out_of_memory import allocated, is_out_of_memory
 from gradwire.ddp_core.memory.shard_memory import ShardMemory
 
 HUGE = Layout(("w",), ((1 << 44,),), torch.float32, torch.device("cpu"))  # 70 TB
-ON_CPU, ON_GPU = (
-    RuntimeError("DefaultCPUAllocator: can't allocate memory"),
-    torch.OutOfMemoryError("CUDA out of memory"),
-)
+ON_CPU = RuntimeError("DefaultCPUAllocator: can't allocate memory")
+ON_GPU = torch.OutOfMemoryError("CUDA out of memory")
 
 
-def test_a_state_that_does_not_fit_names_the_compressor_and_what_it_keeps():
-    with pytest.raises(torch.OutOfMemoryError, match=r"the state of topk.* 4\.0 bytes per parameter.*residual_bits=8"):
-        BucketMemory(compressor("topk"), HUGE, 0)
+def of_a_bucket():
+    BucketMemory(compressor("topk"), HUGE, 0)
 
 
-def test_a_state_of_shards_that_does_not_fit_says_so_too():
-    memory = ShardMemory(shard_sum("int4"))
-    with pytest.raises(
-        torch.OutOfMemoryError, match=r"the state of reduce=.* 4\.0 bytes per parameter.*residual_bits=8"
-    ):
-        memory.get(0, ShardLayout(HUGE, (0,)))
+def of_shards():
+    ShardMemory(shard_sum("int4")).get(0, ShardLayout(HUGE, (0,)))
+
+
+@pytest.mark.parametrize(("state", "name"), [(of_a_bucket, "topk"), (of_shards, "reduce=")])
+def test_a_state_that_does_not_fit_names_the_compressor_and_what_it_keeps(state, name):
+    words = rf"the state of {name}.* 4\.0 bytes per parameter.*residual_bits=8"
+    with pytest.raises(torch.OutOfMemoryError, match=words):
+        state()
 
 
 def test_other_errors_pass_as_they_are():

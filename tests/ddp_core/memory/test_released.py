@@ -61,13 +61,11 @@ def kept_of_former_buckets(rank, world_size, spec):
     for step in range(3):
         model(torch.full((2, WIDTH), step + rank + 1.0)).square().mean().backward()
         memories = [each for _, each in model.compression.averager.memory.live]
-        now = {
-            id(each): each for each in (*memories, *(bucket.buffer() for bucket in model.reducer.assignment.buckets))
-        }
+        buffers = [bucket.buffer() for bucket in model.reducer.assignment.buckets]
+        now = {id(each): each for each in memories + buffers}
         found.append((len(memories), alive(each for place, each in former if place not in now)))
         former = [(place, weakref.ref(each)) for place, each in now.items()]
-        del memories, now
-    model.compression.close()
+        del memories, buffers, now
     return found
 
 

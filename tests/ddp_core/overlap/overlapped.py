@@ -70,11 +70,10 @@ class Setting:
         **options,
     ):
         torch.manual_seed(0)
-        self.rank, self.order, self.names = rank, order, []
-        self.link, self.compressor, self.options = link, compressor, options
+        self.rank, self.device, self.names = rank, device, []
         self.generator = torch.Generator().manual_seed(rank)
-        self.device, settings = device, {"compressor": compressor, "transport": link, **options}
-        self.model = gradwire.DistributedDataParallel(net().to(device), **settings)
+        options |= {"compressor": compressor, "transport": link}
+        self.model = gradwire.DistributedDataParallel(net().to(device), **options)
         self.optimizer = optimizer(self.model.parameters(), lr=0.05)
         if order:
             self.optimizer = gradwire.overlap(self.model, self.optimizer, order=order, slice_mb=slice_mb)

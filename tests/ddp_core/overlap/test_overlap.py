@@ -4,6 +4,7 @@ import copy
 import random
 import threading
 import time
+from functools import partial
 from itertools import product
 
 import pytest
@@ -13,6 +14,7 @@ from gradwire.ddp_core import Link, Paced
 from gradwire.ddp_core.transport.protocol import Decorated
 
 from ...faulty import Fault, faulty
+from ..chain import Chain
 from .overlapped import RATE, STEPS, Layers, Plain, Setting, equal
 
 COMPRESSORS = {
@@ -112,26 +114,14 @@ def test_a_state_saved_while_parameters_are_cut_goes_on_in_the_same_bits_and_loa
         assert others == [True, True]
 
 
-class Turned(torch.nn.Module):
-    """Three layers that forward uses from the last to the first: buckets are made anew after the first step."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64, bias=False) for _ in range(3))
-
-    def forward(self, inputs):
-        for layer in reversed(self.layers):
-            inputs = layer(inputs).tanh()
-        return inputs
-
-
 def loaded_where_some_ranks_owe(rank, world_size):
     """Whether the state of this rank owes gradients, and since when each step after its load has its buckets.
 
     The rank that serves the middle layer serves it in new buckets, too. The others owe what they served, as the first step
     of these buckets does not count.
     """
-    setting, since = Setting(rank, "priority", net=Turned, compressor="int4", slice_mb=1.0, link=None), []
+    net = partial(Chain, 64, 3)  # whose buckets are made anew after the first step
+    setting, since = Setting(rank, "priority", net=net, compressor="int4", slice_mb=1.0, link=None), []
     for step in range(6):
         setting.optimizer.zero_grad()
         loss = setting.model(torch.randn(4, 64, generator=setting.generator)).square().mean()

@@ -2,9 +2,9 @@
 
 import copy
 import io
-import pickle
 import re
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gradwire
 
+from ..errors import message_of, warned
 from .overlapped import STEPS, Layers, Plain, Setting, equal
 
 CASES = {}
@@ -87,11 +88,6 @@ def a_scheduler_steps_after_the_optimizer(setting):
         return loop(setting, lambda setting, _: scheduler.step() or setting.optimizer.param_groups[0]["lr"])
 
 
-@case(net=Plain, gradient_as_bucket_view=True)
-def gradients_are_views_of_buckets(setting):
-    return loop(setting)
-
-
 @case()
 def gradients_are_zeroed_in_place(setting):
     loop(setting, lambda setting, _: setting.optimizer.zero_grad(set_to_none=False), clear=lambda _: None)
@@ -117,11 +113,6 @@ def gradients_pile_up_over_micro_batches(setting):
         setting.loss().backward()
 
     loop(setting, backward=backwards)
-
-
-@case()
-def gradients_are_never_cleared(setting):
-    loop(setting, clear=lambda _: None)
 
 
 @case()
@@ -171,7 +162,7 @@ def the_model_is_copied(setting):
 @case(net=Plain)
 def the_wrapped_model_and_the_optimizer_are_copied(setting):
     def copies(setting, _):
-        optimizer = copy.deepcopy(setting.optimizer)
+        optimizer = copy.deepcopy(setting.optimizer)  # which asks it as pickle does
         assert type(optimizer) is torch.optim.AdamW
         return [*copy.deepcopy(setting.model).state_dict().values(), optimizer.state_dict()["param_groups"][0]["lr"]]
 
@@ -249,22 +240,6 @@ def steps_are_discarded(setting):
     loop(setting, step=step, waits=True)
 
 
-class Checkpointed(Plain):
-    def forward(self, inputs):
-        hidden = checkpoint(self[0], inputs, use_reentrant=False)
-        return checkpoint(nn.Sequential(*list(self)[1:]), hidden, use_reentrant=False)
-
-
-@case(net=Checkpointed)
-def layers_are_computed_again_in_backward(setting):
-    return loop(setting)
-
-
-@case()
-def forward_runs_twice_before_backward(setting):
-    loop(setting, backward=lambda setting: (setting.loss() + setting.loss()).backward())
-
-
 @case()
 def an_old_graph_adds_to_gradients(setting):
     def backwards(setting):
@@ -291,34 +266,11 @@ def an_optimizer_has_groups_and_hooks(setting):
     return [loop(setting, between), calls]
 
 
-def of_matrices(parameters, lr):
-    """Muon, which takes nothing else; torch 2.8 has none."""
-    parameters = list(parameters)
-    if not hasattr(torch.optim, "Muon"):
-        return torch.optim.Adafactor(parameters, lr=lr)
-    return torch.optim.Muon([parameter for parameter in parameters if parameter.ndim == 2], lr=lr)
-
-
-@case(optimizer=of_matrices)
-def the_optimizer_orthogonalizes_matrices(setting):
-    return loop(setting)
-
-
-@case(optimizer=torch.optim.Adafactor)
-def the_optimizer_keeps_sums_of_rows_and_columns(setting):
-    return loop(setting)
-
-
 @case(optimizer=torch.optim.SGD)
 def the_optimizers_state_is_read(setting):
     setting.optimizer.param_groups[0]["momentum"] = 0.9
     first = next(iter(setting.model.parameters()))
     return loop(setting, lambda setting, _: setting.optimizer.state[first]["momentum_buffer"].clone())
-
-
-@case(compressor="bf16", static_graph=True)
-def the_graph_is_static(setting):
-    return loop(setting)
 
 
 @case(net=Plain)
@@ -328,6 +280,35 @@ def an_error_comes_up_in_forward(setting):
             setting.model(torch.ones(3, 5))
 
     return loop(setting, fails)
+
+
+class Checkpointed(Plain):
+    def forward(self, inputs):
+        hidden = checkpoint(self[0], inputs, use_reentrant=False)
+        return checkpoint(nn.Sequential(*list(self)[1:]), hidden, use_reentrant=False)
+
+
+def of_matrices(parameters, lr):
+    """Muon, which takes nothing else; torch 2.8 has none."""
+    parameters = list(parameters)
+    if not hasattr(torch.optim, "Muon"):
+        return torch.optim.Adafactor(parameters, lr=lr)
+    return torch.optim.Muon([parameter for parameter in parameters if parameter.ndim == 2], lr=lr)
+
+
+def two_forwards(setting):
+    (setting.loss() + setting.loss()).backward()
+
+
+CASES |= {  # trainings without anything between steps
+    "gradients_are_never_cleared": (partial(loop, clear=lambda _: None), {}),
+    "forward_runs_twice_before_backward": (partial(loop, backward=two_forwards), {}),
+    "gradients_are_views_of_buckets": (loop, {"net": Plain, "gradient_as_bucket_view": True}),
+    "layers_are_computed_again_in_backward": (loop, {"net": Checkpointed}),
+    "the_optimizer_orthogonalizes_matrices": (loop, {"optimizer": of_matrices}),
+    "the_optimizer_keeps_sums_of_rows_and_columns": (loop, {"optimizer": torch.optim.Adafactor}),
+    "the_graph_is_static": (loop, {"compressor": "bf16", "static_graph": True}),
+}
 
 
 def both(rank, world_size, name):
@@ -381,21 +362,12 @@ HIDDEN = {  # models whose reads of parameters nobody sees
 
 
 def unseen(rank, world_size, kind):
-    from torch._dynamo import eval_frame
-
-    before, results = dict(eval_frame.cached_backends), []
-    try:
-        for order in ("synchronous", "priority"):
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                setting = Setting(rank, order, net=HIDDEN[kind])
-                loop(setting)
-                told = [str(each.message) for each in caught if "torch.compile or TorchScript" in str(each.message)]
-            results.append((setting.end(), len(told), any(setting.names)))
-    finally:
-        eval_frame.cached_backends.clear()
-        eval_frame.cached_backends.update(before)
-        torch._dynamo.reset()
+    results = []
+    for order in ("synchronous", "priority"):
+        with warned("torch.compile or TorchScript") as told:
+            setting = Setting(rank, order, net=HIDDEN[kind])
+            loop(setting)
+        results.append((setting.end(), len(told), any(setting.names)))
     (one, *synchronous), (other, *overlapped) = results
     return equal(one, other), synchronous, overlapped
 
@@ -422,8 +394,7 @@ def test_clearing_gradients_does_not_wait(ranks):
 
 
 def read_at_every_step(rank, world_size):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned() as told:
         setting = Setting(rank, "priority", net=Plain)
         for _ in range(6):
             setting.optimizer.zero_grad()
@@ -432,16 +403,15 @@ def read_at_every_step(rank, world_size):
             setting.optimizer.step()
     report = setting.optimizer.report()
     setting.end()
-    return [str(each.message) for each in caught], report.readers
+    return told, report.readers
 
 
 def test_who_makes_every_step_wait_is_named_once(ranks):
-    for told, readers in ranks.run(read_at_every_step, 2):
-        assert len(told) == 1
-        assert "test_overlap_cases.py:" in told[0]
-        assert "in read_at_every_step reads parameters or gradients" in told[0]
+    for (told,), readers in ranks.run(read_at_every_step, 2):
+        assert "test_overlap_cases.py:" in told
+        assert "in read_at_every_step reads parameters or gradients" in told
         ((where, count),) = readers.items()
-        assert where in told[0]
+        assert where in told
         assert count == 6
 
 
@@ -452,29 +422,26 @@ def told_to_be_synchronous(rank, world_size):
         {"net": lambda: nn.Sequential(nn.Embedding(16, 16, sparse=True))},
         {"net": lambda: nn.Sequential(nn.Embedding(16, 16, sparse=True)), "static_graph": True},
     ):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with warned() as texts:
             setting = Setting(rank, "priority", optimizer=torch.optim.SGD, **options)
             setting.loss = lambda model=None, s=setting: s.model(torch.full((2, 3), s.rank + 1)).square().mean()
-            loop(setting, lambda *_: None, 2)
-            told.append(([str(each.message) for each in caught], any(setting.names)))
+            loop(setting, steps=2)
             setting.end()
+        told.append((texts, any(setting.names)))
     return told
 
 
+def said_of(what):
+    return [f"with {what} gradwire.overlap() does not overlap: steps wait at the end of backward"]
+
+
 def test_what_cannot_overlap_is_synchronous_and_that_is_said_once(ranks):
-    for (unused, waits), *both in ranks.run(told_to_be_synchronous, 2):
-        assert not waits
-        assert unused == [
-            "with find_unused_parameters=True gradwire.overlap() does not overlap: steps wait at the end of backward"
-        ]
-        sparse = ["with sparse gradients gradwire.overlap() does not overlap: steps wait at the end of backward"]
-        assert both == [(sparse, False)] * 2
+    unused, sparse = said_of("find_unused_parameters=True"), said_of("sparse gradients")
+    assert ranks.run(told_to_be_synchronous, 2) == [[(unused, False), (sparse, False), (sparse, False)]] * 2
 
 
 def differentiated(rank, world_size):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned("does not overlap") as texts:
         setting = Setting(rank, "priority", net=Plain, optimizer=torch.optim.SGD)
         for _ in range(2):
             setting.loss().backward(create_graph=True)
@@ -482,12 +449,11 @@ def differentiated(rank, world_size):
             setting.optimizer.step()
             setting.optimizer.zero_grad()
         setting.end()
-    return [str(each.message) for each in caught if "does not overlap" in str(each.message)], any(setting.names)
+    return texts, any(setting.names)
 
 
 def test_a_backward_that_makes_a_graph_is_synchronous_and_that_is_said_once(ranks):
-    told = "with create_graph=True gradwire.overlap() does not overlap: steps wait at the end of backward"
-    assert ranks.run(differentiated, 2) == [([told], False)] * 2
+    assert ranks.run(differentiated, 2) == [(said_of("create_graph=True"), False)] * 2
 
 
 def reported_without_overlap(rank, world_size):
@@ -530,75 +496,48 @@ def test_uneven_inputs_are_synchronous(ranks):
     assert ranks.run(uneven, 2) == [True, True]
 
 
+class Own(torch.optim.SGD):
+    """Somebody's."""
+
+
+def refused(words, function, *args, **kwargs):
+    text = message_of(function, *args, **kwargs)
+    assert re.search(words, text), text
+
+
 def refusals(rank, world_size):
-    found = []
-
-    def refused(function, *args, **kwargs):
-        try:
-            function(*args, **kwargs)
-        except (TypeError, ValueError, RuntimeError) as error:
-            found.append(f"{type(error).__name__}: {error}")
-        else:
-            found.append("taken")
-
-    model = gradwire.DistributedDataParallel(Plain())
-    parameters = list(model.parameters())
-
-    class Own(torch.optim.SGD):
-        """Somebody's."""
-
-    refused(gradwire.overlap, torch.nn.parallel.DistributedDataParallel(Plain()), torch.optim.SGD(parameters))
-    refused(gradwire.overlap, model, torch.optim.LBFGS(parameters))
-    refused(gradwire.overlap, model, Own(parameters))
-    refused(gradwire.overlap, model, torch.optim.SGD(parameters), order="first")
-    refused(gradwire.overlap, model, torch.optim.SGD(parameters), slice_mb=0)
-    refused(gradwire.overlap, model, torch.optim.SGD([nn.Parameter(torch.ones(2))]))
-    refused(gradwire.overlap, model, torch.optim.SGD(parameters, differentiable=True))
-    refused(gradwire.overlap, model, torch.optim.Adam(parameters, capturable=True))
+    model, sgd = gradwire.DistributedDataParallel(Plain()), torch.optim.SGD
+    parameters, theirs = list(model.parameters()), nn.parallel.DistributedDataParallel(Plain())
+    refused("takes a model wrapped in gradwire.Distr", gradwire.overlap, theirs, sgd(parameters))
+    refused("does not take LBFGS.*use it without overlap", gradwire.overlap, model, torch.optim.LBFGS(parameters))
+    refused("per_parameter=True", gradwire.overlap, model, Own(parameters))
+    refused("one of priority, synchronous", gradwire.overlap, model, sgd(parameters), order="first")
+    refused("above 0, got 0", gradwire.overlap, model, sgd(parameters), slice_mb=0)
+    refused("none of the model's parameters", gradwire.overlap, model, sgd([nn.Parameter(torch.ones(2))]))
+    refused("differentiable=True", gradwire.overlap, model, sgd(parameters, differentiable=True))
+    refused("capturable=True", gradwire.overlap, model, torch.optim.Adam(parameters, capturable=True))
     optimizer = gradwire.overlap(model, Own(parameters), per_parameter=True)
-    refused(gradwire.overlap, model, torch.optim.SGD(parameters))
-    refused(gradwire.overlap, gradwire.DistributedDataParallel(Plain()), optimizer)
-    refused(optimizer.step, lambda: None)
-    refused(model.register_comm_hook, None, lambda state, bucket: None)
-    replaced = torch.optim.SGD(parameters)
+    refused("a list of all its optimizers", gradwire.overlap, model, sgd(parameters))
+    refused("overlapped already", gradwire.overlap, gradwire.DistributedDataParallel(Plain()), optimizer)
+    refused(r"call loss.backward\(\) before step", optimizer.step, lambda: None)
+    refused("compressor=", model.register_comm_hook, None, lambda state, bucket: None)
+    replaced = sgd(parameters)
     replaced.step = lambda: None
-    refused(gradwire.overlap, gradwire.DistributedDataParallel(Plain()), replaced)
-    return found
+    refused("before that", gradwire.overlap, gradwire.DistributedDataParallel(Plain()), replaced)
 
 
 def test_what_cannot_be_right_is_refused_with_the_way_out(ranks):
-    expected = [
-        "takes a model wrapped in gradwire.DistributedDataParallel",
-        "does not take LBFGS.*use it without overlap",
-        "per_parameter=True",
-        "the order is one of priority, synchronous",
-        "above 0, got 0",
-        "none of the model's parameters",
-        "differentiable=True",
-        "capturable=True",
-        "a list of all its optimizers",
-        "overlapped already",
-        "call loss.backward\\(\\) before step",
-        "compressor=",
-        "before that",
-    ]
-    for found in ranks.run(refusals, 2):
-        assert len(found) == len(expected)
-        for text, pattern in zip(found, expected, strict=True):
-            assert re.search(pattern, text), text
+    ranks.run(refusals, 2)
 
 
 def captured(rank, world_size):
     """What a captured backward raises, and the forward after it."""
-    setting, told = Setting(rank, "priority", net=Plain), []
+    setting = Setting(rank, "priority", net=Plain)
     setting.step()
     setting.model._overlap._refuses_capture = True
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-        for _ in range(2):
-            with pytest.raises(RuntimeError) as raised:
-                setting.step()
-            told.append(str(raised.value))
+        told = [message_of(setting.step).removeprefix("RuntimeError: ") for _ in range(2)]
     setting.model.compression.close()
     return told
 
@@ -608,17 +547,3 @@ def test_a_step_that_a_cuda_graph_captures_is_refused_and_the_forward_after_it_n
         assert "capture without overlap" in first
         assert "order='synchronous'" in first
         assert first in second
-
-
-def pickled(rank, world_size):
-    setting = Setting(rank, "priority", net=Plain, optimizer=torch.optim.SGD)
-    setting.step()
-    again = pickle.loads(pickle.dumps(setting.optimizer))
-    setting.end()
-    return type(again).__name__, again.param_groups[0]["lr"]
-
-
-def test_an_overlapped_optimizer_is_pickled_as_what_it_was(ranks):
-    for kind, lr in ranks.run(pickled, 1):
-        assert kind == "SGD"
-        assert lr == 0.05

@@ -2,8 +2,8 @@
 
 import copy
 import weakref
-from contextlib import contextmanager
 from datetime import timedelta
+from unittest import mock
 
 import pytest
 import torch
@@ -18,13 +18,7 @@ from gradwire.ddp_core.reducer import bucket_order
 from ..errors import message_of
 from ..nets import WIDTH
 
-
-@contextmanager
-def looks_often():
-    """At the order, after every fourth step."""
-    before, bucket_order.INTERVAL = bucket_order.INTERVAL, 4
-    yield
-    bucket_order.INTERVAL = before
+looks_often = mock.patch.object(bucket_order, "INTERVAL", 4)  # at the order, after every fourth step
 
 
 class Ordered(nn.Module):
@@ -46,15 +40,15 @@ def inputs_of(rank, step):
     return torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(100 * rank + step), dtype=torch.float64)
 
 
-@looks_often()
-def orders(rank, world_size, called):
+@looks_often
+def orders(rank, world_size, called, hook=None, **options):
     """The order of the buckets in each step, when rank r calls the layers in the order `called[step][r]`."""
-    model = gradwire.DistributedDataParallel(Ordered(), bucket_cap_mb=1e-6)
-    seen = []
+    model, seen = gradwire.DistributedDataParallel(Ordered(), bucket_cap_mb=1e-6, **options), []
+    if hook:
+        model.register_comm_hook(None, hook)
     for step, orders in enumerate(called):
         model(inputs_of(rank, step), orders[rank % len(orders)]).square().sum().backward()
         seen.append([bucket.members[0] for bucket in model.reducer.assignment.buckets])
-    model.compression.close()
     return seen
 
 
@@ -72,24 +66,11 @@ def test_buckets_that_a_graph_writes_to_are_kept_when_others_are_made(monkeypatc
     assert all(each() is not None for each in written)
 
 
-@looks_often()
-def orders_under_a_hook(rank, world_size, called, options):
-    """As `orders`, with a hook that is not gradwire's."""
-    model = gradwire.DistributedDataParallel(Ordered(), bucket_cap_mb=1e-6, **options)
-    model.register_comm_hook(None, default_hooks.allreduce_hook)
-    seen = []
-    for step, order in enumerate(called):
-        model(inputs_of(rank, step), order).square().sum().backward()
-        seen.append([bucket.members[0] for bucket in model.reducer.assignment.buckets])
-    model.compression.close()
-    return seen
-
-
 def test_a_hook_that_may_know_buckets_by_their_number_sees_them_change_as_often_as_in_torch(ranks):
-    called = [BACK] * 3 + [MIXED] * 8
-    for seen in ranks.run(orders_under_a_hook, 2, called, {}):
+    called, hook = [(BACK,)] * 3 + [(MIXED,)] * 8, default_hooks.allreduce_hook  # which is not gradwire's
+    for seen in ranks.run(orders, 2, called, hook):
         assert seen == [[3, 2, 1, 0]] + [ready(BACK)] * 10
-    for seen in ranks.run(orders_under_a_hook, 2, called, {"find_unused_parameters": True}):
+    for seen in ranks.run(orders, 2, called, hook, find_unused_parameters=True):
         assert seen == [[3, 2, 1, 0]] * 11
 
 
@@ -134,7 +115,7 @@ class Given(nn.Module):
         return total
 
 
-@looks_often()
+@looks_often
 def conserved(rank, world_size, spec):
     """Mean over ranks of all that was given, and all that came back, when buckets are rebuilt three times."""
     model = gradwire.DistributedDataParallel(Given(), bucket_cap_mb=3 * 192 / 2**20, compressor=spec)
@@ -152,7 +133,6 @@ def conserved(rank, world_size, spec):
         assigned.append(tuple(sorted(tuple(sorted(bucket.members)) for bucket in model.reducer.assignment.buckets)))
         model.zero_grad()
     dist.all_reduce(given)
-    model.compression.close()
     return given / world_size, got, len(set(assigned))
 
 
@@ -169,10 +149,9 @@ def test_nothing_held_back_is_lost_when_buckets_are_rebuilt(ranks, spec):
 
 def loaded_in_other_sizes(rank, world_size):
     """Whether training goes on where a state went through a model with smaller buckets, and its buckets stay the same."""
-    specification = {"compressor": "topk:ratio=0.5"}
-    state, sizes, answers = None, (25.0, 1e-6, 1e-6), []
-    for megabytes in sizes:
-        model = gradwire.DistributedDataParallel(Ordered(), bucket_cap_mb=megabytes, **specification)
+    state, answers = None, []
+    for megabytes in (25.0, 1e-6, 1e-6):
+        model = gradwire.DistributedDataParallel(Ordered(), bucket_cap_mb=megabytes, compressor="topk:ratio=0.5")
         if state is not None:
             model.compression.load_state_dict(state)
         for step in range(3):
@@ -182,7 +161,6 @@ def loaded_in_other_sizes(rank, world_size):
         state = copy.deepcopy(model.compression.state_dict())
         names = [name for bucket in state["buckets"] for name in bucket]
         assert len(names) == len(set(names)) == 4
-        model.compression.close()
     return answers
 
 
@@ -192,7 +170,7 @@ def test_a_state_may_go_through_models_with_other_sizes_of_buckets(ranks):
         assert answers[3:] == [[(0,), (1,), (2,), (3,)]] * 6
 
 
-@looks_often()
+@looks_often
 def changed_at_a_look(rank, world_size, change, at, who):
     """What is raised where some ranks swap or load right before the step at which all look at the order."""
     model = gradwire.DistributedDataParallel(
@@ -211,8 +189,6 @@ def changed_at_a_look(rank, world_size, change, at, who):
             model(inputs_of(rank, at), MIXED).square().sum().backward()
         except ValueError as error:
             told.append(str(error))
-    for each in (model, other):
-        each.compression.close()
     return told
 
 
@@ -221,15 +197,13 @@ def changed_at_a_look(rank, world_size, change, at, who):
 @pytest.mark.parametrize("change", ["load", "swap"])
 def test_a_change_on_some_ranks_only_right_at_a_look_is_an_error_on_all(ranks, change, at, who):
     others = [rank for rank in range(3) if rank not in who]
-    words = (
-        f"before step {at + 1} since the start ranks {list(who)} have swapped the compressor or loaded a state, and "
-    )
+    some = f"before step {at + 1} since the start ranks {list(who)} have swapped the compressor or loaded a state"
     for told in ranks.run(changed_at_a_look, 3, change, at, who):
         assert len(told) == 2
-        assert all(f"{words}ranks {others} have not" in each for each in told)
+        assert all(f"{some}, and ranks {others} have not" in each for each in told)
 
 
-@looks_often()
+@looks_often
 def resumed_under_another_order(rank, world_size):
     """The buckets of steps after a resume, the first of which is not like those before the checkpoint."""
     first, second = (
@@ -242,8 +216,6 @@ def resumed_under_another_order(rank, world_size):
     for step, order in enumerate([MIXED, BACK, BACK]):
         second(inputs_of(rank, step), order).square().sum().backward()
         seen.append([bucket.members[0] for bucket in second.reducer.assignment.buckets])
-    for model in (first, second):
-        model.compression.close()
     return seen
 
 
@@ -256,9 +228,7 @@ def breaks_off(rank, world_size):
     model = gradwire.DistributedDataParallel(Ordered(), bucket_cap_mb=1e-6)
     model(inputs_of(rank, 0), (3, 2, 1, 0)).square().sum().backward()
     model._order.drain = lambda: 1 / 0
-    messages = [message_of(model, inputs_of(rank, 1), (3, 2, 1, 0)) for _ in range(2)]
-    model.compression.close()
-    return messages
+    return [message_of(model, inputs_of(rank, 1), (3, 2, 1, 0)) for _ in range(2)]
 
 
 def test_a_rank_whose_new_buckets_broke_off_goes_on_with_no_others(ranks):
@@ -267,7 +237,7 @@ def test_a_rank_whose_new_buckets_broke_off_goes_on_with_no_others(ranks):
         assert "making the buckets anew broke off" in then
 
 
-@looks_often()
+@looks_often
 def one_evaluates(rank, world_size, who):
     """Whether all ranks have rank 0's weights after steps between which one rank alone runs forwards without gradients."""
     torch.manual_seed(5)
@@ -284,7 +254,6 @@ def one_evaluates(rank, world_size, who):
     weight = next(model.parameters()).detach().clone()
     theirs = weight.clone()
     dist.broadcast(theirs, 0)
-    model.compression.close()
     return torch.equal(weight, theirs)
 
 

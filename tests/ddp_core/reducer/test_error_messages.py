@@ -8,7 +8,7 @@ import gradwire
 
 from ..errors import message_of
 from ..layers import CAP, Layers, expected_average, gradients_of, inputs_of
-from ..nets import WIDTH, linear
+from ..nets import WIDTH, linear, same
 
 ALL = (0, 1, 2, 3)
 SMALL = {"bucket_cap_mb": CAP}
@@ -42,16 +42,12 @@ def forwards_alone(rank, world_size):
     for _ in range(rank + 1):
         model(inputs_of(rank, 5), ALL)
     model(inputs_of(rank), ALL).square().sum().backward()
-    gradients = gradients_of(model)
-    model.compression.close()
-    return gradients
+    return gradients_of(model)
 
 
 def test_a_forward_without_backward_is_nothing(ranks):
-    expected = expected_average([ALL, ALL])
     for gradients in ranks.run(forwards_alone, 2):
-        for mine, wanted in zip(gradients, expected, strict=True):
-            torch.testing.assert_close(mine, wanted)
+        torch.testing.assert_close(gradients, expected_average([ALL, ALL]))
 
 
 class Fragile(Layers):
@@ -77,25 +73,19 @@ def survives(rank, world_size, where, options):
     """An error on all ranks before anything was sent; then a step as if it had not been."""
     model = gradwire.DistributedDataParallel(Fragile(), **SMALL, **options)
     model.module.where = where
-    messages = []
-    for _ in range(2):
-        messages.append(message_of(lambda: model(inputs_of(rank), ALL).square().sum().backward()))
+    messages = [message_of(lambda: model(inputs_of(rank), ALL).square().sum().backward()) for _ in range(2)]
     model.module.where = None
     model.zero_grad()
     model(inputs_of(rank), ALL).square().sum().backward()
-    gradients = gradients_of(model)
-    model.compression.close()
-    return messages, gradients
+    return messages, gradients_of(model)
 
 
 @pytest.mark.parametrize("where", ["forward", "beginning of backward"])
 @pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"static_graph": True}], ids=str)
 def test_after_an_error_before_the_first_gradient_the_next_iteration_works(ranks, where, options):
-    expected = expected_average([ALL, ALL])
     for messages, gradients in ranks.run(survives, 2, where, options):
         assert messages == ["ZeroDivisionError: on purpose"] * 2
-        for mine, wanted in zip(gradients, expected, strict=True):
-            torch.testing.assert_close(mine, wanted)
+        torch.testing.assert_close(gradients, expected_average([ALL, ALL]))
 
 
 def breaks(rank, world_size, options):
@@ -106,7 +96,7 @@ def breaks(rank, world_size, options):
     messages = [message_of(lambda: model(inputs_of(rank), ALL).square().sum().backward())]
     handle.remove()
     messages += [message_of(lambda: model(inputs_of(rank), ALL).square().sum().backward())]
-    return messages, all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    return messages, same(before, model.parameters())
 
 
 @pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"static_graph": True}], ids=str)
@@ -119,6 +109,8 @@ def test_after_an_error_in_the_middle_of_backward_the_next_iteration_says_why_it
 
 
 class SparseTwice(nn.Module):
+    """A dense gradient of a sparse embedding."""
+
     def __init__(self):
         super().__init__()
         self.rows = nn.Embedding(5, WIDTH, sparse=True, dtype=torch.float64)
@@ -126,16 +118,6 @@ class SparseTwice(nn.Module):
 
     def forward(self, tokens):
         return self.layer(self.rows(tokens)) @ self.rows.weight.t()
-
-
-def dense_where_sparse(rank, world_size):
-    model = gradwire.DistributedDataParallel(SparseTwice())
-    return [message_of(lambda: model(torch.tensor([1, 2])).sum().backward())]
-
-
-def test_a_dense_gradient_of_a_sparse_embedding_is_refused_with_the_way_out(ranks):
-    for (message,) in ranks.run(dense_where_sparse, 2):
-        assert "sparse=False" in message
 
 
 class Functional(nn.Module):
@@ -149,15 +131,16 @@ class Functional(nn.Module):
         return nn.functional.embedding(tokens, self.table, sparse=True)
 
 
-def sparse_where_dense(rank, world_size):
-    model = gradwire.DistributedDataParallel(Functional())
-    return [message_of(lambda: model(torch.tensor([1, 2])).sum().backward())]
+def of_two_tokens(rank, world_size, net):
+    """The error of a step."""
+    model = gradwire.DistributedDataParallel(net())
+    return message_of(lambda: model(torch.tensor([1, 2])).sum().backward())
 
 
-def test_a_sparse_gradient_that_no_embedding_announced_is_refused_with_the_way_out(ranks):
-    for (message,) in ranks.run(sparse_where_dense, 2):
-        assert "table" in message
-        assert "nn.Embedding" in message
+@pytest.mark.parametrize(("net", "words"), [(SparseTwice, ["sparse=False"]), (Functional, ["table", "nn.Embedding"])])
+def test_a_gradient_that_is_sparse_or_dense_unannounced_is_refused_with_the_way_out(ranks, net, words):
+    for message in ranks.run(of_two_tokens, 2, net):
+        assert all(word in message for word in words)
 
 
 def random_state(rank, world_size):
@@ -167,7 +150,6 @@ def random_state(rank, world_size):
     model = gradwire.DistributedDataParallel(Layers(), compressor="powersgd:rank=2", find_unused_parameters=True)
     for step in range(3):
         model(inputs_of(rank, step), ALL).square().sum().backward()
-    model.compression.close()
     return torch.equal(before, torch.get_rng_state())
 
 
@@ -179,13 +161,9 @@ def without_grad_mode(rank, world_size):
     with torch.no_grad():
         model = gradwire.DistributedDataParallel(Layers())
     model(inputs_of(rank), ALL).square().sum().backward()
-    gradients = gradients_of(model)
-    model.compression.close()
-    return gradients
+    return gradients_of(model)
 
 
 def test_a_model_may_be_wrapped_inside_no_grad(ranks):
-    expected = expected_average([ALL, ALL])
     for gradients in ranks.run(without_grad_mode, 2):
-        for mine, wanted in zip(gradients, expected, strict=True):
-            torch.testing.assert_close(mine, wanted)
+        torch.testing.assert_close(gradients, expected_average([ALL, ALL]))

@@ -1,12 +1,12 @@
 """The arguments of torch's class: near misses, which of two names of one thing counts, and what is trained."""
 
-import warnings
-
 import pytest
 import torch.distributed as dist
 from torch import nn
 
 from gradwire.ddp_core.torch_compat.arguments import Arguments, states, trained
+
+from ..errors import warned
 
 
 def test_an_unknown_argument_is_told_the_nearest_one_ours_included():
@@ -31,10 +31,9 @@ def test_the_newer_name_of_two_counts_and_the_older_one_alone_says_no_to_a_copy_
 ):
     arguments = Arguments(**given)
     assert (arguments.sync_buffers, arguments.sync_buffers_at_start) == (each_forward, at_start)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
+    with warned() as told:
         arguments.warn()
-    assert ["broadcast_buffers" in str(each.message) for each in told] == [True] * ("broadcast_buffers" in given)
+    assert ["broadcast_buffers" in each for each in told] == [True] * ("broadcast_buffers" in given)
 
 
 def test_without_a_group_one_has_to_be_made_first():

@@ -26,13 +26,8 @@ def trained(rank, steps=4, **options):
     for step in range(steps):
         model.zero_grad()
         loss_of(model(Batch.drawn(rank, step))).backward()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.grad is not None:
-                    parameter.sub_(parameter.grad, alpha=0.1)
-    shared = model.reducer.assignment.shared
-    model.compression.close()
-    return [parameter.detach().clone() for parameter in model.parameters()], shared
+        descend(model)
+    return [parameter.detach().clone() for parameter in model.parameters()], model.reducer.assignment.shared
 
 
 def with_and_without(rank, world_size, options):
@@ -85,7 +80,6 @@ def shared_after_steps(rank, world_size):
             found[-1].append(model.reducer.assignment.shared)
             if swap and step == 0:
                 model.compression.swap(swap)
-        model.compression.close()
     return found
 
 
@@ -94,50 +88,30 @@ def test_memory_is_shared_at_once_or_when_ranks_look_at_the_order_of_gradients(r
     assert ranks.run(shared_after_steps, 2) == [[usual, apart, swapped]] * 2
 
 
-def refused(rank, world_size, how):
-    """Whether memory is shared where the last rank is not like the others."""
-    with pytest.MonkeyPatch.context() as patch:
-        if rank == world_size - 1:
-            how(patch)
-        return trained(rank)[1]
-
-
-def is_elsewhere(patch):
-    patch.setattr(host_memory, "machine", lambda: "another")
-
-
-def is_not_built(patch):
-    patch.setattr(host_memory, "extension", lambda: import_module("gradwire.no_such_extension"))
-
-
 def fails(*_):
     raise OSError("on purpose")
 
 
-def has_no_memory(patch):
-    patch.setattr(host_memory.os, "posix_fallocate", fails)
+UNLIKE = {  # how a rank is not like the others: what is another one, and what there is in its place
+    "is elsewhere": (host_memory, "machine", lambda: "another"),
+    "is not built": (host_memory, "extension", lambda: import_module("gradwire.no_such_extension")),
+    "has no memory": (host_memory.os, "posix_fallocate", fails),
+    "may not look": (host_memory.os, "open", fails),
+    "finds another file": (host_memory.os, "pread", lambda *_: b"something else  "),
+    "cannot watch": (host_memory, "Processes", fails),
+    "has other buckets": (host_memory, "PAGE", 2 * host_memory.PAGE),
+}
 
 
-def may_not_look(patch):
-    patch.setattr(host_memory.os, "open", fails)
+def refused(rank, world_size, how):
+    """Whether memory is shared where the last rank is not like the others."""
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == world_size - 1:
+            patch.setattr(*UNLIKE[how])
+        return trained(rank)[1]
 
 
-def finds_another_file(patch):
-    patch.setattr(host_memory.os, "pread", lambda *_: b"something else  ")
-
-
-def cannot_watch(patch):
-    patch.setattr(host_memory, "Processes", fails)
-
-
-def has_other_buckets(patch):
-    patch.setattr(host_memory, "PAGE", 2 * host_memory.PAGE)
-
-
-@pytest.mark.parametrize(
-    "how",
-    [is_elsewhere, is_not_built, has_no_memory, may_not_look, finds_another_file, cannot_watch, has_other_buckets],
-)
+@pytest.mark.parametrize("how", UNLIKE)
 def test_all_ranks_do_without_where_one_cannot(ranks, how):
     assert ranks.run(refused, 3, how) == [False] * 3
 
@@ -151,7 +125,6 @@ def with_compression(rank, world_size):
     model = gradwire.DistributedDataParallel(torch.nn.Linear(4, 4, dtype=torch.bfloat16))
     for _ in range(2):
         model(torch.ones(1, 4, dtype=torch.bfloat16)).sum().backward()
-    model.compression.close()
     return [*found, model.reducer.assignment.shared]
 
 
@@ -197,7 +170,6 @@ def with_moved_gradients(rank, world_size, move):
                 next(model.parameters()).grad.share_memory_()
         assert model.reducer.assignment.shared == (shared == "1")
         gradients.append([parameter.grad.clone() for parameter in model.parameters()])
-        model.compression.close()
     return all(map(torch.equal, *gradients))
 
 
@@ -230,8 +202,6 @@ def several_ways(rank, world_size):
                     models[0].zero_grad()
             shared.append([model.reducer.assignment.shared for model in models])
             found.append([parameter.detach().clone() for model in models for parameter in model.parameters()])
-            for model in models:
-                model.compression.close()
     return shared, all(map(torch.equal, *found))
 
 

@@ -15,7 +15,7 @@ from gradwire.ddp_core import obstacle
 from gradwire.ddp_core.measure.step import Step
 
 from ...ranks import LostRank, RankFailure
-from ..errors import shorten
+from ..errors import shorten, timed_message_of
 from ..nets import ALWAYS, Batch, Net, loss_of
 
 pytestmark = pytest.mark.skipif(bool(obstacle()), reason=obstacle())
@@ -46,7 +46,6 @@ def with_a_fork(rank, world_size):
         os._exit(7)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     loss_of(model(Batch.drawn(rank, 2))).backward()
-    model.compression.close()
     return code
 
 
@@ -55,12 +54,7 @@ def test_a_forked_child_ends_without_touching_its_parent_s_sums(ranks):
 
 
 def error_of_the_next_step(rank, model):
-    began = time.monotonic()
-    try:
-        loss_of(model(Batch.drawn(rank, 2))).backward()
-    except RuntimeError as error:
-        return str(error), time.monotonic() - began
-    return "", 0.0
+    return timed_message_of(lambda: loss_of(model(Batch.drawn(rank, 2))).backward())
 
 
 def beside_a_death(rank, world_size):
@@ -80,7 +74,7 @@ def test_a_rank_that_is_killed_is_named_within_seconds(ranks):
         seconds, message = failure.message.split(" s: ")
         assert float(seconds) < 15
         assert "rank 1 has ended" in message or "has given up" in message
-        assert message.startswith("bucket 0 ")
+        assert message.startswith("RuntimeError: bucket 0 ")
     assert any("rank 1 has ended" in failure.message for failure in (first, last))
 
 

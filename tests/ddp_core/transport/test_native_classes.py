@@ -21,6 +21,14 @@ pytestmark = pytest.mark.skipif(bool(obstacle()), reason=obstacle())
 SUMS = ["SharedSums", "SharedShares"]
 
 
+@pytest.fixture
+def file():
+    """The number of a file without a name."""
+    number = extension().memory_file("test")
+    yield number
+    os.close(number)
+
+
 def mapped():
     """How often this process has files without a name in its memory."""
     gc.collect()
@@ -39,31 +47,21 @@ def test_what_the_system_refuses_is_an_os_error_with_its_number():
         extension().process_file(1 << 22)
 
 
-def test_a_memory_larger_than_its_file_is_an_error_and_no_signal():
-    file = extension().memory_file("test")
-    try:
-        os.ftruncate(file, 4096)
-        for size in (0, 4097, 2**63):
-            with pytest.raises(ValueError, match=f"from 1 to all of its file's 4096 bytes, got {size}$"):
-                extension().Memory(file, size)
-        assert numpy.asarray(extension().Memory(file, 4096))[-1] == 0
-        os.ftruncate(file, 0)
-        with pytest.raises(ValueError, match="1 to all of its file's 0 bytes, got 1"):
-            extension().Memory(file, 1)
-    finally:
-        os.close(file)
+def test_a_memory_larger_than_its_file_is_an_error_and_no_signal(file):
+    os.ftruncate(file, 4096)
+    for size in (0, 4097, 2**63):
+        with pytest.raises(ValueError, match=f"from 1 to all of its file's 4096 bytes, got {size}$"):
+            extension().Memory(file, size)
+    assert numpy.asarray(extension().Memory(file, 4096))[-1] == 0
+    os.ftruncate(file, 0)
+    with pytest.raises(ValueError, match="1 to all of its file's 0 bytes, got 1"):
+        extension().Memory(file, 1)
 
 
-def test_numbers_of_files_and_processes_are_not_cut_to_32_bits():
-    file = extension().memory_file("test")
-    try:
-        for wide in (2**32 + file, file - 2**32, 2**64 + file):
-            with pytest.raises(
-                TypeError, match=rf"argument 1 of Memory\(\) has to be an integer of 32 bits, got {wide}"
-            ):
-                extension().Memory(wide, 4096)
-    finally:
-        os.close(file)
+def test_numbers_of_files_and_processes_are_not_cut_to_32_bits(file):
+    for wide in (2**32 + file, file - 2**32, 2**64 + file):
+        with pytest.raises(TypeError, match=rf"argument 1 of Memory\(\) has to be an integer of 32 bits, got {wide}"):
+            extension().Memory(wide, 4096)
     with pytest.raises(TypeError, match=r"argument 1 of process_file\(\) has to be an integer of 32 bits"):
         extension().process_file(2**32 + os.getpid())
 

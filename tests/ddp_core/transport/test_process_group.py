@@ -2,6 +2,7 @@
 
 import time
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from gradwire.ddp_core.transport import private_group, process_group, torch_grou
 LIMIT = timedelta(seconds=20)
 CPU = torch.device("cpu")
 SCOPES = ("all", "host", "across")
+TO_ALL = (AllReduce, ReduceScatter, AllGather, AllToAll)
 
 
 def numbers(rank, rows):
@@ -29,14 +31,12 @@ def replies(rank, world_size, ranks_per_host):
     found = {}
     for scope in SCOPES:
         rows = len(transport.ranks.members(scope))
-        for channel, request in enumerate((AllReduce, ReduceScatter, AllGather, AllToAll)):
-            pending = transport.start(request(numbers(rank, rows), scope=scope), channel % 2)
-            found[scope, request.__name__] = pending.wait(LIMIT).clone()
-        for request in (Broadcast, Gather, Scatter):  # of the last member
-            pending = transport.start(request(numbers(rank, rows), rows - 1, scope), 0)
-            found[scope, request.__name__] = pending.wait(LIMIT).clone()
-        pending = transport.start(AllReduce(numbers(rank, rows), "max", scope), 0)
-        found[scope, "largest"] = pending.wait(LIMIT).clone()
+        given, last = numbers(rank, rows), rows - 1  # a reply may take the place of what was sent
+        requests = {each.__name__: each(given.clone(), scope=scope) for each in TO_ALL}
+        requests |= {each.__name__: each(given.clone(), last, scope) for each in (Broadcast, Gather, Scatter)}
+        requests["largest"] = AllReduce(given.clone(), "max", scope)
+        for number, (name, request) in enumerate(requests.items()):
+            found[scope, name] = transport.start(request, number % 2).wait(LIMIT).clone()
     dist.barrier()
     transport.abort()
     return found
@@ -60,9 +60,8 @@ def test_ranks_of_a_scope_get_what_its_members_gave(ranks, world_size, ranks_per
                 "largest": given.amax(0),
             }
             for name, tensor in expected.items():
-                torch.testing.assert_close(
-                    found[scope, name].double(), tensor, rtol=0, atol=1e-6, msg=f"{scope} {name}"
-                )
+                reply = found[scope, name].double()
+                torch.testing.assert_close(reply, tensor, rtol=0, atol=1e-6, msg=f"{scope} {name}")
 
 
 def rows_of(rank, world_size, sizes):
@@ -70,11 +69,9 @@ def rows_of(rank, world_size, sizes):
     tensor = torch.arange(float(sum(sizes))) + rank
     found = []
     for by_streams in (True, False):
-        part = process_group.started(
-            ReduceScatter(tensor.clone(), "mean", sizes=sizes), dist.group.WORLD, by_streams=by_streams
-        ).wait(LIMIT)
-        whole = process_group.started(AllGather(part.clone(), sizes=sizes), dist.group.WORLD, by_streams=by_streams)
-        found.append((part, whole.wait(LIMIT)))
+        start = partial(process_group.started, group=dist.group.WORLD, by_streams=by_streams)
+        part = start(ReduceScatter(tensor.clone(), "mean", sizes=sizes)).wait(LIMIT)
+        found.append((part, start(AllGather(part.clone(), sizes=sizes)).wait(LIMIT)))
     return found
 
 
@@ -118,17 +115,13 @@ def test_streams_wait_for_replies_on_gpus_but_with_gloo(device, backend):
     assert by_streams == (device == "cuda" and backend != "gloo")
 
 
-def group_with(backend):
-    return SimpleNamespace(_get_backend=lambda _: backend)
-
-
-@pytest.mark.parametrize("name", ["fast", "nccl"])
-def test_what_inherits_from_gloo_is_waited_for_by_the_host_whatever_its_name_is(name):
-    gloo = type("ProcessGroupGloo", (), {})
-    renamed = type("Renamed", (gloo,), {"name": lambda self: name})
-    assert not torch_groups.orders_streams(group_with(renamed()), torch.device("cuda"))
-    inside_nccl = type("Renamed", (type("ProcessGroupNCCL", (), {}),), {"name": lambda self: "fast"})
-    assert torch_groups.orders_streams(group_with(inside_nccl()), torch.device("cuda"))
+@pytest.mark.parametrize(
+    ("kind", "name", "by_streams"), [("Gloo", "fast", 0), ("Gloo", "nccl", 0), ("NCCL", "fast", 1)]
+)
+def test_what_inherits_from_gloo_is_waited_for_by_the_host_whatever_its_name_is(kind, name, by_streams):
+    renamed = type("Renamed", (type(f"ProcessGroup{kind}", (), {}),), {"name": lambda self: name})
+    group = SimpleNamespace(_get_backend=lambda _: renamed())
+    assert torch_groups.orders_streams(group, torch.device("cuda")) == bool(by_streams)
 
 
 def test_an_unknown_backend_on_gpus_is_waited_for_by_the_host_and_told_of_once(caplog):

@@ -4,6 +4,7 @@ import mmap
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from importlib import import_module
 from random import Random
@@ -81,10 +82,10 @@ def test_buckets_are_independent_and_what_lies_beside_them_stays():
     assert [flat.tolist() for flat in second.flats] == [[1.0] * 10, [2.0] * 6, [1.0] * 5]
 
 
-def hurried(rank, number, steps, wrong):
-    """Sums of all buckets again and again, in an order and after pauses that other ranks do not have."""
+def hurried(rank, number):
+    """Sums of all buckets again and again, in an order and after pauses that other ranks do not have; the wrong ones."""
     chance = Random(number)
-    for step in range(steps):
+    for step in range(100):
         for flat in rank.flats:
             flat.fill_(step + number)
         order = chance.sample(range(len(rank.flats)), len(rank.flats))
@@ -93,18 +94,14 @@ def hurried(rank, number, steps, wrong):
             rank.sums.arrive(place)
         for place in order:
             if not rank.sums.wait(place, 60.0) or rank.flats[place].ne(4 * step + 6).any():
-                wrong.append((number, step, place))
-                return
+                return [(number, step, place)]
+    return []
 
 
 def test_sums_come_out_whoever_is_first():
-    group, wrong = ranks_of_one_process(4, [1, 100_000, 65_536, 300_001, 17]), []
-    threads = [threading.Thread(target=hurried, args=(rank, n, 100, wrong)) for n, rank in enumerate(group)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    group = ranks_of_one_process(4, [1, 100_000, 65_536, 300_001, 17])
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(hurried, group, range(4))) == [[]] * 4
 
 
 def test_the_smallest_numbers_are_kept_whoever_adds_up():
@@ -127,16 +124,11 @@ def test_a_share_is_the_scaled_sum_in_the_order_of_ranks_and_nothing_beside_it_c
     shares = [extension().SharedShares(memories, rank, [(HEADER, size, dtype.itemsize)]) for rank in range(3)]
     flats = [torch.frombuffer(numpy.asarray(each), dtype=dtype, count=size, offset=HEADER) for each in memories]
     for first, count in ((0, 1000), (0, 1), (3, 15), (5, 16), (7, 17), (500, 500), (1000, 0)):
-        given = [flat.copy_(torch.randn(size, dtype=dtype)).clone() for flat in flats]
+        expected = [flat.copy_(torch.randn(size, dtype=dtype)).clone() for flat in flats]
         shares[1].sum(0, first, count, 1 / 3)
-        factor = torch.tensor(1 / 3, dtype=dtype)
-        expected = given[1].clone()
-        expected[first : first + count] = (factor * given[0] + factor * given[1] + factor * given[2])[
-            first : first + count
-        ]
-        assert torch.equal(flats[1], expected)
-        assert torch.equal(flats[0], given[0])
-        assert torch.equal(flats[2], given[2])
+        share, factor = slice(first, first + count), torch.tensor(1 / 3, dtype=dtype)
+        expected[1][share] = sum(factor * each[share] for each in expected)
+        assert all(map(torch.equal, flats, expected))
 
 
 def test_who_gives_up_ends_the_wait_of_the_others_and_no_sum_begins_any_more():

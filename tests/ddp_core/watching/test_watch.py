@@ -12,7 +12,6 @@ import torch.distributed as dist
 from rich.console import Console
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.ddp_core.averaging.engines import Engines
@@ -21,8 +20,12 @@ from gradwire.ddp_core.measure.stats import Measured, Stats, Totals, metrics
 from gradwire.ddp_core.measure.step import BucketStats, Record, Step
 from gradwire.ddp_core.watching.dense_step import dense_step_seconds
 from gradwire.ddp_core.watching.report import Report
+from gradwire.ddp_core.watching.sinks import sink_of
 from gradwire.ddp_core.watching.watch import Watch
 from gradwire.experiments.top import reports_in
+
+from ..errors import logged
+from ..wrapping import wrapped
 
 MEGA = 10**6
 
@@ -126,24 +129,13 @@ class Tracker:
 def test_each_kind_of_receiver_is_told_in_its_own_way(caplog):
     caplog.set_level(logging.INFO)
     text, run, writer, told = io.StringIO(), Tracker("log"), Tracker("add_scalar"), []
-    sinks = [
-        Console(file=text),
-        logging.getLogger("mine"),
-        run,
-        writer,
-        lambda numbers, step: told.append((numbers, step)),
-    ]
-    from gradwire.ddp_core.watching.sinks import sink_of
-
+    logger, function = logging.getLogger("mine"), lambda numbers, step: told.append((numbers, step))
     assert str(Report(7, "topk", {"sent_bytes": 0, "ratio": 7.5})) == "step 7 | sent 0 bytes"
     report = Report(7, "topk", {"sent_bytes": 8}, "turn back")
-    for sink in map(sink_of, sinks):
-        sink(report)
-    assert text.getvalue().splitlines() == ["step 7 | sent 8 bytes", "turn back"]
-    assert [record.getMessage() for record in caplog.records if record.name == "mine"] == [
-        "step 7 | sent 8 bytes",
-        "turn back",
-    ]
+    for to in (Console(file=text), logger, run, writer, function):
+        sink_of(to)(report)
+    logged = [record.getMessage() for record in caplog.records if record.name == "mine"]
+    assert text.getvalue().splitlines() == logged == ["step 7 | sent 8 bytes", "turn back"]
     assert run.calls == [(({"gradwire/sent_bytes": 8, "gradwire/steps": 7},), {"commit": False})]
     assert writer.calls == [(("gradwire/sent_bytes", 8, 7), {})]
     assert told == [({"sent_bytes": 8}, 7)]
@@ -172,12 +164,7 @@ def watched(rank, world_size, folder, own):
     results = []
     for looks in (False, True):
         torch.manual_seed(0)
-        if own:
-            ddp = gradwire.DistributedDataParallel(model(), compressor="topk:ratio=0.1", bucket_cap_mb=0.004)
-            handle = ddp.compression
-        else:
-            ddp = DistributedDataParallel(model(), bucket_cap_mb=0.004)
-            handle = gradwire.attach(ddp, "topk:ratio=0.1")
+        ddp, handle = wrapped(own, model(), "topk:ratio=0.1", bucket_cap_mb=0.004)
         told = []
         if looks:
             handle.watch(16, lambda numbers, step, told=told: told.append((step, numbers)))
@@ -217,23 +204,19 @@ def test_nobody_who_trains_notices_a_watch_that_lives_through_a_swap_and_a_load(
 
 def watched_where_rank_0_cannot_write(rank, world_size, folder):
     """What is logged, and the steps that are made."""
-    told = []
-    logging.getLogger("gradwire.ddp_core.watching.report_folder").addFilter(
-        lambda record: told.append(record.getMessage())
-    )
-    handle = gradwire.attach(ddp := DistributedDataParallel(model()), "topk:ratio=0.1")
-    handle.watch(2, None, folder=folder)
-    train(ddp, rank, 6)
-    handle.close()
+    ddp, handle = wrapped(False, model(), "topk:ratio=0.1")
+    with logged("training continues") as told:
+        handle.watch(2, None, folder=folder)
+        train(ddp, rank, 6)
+        handle.close()
     return told, handle.stats().steps
 
 
 def test_a_folder_that_rank_0_cannot_write_is_told_once_and_all_ranks_train_on(ranks, tmp_path):
     (tmp_path / "file").write_text("")
-    (told, steps), (others, there) = ranks.run(watched_where_rank_0_cannot_write, 2, str(tmp_path / "file" / "live"))
-    assert (steps, there, others) == (6, 6, [])
-    assert len(told) == 1
-    assert "rank 0 cannot write to" in told[0]
+    ((told,), steps), others = ranks.run(watched_where_rank_0_cannot_write, 2, str(tmp_path / "file" / "live"))
+    assert (steps, others) == (6, ([], 6))
+    assert "rank 0 cannot write to" in told
 
 
 @pytest.mark.usefixtures("group")
@@ -354,13 +337,11 @@ def watched_on_a_device(rank, world_size, wrap):
 
 
 def hooked(module):
-    ddp = DistributedDataParallel(module, bucket_cap_mb=0.004)
-    return ddp, gradwire.attach(ddp, "int8")
+    return wrapped(False, module, "int8", bucket_cap_mb=0.004)
 
 
 def own(module):
-    ddp = gradwire.DistributedDataParallel(module, compressor="int8", bucket_cap_mb=0.004)
-    return ddp, ddp.compression
+    return wrapped(True, module, "int8", bucket_cap_mb=0.004)
 
 
 def overlapped(module):
@@ -399,8 +380,7 @@ def test_averages_that_come_after_backward_are_not_told_as_exposed_by_a_device_s
 
 def watched_where_a_tracker_is(rank, world_size):
     """As people have it: a tracker on rank 0 alone."""
-    ddp = DistributedDataParallel(nn.Linear(2, 2))
-    handle, told = gradwire.attach(ddp, "bf16"), []
+    (ddp, handle), told = wrapped(False, nn.Linear(2, 2), "bf16"), []
     with handle.watch(1, None if rank else lambda _, step: told.append(step)):
         for _ in range(3):
             ddp(torch.ones(1, 2)).sum().backward()

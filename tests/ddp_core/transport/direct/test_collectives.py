@@ -52,10 +52,7 @@ def gathered_and_summed(rank, world_size, way):
         swapped = torch.empty(world_size, size, dtype=dtype)
         direct.all_to_all(swapped.unbind(), rows.unbind())
         total, expected = torch.empty(2, size, dtype=dtype)
-        gather, reduce = (
-            direct.all_gather(mine.unbind(), rows[0]),
-            direct.reduce_scatter(total, rows.unbind()),
-        )
+        gather, reduce = (direct.all_gather(mine.unbind(), rows[0]), direct.reduce_scatter(total, rows.unbind()))
         dist.all_gather_into_tensor(theirs.view(-1), rows[0])
         dist.reduce_scatter_tensor(expected, rows.clone().view(-1))
         gather.result(20)

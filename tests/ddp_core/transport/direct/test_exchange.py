@@ -22,9 +22,8 @@ CPU = torch.device("cpu")
 def rows(rank, count, dtype):
     """As many bytes as go directly, and some."""
     size = LARGE // dtype.itemsize // count + 7
-    return (
-        torch.randn(count, size, generator=torch.Generator().manual_seed(rank)).mul(50).abs().clamp(max=255).to(dtype)
-    )
+    numbers = torch.randn(count, size, generator=torch.Generator().manual_seed(rank))
+    return numbers.mul(50).abs().clamp(max=255).to(dtype)
 
 
 def replies(rank, world_size, ranks_per_host, pinned):
