@@ -90,6 +90,20 @@ def test_a_state_loads_where_residuals_have_other_bits(ranks, bits, others):
         assert found < (0.02 if others == 8 else 0.01 if others == 16 else 1e-9)
 
 
+def counted(rank, world_size):
+    """Steps by the statistics before a save, after the load and after a step."""
+    (ddp, first), (other, second) = attached("topk"), attached("topk")
+    steps(ddp, rank, 0, 3)
+    second.load_state_dict(first.state_dict())
+    counts = [first.stats().steps, second.stats().steps]
+    steps(other, rank, 3, 4)
+    return [*counts, second.stats().steps]
+
+
+def test_steps_before_a_checkpoint_count(ranks):
+    assert ranks.run(counted, 2) == [[3, 3, 4]] * 2
+
+
 def moved(rank, world_size):
     """The steps that a handle has counted after three of each DDP that calls its hook."""
     handle, counts = gradwire.Handle("int4"), []

@@ -107,12 +107,6 @@ def test_rounds_of_local_sgd_begin_after_the_last_optimizer_s_step(ranks):
         torch.testing.assert_close(parameters, answers[0][1], rtol=0, atol=0)
 
 
-def test_local_sgd_refuses_what_are_no_optimizers():
-    for given in ([], [3], [torch.optim.SGD(network().parameters(), 0.1), None]):
-        with pytest.raises(TypeError, match="whose steps are counted, or a list of several"):
-            gradwire.LocalSteps(network(), given)
-
-
 def by_accelerate(optimizer):
     from accelerate import Accelerator
 

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
@@ -15,13 +16,10 @@ from gradwire import LocalSteps
 
 from ...ddp_core.errors import message_of
 from ...ranks import LostRank
-from .sites import GRACE, LIMIT, Net, Town, batch, descend, until
+from . import sites
+from .sites import GRACE, LIMIT, Town, batch, descend, until
 
-
-def built(site, **options):
-    model = Net(site)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return model, optimizer, LocalSteps(model, optimizer, **{"every": 4, "fragments": 2, **options})
+built = partial(sites.built, momentum=0.9)
 
 
 def weights(model):
