@@ -364,7 +364,8 @@ def test_an_answer_that_cannot_be_is_refused_by_a_clear_error(background, text, 
 
 @pytest.mark.parametrize("numbers", [[1, 2, 3], [1]])
 def test_a_site_that_sends_another_size_is_named_and_nobody_dies(server, numbers):
-    meetings = met(two_members(server))
+    made = two_members(server)
+    meetings = met(made)
     errors = together(2, lambda site: meetings[site].tell(numbers if site else [1, 2]))
     assert all(isinstance(error, RuntimeError) for error in errors)
     assert any("message and size" in str(error) for error in errors)

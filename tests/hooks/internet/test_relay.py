@@ -16,7 +16,7 @@ from gradwire.hooks.internet.relay import _read_address
 from gradwire.hooks.internet.secret import Secret
 from gradwire.hooks.internet.server import Server
 
-from ..local_sgd.sites import EVENT, Town, descend, met, together
+from ..local_sgd.sites import EVENT, Net, Town, descend, met, together
 from ..local_sgd.test_local_steps import assert_others_go_on, assert_same, trained
 
 HERE = "127.0.0.1"
@@ -38,11 +38,11 @@ def sites_of(server, count, **options):
 
 def test_sites_that_nobody_can_dial_train_as_those_that_reach_each_other(relay, places):
     made = sites_of(relay, 2)
-    through = together(2, lambda place: trained(place, made[place], seed=0, compressor="none"))
+    through = together(2, lambda place: trained(place, made[place], model=Net(), compressor="none"))
     direct = places(2), places(2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client, "Listener", Listener)
-        expected = together(2, lambda place: trained(place, direct[place], seed=0, compressor="none"))
+        expected = together(2, lambda place: trained(place, direct[place], model=Net(), compressor="none"))
     assert_same(model for model, _, _ in (*through, *expected))
     assert not relay._rooms
 
@@ -52,7 +52,8 @@ Listener = client.Listener
 
 def test_every_collective_through_a_relay_is_what_it_says(relay):
     count = 3
-    meetings = met(sites_of(relay, count))
+    made = sites_of(relay, count)
+    meetings = met(made)
     rank = [meeting.ranks.rank for meeting in meetings]
     given = [torch.arange(count * 2, dtype=torch.float32).view(count, 2) + 10 * place for place in rank]
     ordered = [given[rank.index(place)] for place in range(count)]
@@ -90,9 +91,10 @@ def test_an_all_gather_leaves_a_site_once_and_not_once_for_each_other(relay, pla
         assert [tuple(each.shape) for each in gathered] == [(count, *payload.shape)] * count
         return sum(size for peer, size in sent.items() if peer.startswith(peers)) / count / payload.numel()
 
-    assert 1.0 < bytes_sent(met(sites_of(relay, count)), "the relay") < 1.01
+    relayed, direct = sites_of(relay, count), [places(count) for _ in range(count)]
+    assert 1.0 < bytes_sent(met(relayed), "the relay") < 1.01
     monkeypatch.setattr(client, "Listener", Listener)
-    assert 3.0 < bytes_sent(met([places(count) for _ in range(count)]), "site") < 3.01
+    assert 3.0 < bytes_sent(met(direct), "site") < 3.01
 
 
 def test_when_a_site_leaves_the_others_go_on_through_the_relay(relay):

@@ -32,13 +32,6 @@ def state_after(places, steps, prefix):
     return together(2, run)
 
 
-def test_all_sites_save_one_identity_and_another_training_has_another(places):
-    first, second = state_after(places, 4, "one")
-    third, _ = state_after(places, 4, "two")
-    assert first["training"] == second["training"] != third["training"]
-    assert len(first["training"]) == 16
-
-
 def test_an_old_checkpoint_of_another_training_replaces_nobodys_model(places):
     old = state_after(places, 16, "old")[0]
     made = [places(3) for _ in range(3)]
