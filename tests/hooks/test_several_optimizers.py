@@ -5,13 +5,12 @@ import importlib.util
 import pytest
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.hooks.torch_ddp import handle_for
 
 from .frameworks.launched import forget_accelerate
-from .given import average, gradients
+from .given import average, compressed, gradients
 from .given import wrapped as wrapped_given
 
 SHAPES = ((16, 16), (64,))
@@ -34,13 +33,10 @@ def chosen(rank, world_size):
     found = []
     for pick in (lambda optimizers: optimizers, lambda optimizers: optimizers[1]):
         model = network()
-        optimizer, handles = pick(two(model)), []
-        handles.append(gradwire.attach(DistributedDataParallel(model), "ternary", optimizer=optimizer))
-        handles.append(handle_for("ternary", network(), optimizer=optimizer))
-        handles.append(
-            gradwire.DistributedDataParallel(network(), compressor="ternary", optimizer=optimizer).compression
-        )
-        handles.append(gradwire.attach(DistributedDataParallel(network()), "none"))
+        optimizer = pick(two(model))
+        handles = [compressed(kind, model, "ternary", optimizer=optimizer)[1] for kind in ("attached", "own")]
+        handles.append(handle_for("ternary", model, optimizer=optimizer))
+        handles.append(compressed("attached", network(), "none")[1])
         handles[-1].swap("ternary", optimizer=optimizer)
         found.append([each.compressor for each in handles])
         for each in handles:

@@ -20,9 +20,7 @@ BATCH, STEPS = 4, 3  # rows of a rank's batch; steps before a checkpoint, and af
 QUIET = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)  # of Lightning's trainer
 
 
-as_it_is_and_compiled = pytest.mark.parametrize(
-    "compiled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=str
-)
+compiled_too = pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=str)
 
 
 def needing(*packages):

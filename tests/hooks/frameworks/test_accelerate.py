@@ -13,19 +13,7 @@ import gradwire
 
 from ...forked import Script
 from ..given import same
-from .launched import (
-    BATCH,
-    SPEC,
-    STEPS,
-    TIMEOUT,
-    as_it_is_and_compiled,
-    data,
-    dense_bytes,
-    launched,
-    needing,
-    network,
-    numbers,
-)
+from .launched import BATCH, SPEC, STEPS, TIMEOUT, compiled_too, data, dense_bytes, launched, needing, network, numbers
 
 ACCUMULATED = 3
 
@@ -78,7 +66,7 @@ def train(rank, world_size, folder, compiled):
 
 @pytest.mark.slow
 @needing("accelerate")
-@as_it_is_and_compiled
+@compiled_too
 def test_accelerate_trains_compressed_and_resumes_in_the_same_bits(ranks, tmp_path, compiled):
     answers = ranks.run(train, 2, str(tmp_path), compiled, timeout=TIMEOUT)
     for alike, parameters, steps, payload in answers:

@@ -10,20 +10,7 @@ from torch.utils.data import DataLoader
 import gradwire
 
 from ..given import same
-from .launched import (
-    BATCH,
-    QUIET,
-    SPEC,
-    STEPS,
-    TIMEOUT,
-    as_it_is_and_compiled,
-    data,
-    dense_bytes,
-    launched,
-    needing,
-    network,
-    numbers,
-)
+from .launched import BATCH, SPEC, STEPS, TIMEOUT, compiled_too, data, dense_bytes, launched, needing, network, numbers
 
 
 def trained(
@@ -73,7 +60,9 @@ def trained(
         default_root_dir=folder,
         callbacks=[ModelCheckpoint(folder, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True), *callbacks],
         num_sanity_val_steps=0,
-        **QUIET,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
         **others,
     )
     model = Regression()
@@ -98,7 +87,7 @@ def train(rank, world_size, folder, compiled):
 
 
 @needing("pytorch_lightning")
-@as_it_is_and_compiled
+@compiled_too
 def test_lightning_trains_compressed_and_resumes_in_the_same_bits(ranks, tmp_path, compiled):
     answers = ranks.run(train, 2, str(tmp_path), compiled, timeout=TIMEOUT)
     for whole, resumed, by_hand, logged, steps, (saved_ranks, saved_step, state, state_again) in answers:

@@ -52,15 +52,8 @@ def by_hook(rank, world_size, folder):
     return parameters, expected, trainer.strategy.handle.stats().steps
 
 
-@needing("pytorch_lightning")
-def test_lightnings_ddp_takes_the_hook(ranks, tmp_path):
-    for parameters, expected, steps in ranks.run(by_hook, 2, str(tmp_path), timeout=TIMEOUT):
-        assert steps == 2 * STEPS
-        assert all(torch.allclose(mine, other, atol=1e-6) for mine, other in zip(parameters, expected, strict=True))
-
-
 def in_ray(rank, world_size, folder):
-    """Parameters after a fit by both strategies in one, as Ray asks for; whether Ray's own part was in use."""
+    """Parameters after a fit by both strategies in one, as Ray asks for, and after one without Ray's; steps."""
     with launched(rank, world_size):
         from pytorch_lightning.strategies import DDPStrategy
 
@@ -83,14 +76,15 @@ def in_ray(rank, world_size, folder):
 
         parameters, handle, trainer = trained(world_size, folder, strategy=Strategy(SPEC))
         expected, _, _ = trained(world_size, folder)
-    is_rays = isinstance(trainer.strategy, RayDDPStrategy) and bool(asked)
-    return parameters, expected, is_rays, handle.stats().steps
+    assert isinstance(trainer.strategy, RayDDPStrategy)
+    assert asked
+    return parameters, expected, handle.stats().steps
 
 
 @needing("pytorch_lightning")
-def test_rays_strategy_and_gradwires_are_one_class(ranks, tmp_path):
-    for parameters, expected, is_rays, steps in ranks.run(in_ray, 2, str(tmp_path), timeout=TIMEOUT):
-        assert is_rays
+@pytest.mark.parametrize("by", [by_hook, in_ray])
+def test_lightnings_strategy_with_a_hook_and_rays_with_gradwires_train_as_gradwires_alone(ranks, tmp_path, by):
+    for parameters, expected, steps in ranks.run(by, 2, str(tmp_path), timeout=TIMEOUT):
         assert steps == 2 * STEPS
         assert all(torch.allclose(mine, other, atol=1e-6) for mine, other in zip(parameters, expected, strict=True))
 

@@ -11,19 +11,7 @@ from torch.nn.functional import mse_loss
 
 from ..given import same
 from ..local_sgd.test_threads import Gate
-from .launched import (
-    BATCH,
-    SPEC,
-    STEPS,
-    TIMEOUT,
-    as_it_is_and_compiled,
-    data,
-    dense_bytes,
-    launched,
-    needing,
-    network,
-    numbers,
-)
+from .launched import BATCH, SPEC, STEPS, TIMEOUT, compiled_too, data, dense_bytes, launched, needing, network, numbers
 
 HAS_JIT = find_spec("transformers") is not None and find_spec("transformers.trainer_jit_checkpoint") is not None
 
@@ -114,7 +102,7 @@ def train(rank, world_size, folder, compiled):
 
 
 @needing("transformers", "accelerate")
-@as_it_is_and_compiled
+@compiled_too
 def test_trainer_trains_compressed_and_resumes_in_the_same_bits(ranks, tmp_path, compiled):
     answers = ranks.run(train, 2, str(tmp_path), compiled, timeout=TIMEOUT)
     for whole, resumed, payloads, steps, (saved_ranks, state, state_again) in answers:

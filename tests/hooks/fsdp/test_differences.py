@@ -64,29 +64,31 @@ def test_all_forwards_and_backwards_of_a_step_have_the_same_weights(ranks, spec)
             assert all(torch.equal(*pair) for other in others for pair in zip(first, other, strict=True))
 
 
-def evaluated(rank, world_size, evaluates):
-    """The exact weights after steps, with evaluations in between or without; and rounds of the last step."""
+def evaluated(rank, world_size, spec, mode):
+    """The exact weights after steps, between them saves, and evaluations in a mode or none; and rounds of the last step."""
     model = network(world_size)
-    handle = gradwire.attach(model, gather="int4", reduce="int4")
+    handle = gradwire.attach(model, gather=spec, reduce="int4")
     optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
     for step in range(4):
         trained(model, rank, 1, step, optimizer)
-        for _ in range(2 if evaluates else 0):
-            model.eval()
-            with torch.no_grad():
-                model(torch.ones(3, 7))
+        handle.state_dict()
+        for _ in range(2 if mode else 0):
+            with mode():
+                model.eval()(torch.ones(3, 7))
             model.train()
     rounds = handle.stats().last.traffic.rounds
-    handle.close()
     model.reshard()
+    handle.close()
     return whole(model), rounds
 
 
-def test_an_evaluation_changes_no_bit_of_training_and_backward_gathers_nothing(ranks):
-    both = [ranks.run(evaluated, 2, evaluates) for evaluates in (False, True)]
-    for (one, rounds), (other, _) in zip(*both, strict=True):
-        assert same(one, other)
-        assert rounds == 3 + 3  # modules in forward, and their gradients
+@pytest.mark.parametrize(("spec", "rounds"), [("int4", 3 + 3), ("int8", 3 + 3 + 2)])
+def test_an_evaluation_also_in_inference_mode_changes_no_bit_of_training_and_adds_no_rounds(ranks, spec, rounds):
+    """Modules gather in forward, and with differences not in backward, where the root is there still."""
+    expected = ranks.run(evaluated, 2, spec, None)
+    assert [found for _, found in expected] == [rounds] * 2
+    for mode in (torch.no_grad, torch.inference_mode):
+        assert same(ranks.run(evaluated, 2, spec, mode), expected)
 
 
 def state_of(inside):
@@ -262,27 +264,6 @@ def evaluated_with_others(rank, world_size, spec, evaluates):
     for handle in handles:
         handle.close()
     return found, after
-
-
-def evaluated_in(rank, world_size, spec, mode):
-    """The exact weights after steps; between them a save, and evaluations in a mode."""
-    model = network(world_size)
-    handle = gradwire.attach(model, gather=spec)
-    for step in range(3):
-        trained(model, rank, 1, step)
-        handle.state_dict()
-        for _ in range(2):
-            with mode():
-                model.eval()(torch.ones(3, 7))
-            model.train()
-    model.reshard()
-    handle.close()
-    return whole(model)
-
-
-@pytest.mark.parametrize("spec", ["int4", "int8"])
-def test_an_evaluation_in_inference_mode_does_as_one_without_gradients(ranks, spec):
-    assert same(*(ranks.run(evaluated_in, 2, spec, mode) for mode in (torch.inference_mode, torch.no_grad)))
 
 
 def without_gradients(model):

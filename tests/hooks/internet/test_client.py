@@ -1,5 +1,6 @@
 """Where sites meet that come and go: addresses, trainings that have ended, and servers that start late or anew."""
 
+import logging
 import socket
 import threading
 from datetime import timedelta
@@ -224,17 +225,12 @@ def test_where_no_server_answers_that_is_told_at_the_first_attempt(monkeypatch, 
 def test_a_server_that_starts_a_little_later_is_found(unused_port, caplog):
     refused, kept = threading.Event(), []
 
-    class Told:
-        level = 0
-
-        def handle(self, record):
-            refused.set()
-
     def start():
         refused.wait(60)
         kept.append(Server(port=unused_port))
 
-    client.logger.addHandler(told := Told())
+    (told := logging.Handler()).emit = lambda record: refused.set()
+    client.logger.addHandler(told)
     thread = threading.Thread(target=start, daemon=True)
     thread.start()
     try:

@@ -9,19 +9,16 @@ from gradwire.hooks.local_sgd import local_steps
 from .sites import built, descend
 
 
-class Steps:
-    """A clock that each step of training moves on."""
-
-    now = 0.0
-
-    def perf_counter(self):
-        return self.now
+@pytest.fixture
+def clock(monkeypatch):
+    """One that each step of training moves on."""
+    made = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(local_steps, "time", SimpleNamespace(perf_counter=lambda: made.now))
+    return made
 
 
 @pytest.mark.parametrize(("seconds", "spacing"), [(0.5, 8), (1.0, 4), (3.0, 1), (30.0, 1)])
-def test_a_fast_site_makes_more_steps_between_two_averages_than_a_slow_one(places, monkeypatch, seconds, spacing):
-    clock = Steps()
-    monkeypatch.setattr(local_steps, "time", SimpleNamespace(perf_counter=clock.perf_counter))
+def test_a_fast_site_makes_more_steps_between_two_averages_than_a_slow_one(places, clock, seconds, spacing):
     model, optimizer, local = built(0, places(1), every=6, every_seconds=8.0, overlap=False)
     turns = []
     for step in range(3 + 3 * spacing):
@@ -34,10 +31,7 @@ def test_a_fast_site_makes_more_steps_between_two_averages_than_a_slow_one(place
     local.close()
 
 
-def test_a_training_that_resumes_finds_its_speed_from_its_own_steps(places, monkeypatch):
-    clock = Steps()
-    monkeypatch.setattr(local_steps, "time", SimpleNamespace(perf_counter=clock.perf_counter))
-
+def test_a_training_that_resumes_finds_its_speed_from_its_own_steps(places, clock):
     def begun():
         return built(0, places(1, prefix=f"a training of {clock.now} s"), fragments=1, every_seconds=8.0)
 
