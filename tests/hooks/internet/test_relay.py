@@ -16,7 +16,7 @@ from gradwire.hooks.internet.relay import _read_address
 from gradwire.hooks.internet.secret import Secret
 from gradwire.hooks.internet.server import Server
 
-from ..local_sgd.sites import EVENT, Net, Town, descend, met, together
+from ..local_sgd.sites import EVENT, Town, descend, met, together
 from ..local_sgd.test_local_steps import assert_others_go_on, assert_same, trained
 
 HERE = "127.0.0.1"
@@ -38,11 +38,11 @@ def sites_of(server, count, **options):
 
 def test_sites_that_nobody_can_dial_train_as_those_that_reach_each_other(relay, places):
     made = sites_of(relay, 2)
-    through = together(2, lambda place: trained(place, made[place], model=Net(), compressor="none"))
+    through = together(2, lambda place: trained(place, made[place], seed=0, compressor="none"))
     direct = places(2), places(2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client, "Listener", Listener)
-        expected = together(2, lambda place: trained(place, direct[place], model=Net(), compressor="none"))
+        expected = together(2, lambda place: trained(place, direct[place], seed=0, compressor="none"))
     assert_same(model for model, _, _ in (*through, *expected))
     assert not relay._rooms
 

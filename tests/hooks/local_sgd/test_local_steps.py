@@ -17,9 +17,9 @@ from .sites import EVENT, GRACE, LIMIT, Net, built, descend, together, until
 PLAIN = {"outer": "sgd:lr=1,momentum=0", "compressor": "none"}
 
 
-def trained(site, at, steps=8, finish=True, before=lambda step, model: None, **options):
+def trained(site, at, steps=8, seed=None, finish=True, before=lambda step, model: None, **options):
     """A site's model after so many steps, and what averaged it."""
-    model, optimizer, local = built(site, at, **{"momentum": 0.9, **options})
+    model, optimizer, local = built(site if seed is None else seed, at, **{"momentum": 0.9, **options})
     for step in range(steps):
         before(step, model)
         descend(model, optimizer, site, step)
