@@ -1,4 +1,9 @@
-"""A model whose gradients are given, so that an oracle can know what a hook was handed."""
+"""A model whose gradients are given, so that an oracle can know what a hook was handed; and what is said and saved."""
+
+import io
+import logging
+import warnings
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -35,6 +40,19 @@ def wrapped(shapes, dtype=torch.float32, **options):
     return DistributedDataParallel(Given(shapes, dtype), **{"find_unused_parameters": True, **options})
 
 
+def compressed(kind, module, spec, of_ddp=None, **options):
+    """A module in gradwire's "own" DDP, or in torch's with a compressor that is "attached" or "hooked"; and the handle."""
+    of_ddp = of_ddp or {}
+    if kind == "own":
+        model = gradwire.DistributedDataParallel(module, compressor=spec, **of_ddp, **options)
+        return model, model.compression
+    model = DistributedDataParallel(module, **of_ddp)
+    if kind == "attached":
+        return model, gradwire.attach(model, spec, **options)
+    model.register_comm_hook(None, gradwire.comm_hook(spec, **options))
+    return model, gradwire.handle_of(model)
+
+
 def attached(spec, **options):
     """A model of SHAPES in several buckets, with its handle."""
     ddp = wrapped(SHAPES, bucket_cap_mb=0.002, find_unused_parameters=False)
@@ -63,3 +81,32 @@ def same(left, right):
     if isinstance(left, list | tuple):
         return len(left) == len(right) and all(map(same, left, right))
     return left == right
+
+
+def through_file(state):
+    """What torch saves and loads."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@contextmanager
+def logged(words="", name="gradwire", level=logging.NOTSET):
+    """The lines with these words that gradwire logs."""
+    lines, handler = [], logging.Handler(level)
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logging.getLogger(name).addHandler(handler)
+    yield lines
+    logging.getLogger(name).removeHandler(handler)
+    lines[:] = [line for line in lines if words in line]
+
+
+@contextmanager
+def warned(words=""):
+    """The warnings with these words, once the block has ended."""
+    texts = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield texts
+    texts += [text for each in caught if words in (text := str(each.message))]

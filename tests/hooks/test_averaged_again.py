@@ -1,10 +1,9 @@
 """What is said once: averages that are averaged again, losses with an averaged backward each, L-BFGS."""
 
-import warnings
-
 import pytest
 import torch
 
+from .given import warned
 from .test_starting_values import KINDS, loss_of, wrapped
 
 STEPS = 6
@@ -69,12 +68,11 @@ def said(rank, world_size, kind, act, spec="int4:error_feedback=true", made=torc
     """The warnings of gradwire in some steps."""
     model, handle = wrapped(kind, spec)
     optimizer = made(model.parameters(), 0.1)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned() as texts:
         for step in range(STEPS):
             act(model, optimizer, rank, step)
     handle.close()
-    return [str(each.message) for each in caught if "averaged" in str(each.message) or "L-BFGS" in str(each.message)]
+    return [text for text in texts if "averaged" in text or "L-BFGS" in text]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -5,12 +5,11 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 from gradwire.hooks.torch_ddp import compress_bucket
 
-from .given import SHAPES, attached, average, gradients, same, wrapped
+from .given import SHAPES, attached, average, compressed, gradients, same, wrapped
 
 
 def with_numbers(state, change, name="p2", field="residual"):
@@ -71,26 +70,18 @@ def in_rows(model, state):
     return found
 
 
-def orders(rank, world_size, ours):
+def orders(rank, world_size, kind):
     """For each pair of memory orders, saved and loaded with: whether each element has its residual."""
     answers = {}
-    kinds = [(False, False), (True, False), (False, True)]
-
-    def model_of(kind):
-        if ours:
-            model = gradwire.DistributedDataParallel(Square(*kind), compressor="topk:ratio=0.05")
-            return model, model.compression
-        model = TorchDDP(Square(*kind))
-        return model, gradwire.attach(model, "topk:ratio=0.05")
-
-    for saving in kinds:
-        model, handle = model_of(saving)
+    squares = [(False, False), (True, False), (False, True)]
+    for saving in squares:
+        model, handle = compressed(kind, Square(*saving), "topk:ratio=0.05")
         for step in range(2):
             average(model, gradients(rank, step, ((16, 16), (8, 6, 3, 3))))
         state = handle.state_dict()
         handle.close()
-        for loading in kinds:
-            again, other = model_of(loading)
+        for loading in squares:
+            again, other = compressed(kind, Square(*loading), "topk:ratio=0.05")
             other.load_state_dict(state)
             answers[saving, loading] = in_rows(again, other.state_dict()) == in_rows(model, state)
             old = {key: value for key, value in state.items() if key not in ("orders", "tensors")}
@@ -100,9 +91,9 @@ def orders(rank, world_size, ours):
     return answers
 
 
-@pytest.mark.parametrize("ours", [True, False])
-def test_a_state_of_another_memory_order_is_loaded_element_by_element(ranks, ours):
-    for answers in ranks.run(orders, 2, ours):
+@pytest.mark.parametrize("kind", ["own", "attached"])
+def test_a_state_of_another_memory_order_is_loaded_element_by_element(ranks, kind):
+    for answers in ranks.run(orders, 2, kind):
         assert all(answers.values())
 
 

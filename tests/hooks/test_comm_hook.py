@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
@@ -61,11 +60,6 @@ def test_a_hook_is_imported_by_its_dotted_path_and_has_torchs_signature(name):
     assert name in dir(gradwire.comm_hooks)
     for twin in (copy.deepcopy(hook), pickle.loads(pickle.dumps(hook))):
         assert repr(twin) == repr(hook)
-
-
-def test_an_unknown_hook_is_refused_with_the_names_that_there_are():
-    with pytest.raises(AttributeError, match=r"has no hook 'int9'; it has: .*int8"):
-        gradwire.comm_hooks.int9  # noqa: B018
 
 
 def two_models(rank, world_size):
@@ -131,34 +125,6 @@ def in_a_group(rank, world_size):
 
 def test_the_state_is_the_group_to_average_on(ranks):
     assert ranks.run(in_a_group, 4) == [0.5, 0.5, 2.5, 2.5]
-
-
-def refused(rank, world_size):
-    """What is raised for a state that is no group, for a second hook, for a wrapped one, and where nothing compresses."""
-    ddp, second, around, bare = (TorchDDP(Given(SHAPES)) for _ in range(4))
-    messages = []
-    handle = gradwire.attach(second, SPEC)
-    around.register_comm_hook(None, default_hooks.fp16_compress_wrapper(gradwire.comm_hooks.int8))
-    for call in (
-        lambda: ddp.register_comm_hook("gloo", gradwire.comm_hooks.int8),
-        lambda: second.register_comm_hook(None, gradwire.comm_hooks.int8),
-        lambda: average(around, gradients(rank, 0, SHAPES)),
-        lambda: gradwire.handle_of(bare),
-    ):
-        with pytest.raises((TypeError, RuntimeError, ValueError)) as caught:
-            call()
-        messages.append(str(caught.value))
-    assert gradwire.handle_of(second) is handle
-    handle.close()
-    return messages
-
-
-def test_what_cannot_be_is_refused_with_what_to_do(ranks):
-    for state, second, around, bare in ranks.run(refused, 1):
-        assert "process group to average on, or None" in state
-        assert "can only be called once" in second
-        assert "gradwire.comm_hook('fp16+int8')" in around
-        assert "call gradwire.attach(ddp_model, 'int8')" in bare
 
 
 NEVER = """

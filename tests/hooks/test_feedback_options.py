@@ -1,6 +1,5 @@
 """Options of error feedback on real ranks: picked for an optimizer, saved, resized, refused where they cannot hold."""
 
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -11,11 +10,9 @@ import gradwire
 from gradwire.compress.state.gauge import EVERY, IN_A_ROW, WARM_UP
 from gradwire.ddp_core.measure.step import Step
 
-from .given import SHAPES, Given, attached, average, gradients, steps
+from .given import SHAPES, Given, attached, average, gradients, steps, warned
 
 EVERYTHING = "topk:ratio=0.1,error_feedback=0.8,momentum=0.9"
-
-
 MOMENTUM = "topk:ratio=1,momentum=0.5"  # all is sent: an average is that of the momenta
 
 
@@ -85,13 +82,10 @@ def test_momentum_is_refused_where_parameters_may_go_unused(ranks):
 def run_away(rank, world_size, spec):
     """What is said while gradients become a hundredth of what they were, and the statistics at the end."""
     ddp, handle = attached(spec)
-    said = []
-    for step in range(WARM_UP * EVERY + (IN_A_ROW + 1) * EVERY):
-        scale = 1.0 if step < WARM_UP * EVERY else 0.01
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+    with warned("error feedback diverges") as said:
+        for step in range(WARM_UP * EVERY + (IN_A_ROW + 1) * EVERY):
+            scale = 1.0 if step < WARM_UP * EVERY else 0.01
             average(ddp, [scale * gradient for gradient in gradients(rank, step, SHAPES)])
-        said += [text for each in caught if "error feedback diverges" in (text := str(each.message))]
     stats = handle.stats().buckets
     return said, [(bucket.feedback.residual_ratio, bucket.feedback.cosine) for bucket in stats]
 

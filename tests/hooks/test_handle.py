@@ -15,9 +15,7 @@ def swapped_before_the_rebuild(rank, world_size):
     """Whether averages after a swap behind the first step, and after a resume, are alike; by compressor."""
     results = {}
     for spec in ("onebit", "int4", "onebit:residual_bits=8"):
-        models = [
-            wrapped(SHAPES, find_unused_parameters=False) for _ in range(2)
-        ]  # in one bucket, torch's order changes
+        models = [wrapped(SHAPES, find_unused_parameters=False) for _ in "ab"]  # in one bucket, torch's order changes
         handle, resumed = gradwire.attach(models[0], "topk:ratio=0.1"), gradwire.attach(models[1], spec)
         steps(models[0], rank, 0, 1)
         handle.swap(spec)
@@ -65,22 +63,16 @@ def test_a_hook_without_a_model_numbers_parameters_until_bind_names_them_and_cha
 
 def loads_with_other_bits(rank, world_size, bits, others):
     """The largest relative difference of residuals after a state of `bits` was loaded where others are kept."""
-    saved, built = None, []
+    handles = []
     for each in (bits, others):
-        torch.manual_seed(0)
-        model = gradwire.DistributedDataParallel(torch.nn.Linear(16, 16), compressor=f"int4:residual_bits={each}")
-        for step in range(3):
-            model.zero_grad()
-            inputs = torch.randn(4, 16, generator=torch.Generator().manual_seed(10 * step + rank))
-            model(inputs).square().mean().backward()
-        built.append(model)
-        if saved is None:
-            saved = model.compression.state_dict()
-        else:
-            model.compression.load_state_dict(saved)
-    loaded = built[1].compression.state_dict()["parameters"]
-    parameters = saved["parameters"].items()
+        ddp, handle = attached(f"int4:residual_bits={each}")
+        steps(ddp, rank, 0, 3)
+        handles.append(handle)
+    saved = handles[0].state_dict()
+    handles[1].load_state_dict(saved)
+    loaded, parameters = handles[1].state_dict()["parameters"], saved["parameters"].items()
     pairs = [(numbers, loaded[name][field]) for name, fields in parameters for field, numbers in fields.items()]
+    assert pairs
     return max(float((there - here).double().norm() / there.double().norm().clamp_min(1e-9)) for there, here in pairs)
 
 
@@ -88,6 +80,20 @@ def loads_with_other_bits(rank, world_size, bits, others):
 def test_a_state_loads_where_residuals_have_other_bits(ranks, bits, others):
     for found in ranks.run(loads_with_other_bits, 2, bits, others):
         assert found < (0.02 if others == 8 else 0.01 if others == 16 else 1e-9)
+
+
+def counted(rank, world_size):
+    """Steps by the statistics before a save, after the load and after a step."""
+    (ddp, first), (other, second) = attached("topk"), attached("topk")
+    steps(ddp, rank, 0, 3)
+    second.load_state_dict(first.state_dict())
+    counts = [first.stats().steps, second.stats().steps]
+    steps(other, rank, 3, 4)
+    return [*counts, second.stats().steps]
+
+
+def test_steps_before_a_checkpoint_count(ranks):
+    assert ranks.run(counted, 2) == [[3, 3, 4]] * 2
 
 
 def moved(rank, world_size):

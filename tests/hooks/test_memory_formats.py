@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 
-from .given import Given, gradients
+from .given import Given, compressed, gradients
 
 SHAPES = ((8, 3, 3, 3), (50,), (20, 24, 1, 1), (1, 5, 1, 5), (6, 4, 3, 2, 2))  # in the first one sizes in memory stay
 ONE = ((8, 3, 3, 3),)  # a bucket that torch makes anew with the same parameters
@@ -17,16 +17,10 @@ CASES = [(SPECS[0], 0), (SPECS[1], 1), (SPECS[0], 2)]  # compressors, and steps 
 STEPS = 4
 
 
-def wrapped(kind, shapes, spec, before_attach=lambda model: None):
+def wrapped(kind, shapes, spec):
     """A model and its handle. `kind`: ours or torch's DDP, with gradients that are views of buckets or not."""
     ours, views = kind
-    options = {"gradient_as_bucket_view": views}
-    if ours:
-        model = gradwire.DistributedDataParallel(Given(shapes), compressor=spec, **options)
-        return model, model.compression
-    model = TorchDDP(Given(shapes), **options)
-    before_attach(model)
-    return model, gradwire.attach(model, spec)
+    return compressed("own" if ours else "attached", Given(shapes), spec, {"gradient_as_bucket_view": views})
 
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -89,8 +83,9 @@ def test_averages_add_up_to_gradients_whenever_the_format_changes(ranks, kind, s
 
 
 def before_attach(rank, world_size, views):
-    model, handle = wrapped((False, views), SHAPES, SPECS[0], before_attach=turned)
-    sums = Sums(SHAPES)
+    model, sums = TorchDDP(Given(SHAPES), gradient_as_bucket_view=views), Sums(SHAPES)
+    turned(model)
+    handle = gradwire.attach(model, SPECS[0])
     for step in range(STEPS):
         sums.step(model, rank, step)
     return released(model, handle, sums, rank)

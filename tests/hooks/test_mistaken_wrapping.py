@@ -1,7 +1,5 @@
 """Models that are wrapped twice, and hooks that nobody calls: both would train without compression, and say so."""
 
-import warnings
-
 import pytest
 import torch
 from torch import nn
@@ -11,7 +9,7 @@ import gradwire
 from gradwire import DistributedDataParallel as OwnDDP
 from gradwire.hooks.torch_ddp import handle_for
 
-TWICE = "is in a DistributedDataParallel twice"
+from .given import warned
 
 
 def network():
@@ -51,7 +49,7 @@ def raised(rank, world_size, case):
 @pytest.mark.parametrize("case", WRAPPED)
 def test_a_model_that_is_wrapped_twice_is_refused(ranks, case):
     (message,) = ranks.run(raised, 1, case)
-    assert TWICE in message
+    assert "is in a DistributedDataParallel twice" in message
 
 
 def side_by_side(rank, world_size):
@@ -69,25 +67,25 @@ def test_two_that_average_parameters_of_their_own_are_not(ranks):
     assert ranks.run(side_by_side, 1) == [True]
 
 
-def by_module(model, handle):
+def by_module(model):
     return model.module
 
 
-def by_itself(model, handle):
+def by_itself(model):
     return model
 
 
-def warned(rank, world_size, use, clear, attached):
-    """The warnings of some steps."""
+def uncalled(rank, world_size, use, clear, attached):
+    """The number of warnings of some steps."""
     model = TorchDDP(network())
     handle = gradwire.attach(model, "topk") if attached else handle_for("topk", model.module)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned("is not called") as texts:
         for _ in range(6):
-            step(use(model, handle))
+            step(use(model))
             if clear:
                 model.zero_grad()
-    return sum("is not called" in str(each.message) for each in caught)
+    handle.close()
+    return len(texts)
 
 
 @pytest.mark.parametrize(
@@ -100,23 +98,21 @@ def warned(rank, world_size, use, clear, attached):
     ],
 )
 def test_a_handle_that_nobody_calls_is_noticed_once(ranks, use, clear, attached, count):
-    assert ranks.run(warned, 1, use, clear, attached) == [count]
+    assert ranks.run(uncalled, 1, use, clear, attached) == [count]
 
 
 def unsynced(rank, world_size):
     """The warnings of local SGD: every backward in no_sync(), as Accelerate's LocalSGD does it."""
     model = TorchDDP(network())
     gradwire.attach(model, "topk")
-    with warnings.catch_warnings(record=True) as caught, model.no_sync():
-        warnings.simplefilter("always")
+    with warned("is not called") as texts, model.no_sync():
         for _ in range(6):
             step(model)
             model.zero_grad()
-    return [str(each.message) for each in caught]
+    return texts
 
 
 def test_a_handle_that_is_not_called_because_of_no_sync_names_that_and_local_steps(ranks):
-    (messages,) = ranks.run(unsynced, 1)
-    (message,) = [each for each in messages if "is not called" in each]
+    ((message,),) = ranks.run(unsynced, 1)
     assert "inside no_sync() alone" in message
     assert "gradwire.LocalSteps" in message

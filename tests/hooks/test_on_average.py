@@ -7,23 +7,15 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 
-from .given import Given, gradients
+from .given import Given, compressed, gradients
 
 SHAPES = ((40, 30), (8, 3, 3, 3), (10, 200), (3,))
 SPECS = ["none", "int8", "topk:ratio=0.1", "powersgd:rank=1,min_compression_rate=1"]
 
 
 def wrapped(kind, spec, **options):
-    options = {"bucket_cap_mb": 0.002, **options}
     module = Given(SHAPES).to(memory_format=torch.channels_last)
-    if kind == "own":
-        model = gradwire.DistributedDataParallel(module, compressor=spec, **options)
-        return model, model.compression
-    model = TorchDDP(module, **options)
-    if kind == "attached":
-        return model, gradwire.attach(model, spec)
-    model.register_comm_hook(None, gradwire.comm_hook(spec))
-    return model, gradwire.handle_of(model)
+    return compressed(kind, module, spec, {"bucket_cap_mb": 0.002, **options})
 
 
 def seen(rank, world_size, kind, spec, options):

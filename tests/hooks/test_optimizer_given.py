@@ -3,33 +3,22 @@
 import pytest
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 from gradwire.compress import specification
 
 from ..torch_versions import replicate_of_fsdp
+from .given import compressed
 from .replicate.given import network as replicated
 
-
-def attached(model, spec, optimizer):
-    return gradwire.attach(TorchDDP(model), spec, optimizer=optimizer)
+EVERY_KIND = pytest.mark.parametrize("kind", ["attached", "hooked", "own"])
 
 
-def hooked(model, spec, optimizer):
-    (ddp := TorchDDP(model)).register_comm_hook(None, gradwire.comm_hook(spec, optimizer=optimizer))
-    return gradwire.handle_of(ddp)
-
-
-def ours(model, spec, optimizer):
-    return gradwire.DistributedDataParallel(model, compressor=spec, optimizer=optimizer).compression
-
-
-def said(caplog, made, spec, chosen):
+def said(caplog, kind, spec, chosen):
     """The warnings while a model of two layers gets the compressor; `chosen` makes its optimizer."""
     caplog.clear()
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    made(model, spec, chosen(model)).close()
+    compressed(kind, model, spec, optimizer=chosen(model))[1].close()
     return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
 
 
@@ -61,20 +50,20 @@ def one_of_two(model):
     return two(model)[1]
 
 
-@pytest.mark.parametrize("made", [attached, hooked, ours])
-def test_an_optimizer_that_matters_and_is_unknown_foreign_or_incomplete_is_said_once(group, caplog, made):
-    (unknown,) = said(caplog, made, "int4", none)
+@EVERY_KIND
+def test_an_optimizer_that_matters_and_is_unknown_foreign_or_incomplete_is_said_once(group, caplog, kind):
+    (unknown,) = said(caplog, kind, "int4", none)
     assert "int4 keeps its default error feedback" in unknown
     assert "int4:error_feedback=false" in unknown
     assert "Pass optimizer=" in unknown
-    (of_another,) = said(caplog, made, "int4", foreign)
+    (of_another,) = said(caplog, kind, "int4", foreign)
     assert "updates none of the model's 4 trainable parameters" in of_another
-    assert said(caplog, made, "bf16", foreign) == [of_another]
-    (incomplete,) = said(caplog, made, "int4", one_of_two)
+    assert said(caplog, kind, "bf16", foreign) == [of_another]
+    (incomplete,) = said(caplog, kind, "int4", one_of_two)
     assert "updates 2 of the model's 4 trainable parameters, and not 0.weight, 0.bias." in incomplete
 
 
-@pytest.mark.parametrize("made", [attached, hooked, ours])
+@EVERY_KIND
 @pytest.mark.parametrize(
     ("spec", "chosen"),
     [
@@ -89,17 +78,17 @@ def test_an_optimizer_that_matters_and_is_unknown_foreign_or_incomplete_is_said_
         ("none", none),
     ],
 )
-def test_nothing_is_said_where_it_is_known_or_changes_nothing(group, caplog, made, spec, chosen):
-    assert not said(caplog, made, spec, chosen)
+def test_nothing_is_said_where_it_is_known_or_changes_nothing(group, caplog, kind, spec, chosen):
+    assert not said(caplog, kind, spec, chosen)
 
 
-@pytest.mark.parametrize("made", [attached, hooked, ours])
-def test_a_swap_takes_the_optimizer_given_before_and_warns_without_any(group, caplog, made):
+@EVERY_KIND
+def test_a_swap_takes_the_optimizer_given_before_and_warns_without_any(group, caplog, kind):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     for chosen, swapped, warnings in ((all_of, "int4:error_feedback=false", 0), (none, "int4", 1)):
         caplog.clear()
         optimizer = chosen(model)
-        handle = made(model, "bf16", optimizer)
+        _, handle = compressed(kind, model, "bf16", optimizer=optimizer)
         handle.swap("int4")
         assert specification(handle.compressor) == swapped
         assert sum("keeps its default error feedback" in each.getMessage() for each in caplog.records) == warnings

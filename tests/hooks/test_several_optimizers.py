@@ -5,13 +5,12 @@ import importlib.util
 import pytest
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.hooks.torch_ddp import handle_for
 
 from .frameworks.launched import forget_accelerate
-from .given import average, gradients
+from .given import average, compressed, gradients
 from .given import wrapped as wrapped_given
 
 SHAPES = ((16, 16), (64,))
@@ -34,13 +33,10 @@ def chosen(rank, world_size):
     found = []
     for pick in (lambda optimizers: optimizers, lambda optimizers: optimizers[1]):
         model = network()
-        optimizer, handles = pick(two(model)), []
-        handles.append(gradwire.attach(DistributedDataParallel(model), "ternary", optimizer=optimizer))
-        handles.append(handle_for("ternary", network(), optimizer=optimizer))
-        handles.append(
-            gradwire.DistributedDataParallel(network(), compressor="ternary", optimizer=optimizer).compression
-        )
-        handles.append(gradwire.attach(DistributedDataParallel(network()), "none"))
+        optimizer = pick(two(model))
+        handles = [compressed(kind, model, "ternary", optimizer=optimizer)[1] for kind in ("attached", "own")]
+        handles.append(handle_for("ternary", model, optimizer=optimizer))
+        handles.append(compressed("attached", network(), "none")[1])
         handles[-1].swap("ternary", optimizer=optimizer)
         found.append([each.compressor for each in handles])
         for each in handles:
@@ -105,12 +101,6 @@ def test_rounds_of_local_sgd_begin_after_the_last_optimizer_s_step(ranks):
     for seen, parameters in answers:
         assert seen == [(0, 0), (1, 0), (1, 0), (2, 1), (2, 1), (3, 1), (3, 1), (4, 2)]
         torch.testing.assert_close(parameters, answers[0][1], rtol=0, atol=0)
-
-
-def test_local_sgd_refuses_what_are_no_optimizers():
-    for given in ([], [3], [torch.optim.SGD(network().parameters(), 0.1), None]):
-        with pytest.raises(TypeError, match="whose steps are counted, or a list of several"):
-            gradwire.LocalSteps(network(), given)
 
 
 def by_accelerate(optimizer):

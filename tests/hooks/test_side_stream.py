@@ -11,7 +11,7 @@ import gradwire
 from gradwire.hooks.torch_ddp import compress_bucket, handle_for
 
 from ..ddp_core.streams import side_streams_on_cpu
-from .test_ddp_settings import Branches, layer_by_layer, network, skipping
+from .test_ddp_settings import USED, Branches, layer_by_layer, network, skipping
 from .training import TINY_BUCKETS, Case, batch, same, train
 
 SPECS = ("none", "bf16", "int8", "powersgd:rank=2", "topk:ratio=0.1")
@@ -51,7 +51,7 @@ def with_last_buckets_left_out(rank):
     """Steps whose last bucket no rank used."""
     ddp = layer_by_layer()
     handle, gradients = gradwire.attach(ddp, "powersgd:rank=1"), []
-    for step, used in enumerate(([0, 1], [1], [0], [1], [0, 1])):
+    for step, used in enumerate(USED):
         ddp.zero_grad()
         ddp(batch((3, 12), rank, step), used).backward()
         gradients += [layer.weight.grad.clone() for layer in ddp.module.layers if layer.weight.grad is not None]

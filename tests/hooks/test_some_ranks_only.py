@@ -6,11 +6,10 @@ from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 
-from .given import Given, average, gradients
+from .given import Given, average, compressed, gradients
 from .test_failures import error_of
 
 SHAPES = ((40, 30), (40,), (50, 40))
@@ -18,18 +17,13 @@ LIMIT, SOON = timedelta(seconds=50), 20.0
 OTHER = {"none": "bf16", "topk:ratio=0.1": "onebit", "powersgd:rank=1": "none"}
 
 
-def wrapped(spec, ours):
-    options = {"bucket_cap_mb": 0.002}
-    if ours:
-        model = gradwire.DistributedDataParallel(Given(SHAPES), compressor=spec, timeout=LIMIT, **options)
-        return model, model.compression
-    model = TorchDDP(Given(SHAPES), **options)
-    return model, gradwire.attach(model, spec, timeout=LIMIT)
+def wrapped(spec, kind):
+    return compressed(kind, Given(SHAPES), spec, {"bucket_cap_mb": 0.002}, timeout=LIMIT)
 
 
-def changed(rank, world_size, ours, change, spec, who):
+def changed(rank, world_size, kind, change, spec, who):
     """What two steps raise after a change on the ranks `who` alone; and whether a loaded state is of an earlier step."""
-    model, handle = wrapped(spec, ours)
+    model, handle = wrapped(spec, kind)
     saved = None
     for step in range(3):
         average(model, gradients(rank, step, SHAPES))
@@ -44,20 +38,20 @@ def changed(rank, world_size, ours, change, spec, who):
 
 
 @pytest.mark.parametrize(
-    ("ours", "change", "spec", "who"),
+    ("kind", "change", "spec", "who"),
     [
-        (True, "swap", "none", (0,)),
-        (True, "swap", "topk:ratio=0.1", (1, 2)),
-        (True, "load", "powersgd:rank=1", (0,)),
-        (False, "swap", "powersgd:rank=1", (1, 2)),
-        (False, "load", "topk:ratio=0.1", (0,)),
-        (False, "load", "none", (1, 2)),
+        ("own", "swap", "none", (0,)),
+        ("own", "swap", "topk:ratio=0.1", (1, 2)),
+        ("own", "load", "powersgd:rank=1", (0,)),
+        ("attached", "swap", "powersgd:rank=1", (1, 2)),
+        ("attached", "load", "topk:ratio=0.1", (0,)),
+        ("attached", "load", "none", (1, 2)),
     ],
 )
-def test_a_change_on_some_ranks_only_is_an_error_on_all_that_names_them(ranks, ours, change, spec, who):
+def test_a_change_on_some_ranks_only_is_an_error_on_all_that_names_them(ranks, kind, change, spec, who):
     others = [rank for rank in range(3) if rank not in who]
-    for (kind, message, seconds), (then, _, more) in ranks.run(changed, 3, ours, change, spec, who):
-        assert kind in ("ValueError", "RuntimeError")
+    for (raised, message, seconds), (then, _, more) in ranks.run(changed, 3, kind, change, spec, who):
+        assert raised in ("ValueError", "RuntimeError")
         assert "the ranks were set up differently" in message
         assert (
             f"ranks {list(who)} have swapped the compressor or loaded a state, and ranks {others} have not" in message
@@ -66,9 +60,9 @@ def test_a_change_on_some_ranks_only_is_an_error_on_all_that_names_them(ranks, o
         assert seconds + more < SOON
 
 
-def late(rank, world_size, ours):
+def late(rank, world_size, kind):
     """The errors of steps with a swap on all ranks, of which one comes late."""
-    model, handle = wrapped("topk:ratio=0.1", ours)
+    model, handle = wrapped("topk:ratio=0.1", kind)
     messages = []
     for step in range(4):
         if step == 2:
@@ -80,14 +74,14 @@ def late(rank, world_size, ours):
     return messages
 
 
-@pytest.mark.parametrize("ours", [True, False])
-def test_ranks_may_take_their_time_to_swap(ranks, ours):
-    assert ranks.run(late, 2, ours) == [[""] * 4] * 2
+@pytest.mark.parametrize("kind", ["own", "attached"])
+def test_ranks_may_take_their_time_to_swap(ranks, kind):
+    assert ranks.run(late, 2, kind) == [[""] * 4] * 2
 
 
 def other_steps(rank, world_size):
     """What a swap at another step on each rank raises."""
-    model, handle = wrapped("topk:ratio=0.1", ours=False)
+    model, handle = wrapped("topk:ratio=0.1", "attached")
     average(model, gradients(rank, 0, SHAPES))
     message = ""
     for step in range(1, 4):
@@ -103,14 +97,14 @@ def test_a_swap_at_different_steps_is_named(ranks):
         assert "before step 2 since the start ranks [0] have swapped" in message
 
 
-def given_in_two_ways(rank, world_size, ours):
+def given_in_two_ways(rank, world_size, kind):
     """What a step raises where rank 0 is given an object and rank 1 its text."""
     text = "powersgd:rank=1"
-    model, handle = wrapped(text if rank else dataclasses.replace(gradwire.compressor(text)), ours)
+    model, handle = wrapped(text if rank else dataclasses.replace(gradwire.compressor(text)), kind)
     average(model, gradients(rank, 0, SHAPES))
     handle.close()
 
 
-@pytest.mark.parametrize("ours", [True, False])
-def test_an_object_and_the_text_that_builds_an_equal_one_are_the_same_compressor(ranks, ours):
-    assert ranks.run(given_in_two_ways, 2, ours) == [None, None]
+@pytest.mark.parametrize("kind", ["own", "attached"])
+def test_an_object_and_the_text_that_builds_an_equal_one_are_the_same_compressor(ranks, kind):
+    assert ranks.run(given_in_two_ways, 2, kind) == [None, None]

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 
+from .given import compressed
 from .replicate.given import local, replicate
 from .test_failures import error_of
 
@@ -27,12 +28,9 @@ def network(seed=0):
     return nn.Sequential(nn.Linear(10, 16), nn.Tanh(), nn.Linear(16, 4))
 
 
-def wrapped(kind, spec="int8", net=None, **options):
+def wrapped(kind, spec="int8", **options):
     """A model and its handle."""
-    net = network() if net is None else net
-    if kind == "own":
-        model = gradwire.DistributedDataParallel(net, compressor=spec, **options)
-        return model, model.compression
+    net = network()
     if kind == "replicated":
         model = replicate(net, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
         return model, gradwire.attach(model, spec, **options)
@@ -40,11 +38,7 @@ def wrapped(kind, spec="int8", net=None, **options):
         mesh = init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("replicas", "shards"))
         model = fully_shard(net, mesh=mesh)
         return model, gradwire.attach(model, replicas=spec, **options)
-    model = TorchDDP(net)
-    if kind == "attached":
-        return model, gradwire.attach(model, spec, **options)
-    model.register_comm_hook(None, gradwire.comm_hook(spec, **options))
-    return model, gradwire.handle_of(model)
+    return compressed(kind, net, spec, **options)
 
 
 def loss_of(model, rank, step):
@@ -147,16 +141,10 @@ def test_an_optimizer_inside_backward_is_named(ranks, kind):
 
 def unlike(rank, world_size, kind):
     """The error, and the seconds, where one rank alone looks for unused parameters."""
-    find_unused = rank == 1
+    options = {"find_unused_parameters": rank == 1}
 
     def train():
-        if kind == "own":
-            model = gradwire.DistributedDataParallel(
-                network(), compressor="int4:error_feedback=true", find_unused_parameters=find_unused
-            )
-        else:
-            model = TorchDDP(network(), find_unused_parameters=find_unused)
-            gradwire.attach(model, "int4:error_feedback=true", timeout=timedelta(seconds=20))
+        model, _ = compressed(kind, network(), "int4:error_feedback=true", options, timeout=timedelta(seconds=20))
         loss_of(model, rank, 0).backward()
 
     return error_of(train)

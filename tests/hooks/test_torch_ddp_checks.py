@@ -8,6 +8,8 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 
+from .given import compressed
+
 WIDTH = 4
 
 
@@ -56,11 +58,7 @@ class TwoOutputs(nn.Module):
 def leaves_an_output_out(rank, world_size, kind):
     """The gradient of the layer whose output only rank 0's loss has."""
     options = {"find_unused_parameters": True, "gradient_as_bucket_view": True}
-    if kind == "own":
-        model = gradwire.DistributedDataParallel(TwoOutputs(), **options)
-    else:
-        model = TorchDDP(TwoOutputs(), **options)
-        gradwire.attach(model, "none")
+    model, _ = compressed(kind, TwoOutputs(), "none", options)
     outputs = model(torch.ones(1, WIDTH))
     sum(outputs[: world_size - rank]).sum().backward()
     return model.module.second.weight.grad[0, 0].item()

@@ -1,7 +1,6 @@
 """A parameter that is unfrozen after wrapping, and so in no bucket, is named at the first step that trains it."""
 
 import pickle
-import warnings
 
 import pytest
 import torch
@@ -10,29 +9,29 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 
+from .given import compressed, warned
+
 FROZEN_STEPS = 5
 
 
-def named_at(rank, world_size, own):
+def named_at(rank, world_size, kind):
     """The steps at which a warning names the parameter."""
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     net[0].requires_grad_(False)
-    model = gradwire.DistributedDataParallel(net, compressor="int8") if own else TorchDDP(net)
-    handle = model.compression if own else gradwire.attach(model, "int8")
+    model, handle = compressed(kind, net, "int8")
     steps = []
     for step in range(FROZEN_STEPS + 3):
         net[0].requires_grad_(step >= FROZEN_STEPS)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with warned("0.weight") as texts:
             model(torch.ones(2, 4)).sum().backward()
-        steps += [step for each in caught if "0.weight" in str(each.message)]
+        steps += [step] * len(texts)
     handle.close()
     return steps
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["attach", "own DDP"])
-def test_the_first_step_with_an_unfrozen_parameter_names_it(ranks, own):
-    assert ranks.run(named_at, 2, own) == [[FROZEN_STEPS]] * 2
+@pytest.mark.parametrize("kind", ["attached", "own"])
+def test_the_first_step_with_an_unfrozen_parameter_names_it(ranks, kind):
+    assert ranks.run(named_at, 2, kind) == [[FROZEN_STEPS]] * 2
 
 
 def network():
@@ -63,8 +62,7 @@ def wrapped_anew(rank, world_size, spec, resize):
     owed = backward(model, rank, 3, scale=0)
     handle.close()
     net[0].requires_grad_(True)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned() as texts:
         model = TorchDDP(net)
         handle = gradwire.attach(model, spec)
         handle.load_state_dict(states, resize=True) if resize else handle.load_state_dict(states[rank])
@@ -77,7 +75,7 @@ def wrapped_anew(rank, world_size, spec, resize):
         came = backward(model, rank, 5, scale=0)
         after = backward(model, rank, 6)
     handle.close()
-    return owed, came, after, backward(TorchDDP(net), rank, 6), step, trained, [str(each.message) for each in caught]
+    return owed, came, after, backward(TorchDDP(net), rank, 6), step, trained, texts
 
 
 @pytest.mark.parametrize("resize", [False, True])

@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import sys
 import warnings
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -16,11 +17,10 @@ from torch.utils.data import TensorDataset
 SPEC = "topk:ratio=0.05,error_feedback=1"  # whatever the optimizer
 TIMEOUT = 110  # seconds: a framework takes its time to be imported
 BATCH, STEPS = 4, 3  # rows of a rank's batch; steps before a checkpoint, and after it
+QUIET = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)  # of Lightning's trainer
 
 
-as_it_is_and_compiled = pytest.mark.parametrize(
-    "compiled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=str
-)
+compiled_too = pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=str)
 
 
 def needing(*packages):
@@ -43,6 +43,8 @@ def launched(rank, world_size):
             yield
     finally:
         logging.disable(logging.NOTSET)
+        if "accelerate.state" in sys.modules:
+            forget_accelerate()
         gc.collect()
         gc.freeze()  # or each later collection of this process goes through all of a framework
 

@@ -13,20 +13,7 @@ import gradwire
 
 from ...forked import Script
 from ..given import same
-from .launched import (
-    BATCH,
-    SPEC,
-    STEPS,
-    TIMEOUT,
-    as_it_is_and_compiled,
-    data,
-    dense_bytes,
-    forget_accelerate,
-    launched,
-    needing,
-    network,
-    numbers,
-)
+from .launched import BATCH, SPEC, STEPS, TIMEOUT, compiled_too, data, dense_bytes, launched, needing, network, numbers
 
 ACCUMULATED = 3
 
@@ -37,10 +24,14 @@ def prepared(world_size, *, compiled=False, scaler=None):
     backend = "eager" if compiled else None
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATED, dynamo_backend=backend)
     accelerator.scaler = scaler
-    optimizer = torch.optim.SGD((model := network()).parameters(), 0.1, momentum=0.9)
-    loader = DataLoader(data(world_size), BATCH)
-    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    return accelerator, model, optimizer, loader, gradwire.accelerate(accelerator, model, SPEC)
+    parts = parts_of(accelerator, world_size)
+    return accelerator, *parts, gradwire.accelerate(accelerator, parts[0], SPEC)
+
+
+def parts_of(accelerator, world_size, momentum=0.9):
+    """A prepared model, its optimizer and data."""
+    optimizer = torch.optim.SGD((model := network()).parameters(), 0.1, momentum=momentum)
+    return accelerator.prepare(model, optimizer, DataLoader(data(world_size), BATCH))
 
 
 def epochs(accelerator, model, optimizer, loader, count):
@@ -70,13 +61,12 @@ def train(rank, world_size, folder, compiled):
         stats = handle.stats()
         handle.close()
         again.close()
-        forget_accelerate()
     return alike, numbers(parts[1]), stats.steps, stats.last.traffic.payload_bytes
 
 
 @pytest.mark.slow
 @needing("accelerate")
-@as_it_is_and_compiled
+@compiled_too
 def test_accelerate_trains_compressed_and_resumes_in_the_same_bits(ranks, tmp_path, compiled):
     answers = ranks.run(train, 2, str(tmp_path), compiled, timeout=TIMEOUT)
     for alike, parameters, steps, payload in answers:
@@ -112,8 +102,7 @@ def by_kwargs(rank, world_size, folder):
         runs = []
         for resumed in (False, True):
             accelerator = Accelerator(cpu=True, kwargs_handlers=[gradwire.AccelerateKwargs(SPEC, bucket_cap_mb=1)])
-            optimizer = torch.optim.SGD((model := network()).parameters(), 0.1, momentum=0.9)
-            parts = accelerator.prepare(model, optimizer, DataLoader(data(world_size), BATCH))
+            parts = parts_of(accelerator, world_size)
             handle = gradwire.accelerate(accelerator, parts[0])
             assert handle is gradwire.handle_of(parts[0])
             if resumed:
@@ -126,7 +115,6 @@ def by_kwargs(rank, world_size, folder):
             runs.append((numbers(parts[0]), handle.state_dict()))
             steps, payload = handle.stats().steps, handle.stats().last.traffic.payload_bytes
             handle.close()
-        forget_accelerate()
     return runs, steps, payload
 
 
@@ -160,11 +148,11 @@ def folds(rank, world_size, folder, free):
             if free:
                 models = accelerator.free_memory(*models)
             else:
-                _ = [handle.close() for handle in now]
+                for handle in now:
+                    handle.close()
             del now
         gc.collect()
         living = sum(handle() is not None for handle in handles)
-        forget_accelerate()
     return counts, living
 
 
@@ -193,7 +181,6 @@ def closed(rank, world_size, folder):
         epochs(*others, 1)
         steps = again.stats().steps
         again.close()
-        forget_accelerate()
     return saved, before, steps
 
 
@@ -204,23 +191,6 @@ def test_a_checkpoint_has_no_state_of_a_closed_handle_and_loads(ranks, tmp_path)
         assert (before, steps) == (0, 1)
 
 
-def local(rank, world_size):
-    """Parameters after local steps that Accelerate's optimizer makes, and steps that were counted."""
-    from accelerate import Accelerator
-
-    with launched(rank, world_size):
-        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATED)
-        optimizer, loader = accelerator.prepare(
-            torch.optim.SGD((model := network()).parameters(), 0.1), DataLoader(data(world_size), BATCH)
-        )
-        steps = gradwire.LocalSteps(model, optimizer, every=2, fragments=1, compressor="none", overlap=False)
-        epochs(accelerator, Accumulated(model), optimizer, loader, 4)
-        found = numbers(model), steps.steps, steps.round
-        steps.close()
-        forget_accelerate()
-    return found
-
-
 def prepared_locally(rank, world_size, folder):
     """Parameters of a prepared model after local steps, and after going on from a checkpoint; steps and rounds."""
     from accelerate import Accelerator
@@ -229,24 +199,22 @@ def prepared_locally(rank, world_size, folder):
         found = []
         for resumed in (False, True):
             accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATED)
-            optimizer = torch.optim.SGD((model := network()).parameters(), 0.1)
-            parts = accelerator.prepare(model, optimizer, DataLoader(data(world_size), BATCH))
+            parts = parts_of(accelerator, world_size, momentum=0.0)
             options = {"every": 2, "fragments": 1, "compressor": "int8", "overlap": False}
             steps = gradwire.accelerate_locally(accelerator, *parts[:2], **options)
             if resumed:
                 accelerator.load_state(folder)
             else:
                 epochs(accelerator, *parts, 3)
-                apart = numbers(model)
+                apart = numbers(parts[0])
                 accelerator.save_state(folder)
                 accelerator.wait_for_everyone()
             epochs(accelerator, *parts, 1)
-            found.append((numbers(model), steps.steps, steps.round))
+            found.append((numbers(parts[0]), steps.steps, steps.round))
             steps.close()
         accelerator.save_state(f"{folder}/ended")
         accelerator.wait_for_everyone()
         saved = torch.load(f"{folder}/ended/custom_checkpoint_0.pkl", weights_only=True)
-        forget_accelerate()
     return apart, found, saved
 
 
@@ -258,23 +226,3 @@ def test_a_prepared_model_trains_by_local_steps_and_goes_on_from_a_checkpoint(ra
     for (parameters, *counts), (others, *counts_there) in zip(first[1], second[1], strict=True):
         assert same(parameters, others)  # after a round
         assert counts == counts_there == [4, 2]
-
-
-class Accumulated(torch.nn.Module):
-    """A bare model, for accelerator.accumulate, which asks for no_sync."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, inputs):
-        return self.model(inputs)
-
-
-@needing("accelerate")
-def test_local_steps_count_the_steps_that_accelerate_s_optimizer_makes(ranks):
-    answers = ranks.run(local, 2, timeout=TIMEOUT)
-    for parameters, steps, rounds in answers:
-        assert steps == 4
-        assert rounds == 2
-        assert same(parameters, answers[0][0])

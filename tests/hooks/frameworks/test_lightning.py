@@ -10,33 +10,11 @@ from torch.utils.data import DataLoader
 import gradwire
 
 from ..given import same
-from .launched import (
-    BATCH,
-    SPEC,
-    STEPS,
-    TIMEOUT,
-    as_it_is_and_compiled,
-    data,
-    dense_bytes,
-    launched,
-    needing,
-    network,
-    numbers,
-)
+from .launched import BATCH, SPEC, STEPS, TIMEOUT, compiled_too, data, dense_bytes, launched, needing, network, numbers
 
 
 def trained(
-    world_size,
-    folder,
-    *,
-    compiled=False,
-    manual=False,
-    bare=False,
-    checkpoint=None,
-    callbacks=(),
-    plugins=None,
-    unused=False,
-    strategy=None,
+    world_size, folder, compiled=False, manual=False, bare=False, unused=False, checkpoint=None, callbacks=(), **others
 ):
     """Two epochs of three steps, of two batches each; or `manual`, two batches of two steps each, of which one uses less."""
     import pytorch_lightning as pl
@@ -67,13 +45,12 @@ def trained(
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), 0.1, momentum=0.9)
 
-    options = {"find_unused_parameters": manual or unused}
+    options = {"find_unused_parameters": manual or unused, "cluster_environment": TorchElasticEnvironment()}
     if not compiled:  # torch's compiler refuses buckets that are smaller than the first one's 1 MB
         options["bucket_cap_mb"] = 0.004
-    if strategy is None:
-        strategy = gradwire.lightning.GradwireStrategy(SPEC, cluster_environment=TorchElasticEnvironment(), **options)
+    if "strategy" not in others:
+        others["strategy"] = gradwire.lightning.GradwireStrategy(SPEC, **options)
     trainer = pl.Trainer(
-        strategy=strategy,
         accelerator="cpu",
         devices=world_size,
         max_epochs=1 if manual else 2,
@@ -82,11 +59,11 @@ def trained(
         log_every_n_steps=1,
         default_root_dir=folder,
         callbacks=[ModelCheckpoint(folder, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True), *callbacks],
-        plugins=plugins,
+        num_sanity_val_steps=0,
+        logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        logger=False,
-        num_sanity_val_steps=0,
+        **others,
     )
     model = Regression()
     fitted = torch.compile(model, backend="eager") if compiled else model
@@ -110,7 +87,7 @@ def train(rank, world_size, folder, compiled):
 
 
 @needing("pytorch_lightning")
-@as_it_is_and_compiled
+@compiled_too
 def test_lightning_trains_compressed_and_resumes_in_the_same_bits(ranks, tmp_path, compiled):
     answers = ranks.run(train, 2, str(tmp_path), compiled, timeout=TIMEOUT)
     for whole, resumed, by_hand, logged, steps, (saved_ranks, saved_step, state, state_again) in answers:

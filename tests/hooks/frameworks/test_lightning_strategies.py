@@ -1,6 +1,5 @@
 """Lightning's other ways to gradwire: a strategy's name, a hook, Ray's strategy, Fabric, local SGD; and silent mistakes."""
 
-import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -10,8 +9,8 @@ from torch.utils.data import DataLoader
 
 import gradwire
 
-from ..given import same
-from .launched import BATCH, SPEC, STEPS, TIMEOUT, data, dense_bytes, launched, needing, network, numbers
+from ..given import same, warned
+from .launched import BATCH, QUIET, SPEC, STEPS, TIMEOUT, data, dense_bytes, launched, needing, network, numbers
 from .test_lightning import trained
 
 
@@ -53,15 +52,8 @@ def by_hook(rank, world_size, folder):
     return parameters, expected, trainer.strategy.handle.stats().steps
 
 
-@needing("pytorch_lightning")
-def test_lightnings_ddp_takes_the_hook(ranks, tmp_path):
-    for parameters, expected, steps in ranks.run(by_hook, 2, str(tmp_path), timeout=TIMEOUT):
-        assert steps == 2 * STEPS
-        assert all(torch.allclose(mine, other, atol=1e-6) for mine, other in zip(parameters, expected, strict=True))
-
-
 def in_ray(rank, world_size, folder):
-    """Parameters after a fit by both strategies in one, as Ray asks for; whether Ray's own part was in use."""
+    """Parameters after a fit by both strategies in one, as Ray asks for, and after one without Ray's; steps."""
     with launched(rank, world_size):
         from pytorch_lightning.strategies import DDPStrategy
 
@@ -84,14 +76,15 @@ def in_ray(rank, world_size, folder):
 
         parameters, handle, trainer = trained(world_size, folder, strategy=Strategy(SPEC))
         expected, _, _ = trained(world_size, folder)
-    is_rays = isinstance(trainer.strategy, RayDDPStrategy) and bool(asked)
-    return parameters, expected, is_rays, handle.stats().steps
+    assert isinstance(trainer.strategy, RayDDPStrategy)
+    assert asked
+    return parameters, expected, handle.stats().steps
 
 
 @needing("pytorch_lightning")
-def test_rays_strategy_and_gradwires_are_one_class(ranks, tmp_path):
-    for parameters, expected, is_rays, steps in ranks.run(in_ray, 2, str(tmp_path), timeout=TIMEOUT):
-        assert is_rays
+@pytest.mark.parametrize("by", [by_hook, in_ray])
+def test_lightnings_strategy_with_a_hook_and_rays_with_gradwires_train_as_gradwires_alone(ranks, tmp_path, by):
+    for parameters, expected, steps in ranks.run(by, 2, str(tmp_path), timeout=TIMEOUT):
         assert steps == 2 * STEPS
         assert all(torch.allclose(mine, other, atol=1e-6) for mine, other in zip(parameters, expected, strict=True))
 
@@ -179,10 +172,9 @@ def test_local_steps_are_a_strategy_of_lightning_with_a_checkpoint(ranks, tmp_pa
 
 def by_hand(rank, world_size, folder, bare):
     """The warnings of a fit whose step calls backward itself."""
-    with launched(rank, world_size), warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with launched(rank, world_size), warned("Call self.manual_backward(loss)") as texts:
         trained(world_size, folder, manual=True, bare=bare)
-    return sum("Call self.manual_backward(loss)" in str(each.message) for each in caught)
+    return len(texts)
 
 
 @needing("pytorch_lightning")
@@ -223,12 +215,11 @@ def copying(rank, world_size, folder, local):
                 return torch.optim.SGD(self.parameters(), 0.1)
 
         strategy = LocalStepsStrategy(every=2, fragments=1) if local else GradwireStrategy("int8")
-        quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-        quiet["default_root_dir"] = folder
+        options = {"enable_checkpointing": False, "default_root_dir": folder, **QUIET}
         torch.manual_seed(rank)
         model = Regression()
         began = [each.detach().clone() for each in model.parameters()]
-        pl.Trainer(strategy=strategy, accelerator="cpu", devices=world_size, max_steps=2, **quiet).fit(
+        pl.Trainer(strategy=strategy, accelerator="cpu", devices=world_size, max_steps=2, **options).fit(
             model, DataLoader(torch.ones(4 * world_size, 4), 2)
         )
     return began, model.found, numbers(model)

@@ -33,7 +33,6 @@ scaler.scale(model(torch.ones(2, 64)).sum()).backward()
 """
 STEPPED = "assert not any(map(torch.equal, before, model.parameters()))"
 STEP = "ddp_model(torch.ones(2, 64)).sum().backward()\nassert handle.stats().steps == 1"
-FORGET = "from tests.hooks.frameworks.launched import forget_accelerate; forget_accelerate()"
 LINES = [  # a page, a word of its block, lines before and after it, and packages that they need
     ("frameworks", "comm_hooks.int8", "", STEP, []),
     ("frameworks", "gather_state_dict", "handle = gradwire.attach(ddp_model, 'int4')", "", []),
@@ -46,13 +45,13 @@ LINES = [  # a page, a word of its block, lines before and after it, and package
         ["pytorch_lightning", "ray"],
     ),
     ("frameworks", "= Fabric(", "from lightning_fabric import Fabric", "", ["lightning_fabric"]),
-    ("frameworks", "gradwire.accelerate(accelerator, model, ", PREPARED, FORGET, ["accelerate"]),
-    ("frameworks", "AccelerateKwargs", "from accelerate import Accelerator", FORGET, ["accelerate"]),
+    ("frameworks", "gradwire.accelerate(accelerator, model, ", PREPARED, "", ["accelerate"]),
+    ("frameworks", "AccelerateKwargs", "from accelerate import Accelerator", "", ["accelerate"]),
     (
         "frameworks",
         "accelerate_locally",
         f"{PREPARED}model, optimizer = accelerator.prepare(model, optimizer)",
-        f"local.close()\n{FORGET}",
+        "local.close()",
         ["accelerate"],
     ),
     (
@@ -71,14 +70,14 @@ LINES = [  # a page, a word of its block, lines before and after it, and package
         [],
     ),
     ("training-script", "scaler.unscale_(each)", SCALED, STEPPED, []),
-    ("frameworks", "GradwireCallback", TRAINER, FORGET, ["transformers", "accelerate"]),
+    ("frameworks", "GradwireCallback", TRAINER, "", ["transformers", "accelerate"]),
     (
         "frameworks",
         "SwapAt",
         f"{TRAINER}from transformers import TrainerCallback\nfrom gradwire.transformers import GradwireCallback\n"
         "trainer = Trainer(model, arguments, train_dataset=data)\ncallback = GradwireCallback(trainer, 'int8')\n"
         "trainer.add_callback(callback)",
-        f"trainer.train()\nassert callback.compression.metrics()['ratio'] == 1\n{FORGET}",
+        "trainer.train()\nassert callback.compression.metrics()['ratio'] == 1",
         ["transformers", "accelerate"],
     ),
 ]

@@ -6,7 +6,7 @@ from torch.nn.functional import mse_loss
 
 import gradwire
 
-from .launched import TIMEOUT, forget_accelerate, launched, needing, network
+from .launched import QUIET, TIMEOUT, launched, needing, network
 
 WITH_ADAM = "int4:error_feedback=false"
 
@@ -22,7 +22,6 @@ def by_trainer(folder):
 
     trainer, callback = trainer_of(2, folder, callback=lambda each: GradwireCallback(each, "int4"), max_steps=1)
     trainer.train()
-    forget_accelerate()
     return callback.compression
 
 
@@ -34,9 +33,7 @@ def by_accelerate(folder):
     assert other is not None
     model = network()
     model, _ = accelerator.prepare(model, adamw(model))
-    handle = gradwire.accelerate(accelerator, model, "int4")
-    forget_accelerate()
-    return handle
+    return gradwire.accelerate(accelerator, model, "int4")
 
 
 def by_strategy(folder):
@@ -60,13 +57,8 @@ def by_strategy(folder):
             return adamw(self)
 
     model, strategy = Regression(), GradwireStrategy("int4", cluster_environment=TorchElasticEnvironment())
-    quiet = {
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_checkpointing": False,
-        "enable_model_summary": False,
-    }
-    trainer = pl.Trainer(strategy=strategy, accelerator="cpu", devices=2, max_steps=1, **quiet)
+    options = {"enable_checkpointing": False, **QUIET}
+    trainer = pl.Trainer(strategy=strategy, accelerator="cpu", devices=2, max_steps=1, **options)
     for fits in (1, 2):  # each makes optimizers of its own, once
         trainer.fit_loop.epoch_loop.max_steps = fits
         trainer.fit(model, torch.utils.data.DataLoader(torch.ones(8, 64), 2))

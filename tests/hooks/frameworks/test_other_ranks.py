@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from . import test_accelerate, test_lightning, test_transformers
-from .launched import STEPS, TIMEOUT, forget_accelerate, launched, needing
+from .launched import STEPS, TIMEOUT, launched, needing
 
 
 def flushed(model, handle, loss):
@@ -26,7 +26,6 @@ def by_accelerate(world_size, folder, resumed):
         accelerator.save_state(folder)
     held = flushed(model, handle, lambda model: model(torch.ones(1, 64)).sum())
     handle.close()
-    forget_accelerate()
     return held
 
 
@@ -57,7 +56,6 @@ def by_transformers(world_size, folder, resumed):
     checkpoint = f"{folder}/checkpoint-{STEPS}" if resumed else None
     _, handle, _ = test_transformers.trained(world_size, folder, checkpoint=checkpoint, at_epochs=at_epochs)
     handle.close()
-    forget_accelerate()
     return held
 
 

@@ -11,20 +11,7 @@ from torch.nn.functional import mse_loss
 
 from ..given import same
 from ..local_sgd.test_threads import Gate
-from .launched import (
-    BATCH,
-    SPEC,
-    STEPS,
-    TIMEOUT,
-    as_it_is_and_compiled,
-    data,
-    dense_bytes,
-    forget_accelerate,
-    launched,
-    needing,
-    network,
-    numbers,
-)
+from .launched import BATCH, SPEC, STEPS, TIMEOUT, compiled_too, data, dense_bytes, launched, needing, network, numbers
 
 HAS_JIT = find_spec("transformers") is not None and find_spec("transformers.trainer_jit_checkpoint") is not None
 
@@ -48,6 +35,17 @@ def compressing(trainer):
     from gradwire.transformers import GradwireCallback
 
     return GradwireCallback(trainer, SPEC)
+
+
+def by_local_steps(**options):
+    """What makes the callback of a Trainer."""
+
+    def made(trainer):
+        from gradwire.transformers import LocalStepsCallback
+
+        return LocalStepsCallback(trainer, **{"every": 2, "fragments": 1, **options})
+
+    return made
 
 
 def trainer_of(world_size, folder, *, compiled=False, scaler=None, callback=compressing, **options):
@@ -94,7 +92,6 @@ def train(rank, world_size, folder, compiled):
         whole, handle, logged = trained(world_size, folder, compiled=compiled)
         checkpoint = f"{folder}/checkpoint-{STEPS}"
         resumed, again, _ = trained(world_size, folder, compiled=compiled, checkpoint=checkpoint)
-        forget_accelerate()
     saved = torch.load(f"{checkpoint}/gradwire.pt", weights_only=True)["ranks"]
     payloads = [entry["gradwire/payload_bytes"] for entry in logged if "gradwire/payload_bytes" in entry]
     states = [state["rank"] for state in saved], handle.state_dict(), again.state_dict()
@@ -105,7 +102,7 @@ def train(rank, world_size, folder, compiled):
 
 
 @needing("transformers", "accelerate")
-@as_it_is_and_compiled
+@compiled_too
 def test_trainer_trains_compressed_and_resumes_in_the_same_bits(ranks, tmp_path, compiled):
     answers = ranks.run(train, 2, str(tmp_path), compiled, timeout=TIMEOUT)
     for whole, resumed, payloads, steps, (saved_ranks, state, state_again) in answers:
@@ -137,7 +134,6 @@ def on_sigterm(rank, world_size, folder):
         jit.callback_handler.callbacks.insert(0, Requests())
         jit.train()
         resumed, again, _ = trained(world_size, f"{folder}/jit", checkpoint=f"{folder}/jit/checkpoint-{STEPS}")
-        forget_accelerate()
     states = handle.state_dict(), again.state_dict()
     handle.close()
     again.close()
@@ -155,15 +151,10 @@ def test_a_checkpoint_on_sigterm_has_the_state_of_each_rank(ranks, tmp_path):
 
 def locally(rank, world_size, folder):
     """Parameters after local SGD, whole and resumed; the logged sites; whether the trainings ended alike on all ranks."""
-    from gradwire.transformers import LocalStepsCallback
-
-    def callback(trainer):
-        return LocalStepsCallback(trainer, every=2, fragments=1, compressor="int8", overlap=False)
-
+    callback = by_local_steps(compressor="int8", overlap=False)
     with launched(rank, world_size):
         whole, _, logged = trained(world_size, folder, callback=callback)
         resumed, _, _ = trained(world_size, folder, callback=callback, checkpoint=f"{folder}/checkpoint-{STEPS}")
-        forget_accelerate()
     return whole, resumed, [entry["gradwire/round"] for entry in logged if "gradwire/round" in entry]
 
 
@@ -180,20 +171,13 @@ def broken_off(rank, world_size, folder):
     """What local SGD leaves behind after a training that raised, and parameters after a second training."""
     from transformers import TrainerCallback
 
-    from gradwire.transformers import LocalStepsCallback
-
     class Breaks(TrainerCallback):
         def on_step_end(self, args, state, control, **_):
             if breaks and state.global_step == STEPS:
                 raise ValueError("broken off")
 
     with launched(rank, world_size):
-        trainer, callback = trainer_of(
-            world_size,
-            folder,
-            callback=lambda trainer: LocalStepsCallback(trainer, every=2, fragments=1),
-            save_strategy="no",
-        )
+        trainer, callback = trainer_of(world_size, folder, callback=by_local_steps(), save_strategy="no")
         trainer.add_callback(Breaks())
         breaks = True
         with pytest.raises(ValueError, match="broken off"):
@@ -201,7 +185,6 @@ def broken_off(rank, world_size, folder):
         left = callback.local is None, len(trainer.optimizer.optimizer._optimizer_step_post_hooks)
         breaks = False
         trainer.train()
-        forget_accelerate()
     return left, numbers(trainer.model)
 
 
@@ -217,8 +200,6 @@ def interrupted(rank, world_size, folder):
     """The seconds in which training ends by Ctrl-C while a round hangs; what is left of it; parameters after another one."""
     from transformers import TrainerCallback
 
-    from gradwire.transformers import LocalStepsCallback
-
     gate, pressed = Gate(), []
 
     class Presses(TrainerCallback):
@@ -232,12 +213,8 @@ def interrupted(rank, world_size, folder):
                 signal.raise_signal(signal.SIGINT)
 
     with launched(rank, world_size):
-        trainer, callback = trainer_of(
-            world_size,
-            folder,
-            callback=lambda trainer: LocalStepsCallback(trainer, every=STEPS, fragments=1, transport=gate),
-            save_strategy="no",
-        )
+        at_the_gate = by_local_steps(every=STEPS, transport=gate)
+        trainer, callback = trainer_of(world_size, folder, callback=at_the_gate, save_strategy="no")
         trainer.add_callback(Presses())
         with pytest.raises(KeyboardInterrupt):
             trainer.train()
@@ -245,7 +222,6 @@ def interrupted(rank, world_size, folder):
         left = callback.local, len(trainer.optimizer.optimizer._optimizer_step_post_hooks)
         gate.open.set()
         trainer.train()
-        forget_accelerate()
     return seconds, left, numbers(trainer.model)
 
 
@@ -262,20 +238,11 @@ def best_loaded(rank, world_size, folder):
     """Parameters after local SGD at whose end the Trainer loads the best model, and those of that checkpoint."""
     from safetensors.torch import load_file
 
-    from gradwire.transformers import LocalStepsCallback
-
     evaluation = {"eval_strategy": "epoch", "save_strategy": "epoch", "prediction_loss_only": True}
     best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "greater_is_better": True}
     with launched(rank, world_size):
-        trainer, _ = trainer_of(
-            world_size,
-            folder,
-            callback=lambda trainer: LocalStepsCallback(trainer, every=2, fragments=1, outer="diloco"),
-            **evaluation,
-            **best,
-        )
+        trainer, _ = trainer_of(world_size, folder, callback=by_local_steps(outer="diloco"), **evaluation, **best)
         trainer.train()
-        forget_accelerate()
     saved = load_file(f"{trainer.state.best_model_checkpoint}/model.safetensors")
     return dict(trainer.model.named_parameters()), saved
 
@@ -288,31 +255,19 @@ def test_the_best_model_that_a_trainer_loads_at_the_end_stays_as_it_is(ranks, tm
 
 def evaluated(rank, world_size, folder):
     """What training after an evaluation raises, and the bytes of a step where the advice is followed, in both ways."""
-    from transformers import Trainer, TrainingArguments
-
-    from gradwire.transformers import GradwireCallback
-
-    def trainer(**options):
-        arguments = TrainingArguments(
-            folder, use_cpu=True, max_steps=2, save_strategy="no", disable_tqdm=True, report_to=[], **options
-        )
-        made = Trainer(Regression(), arguments, train_dataset=rows(world_size), eval_dataset=rows(world_size))
-        made.add_callback(callback := GradwireCallback(made, SPEC))
-        return made, callback
-
+    options = {"max_steps": 2, "save_strategy": "no", "eval_strategy": "no", "prediction_loss_only": True}
     payloads = []
     with launched(rank, world_size):
-        first, callback = trainer(eval_strategy="no", prediction_loss_only=True)
+        first, callback = trainer_of(world_size, folder, **options)
         first.evaluate()
         with pytest.raises(RuntimeError) as caught:
             first.train()
         first.model._is_accelerate_prepared = False
-        second, other = trainer(eval_strategy="no", prediction_loss_only=True, eval_on_start=True)
+        second, other = trainer_of(world_size, folder, eval_on_start=True, **options)
         for made, each in ((first, callback), (second, other)):
             made.train()
             payloads.append(each.compression.stats().last.traffic.payload_bytes)
             each.compression.close()
-        forget_accelerate()
     return str(caught.value), payloads
 
 

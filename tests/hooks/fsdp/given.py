@@ -87,3 +87,35 @@ def mean_gradients(model, given):
     means = {name: parameter.grad.full_tensor().clone() for name, parameter in model.named_parameters()}
     model.zero_grad()
     return means
+
+
+class Look(torch.autograd.Function):
+    """Nothing to the numbers; notes the weights that a module has in backward."""
+
+    @staticmethod
+    def forward(ctx, inputs, module):
+        ctx.module = module
+        return inputs.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.module.note(ctx.module.in_backward)
+        return grad, None
+
+
+class Shows(nn.Module):
+    """A module that keeps the weights it computes with."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(70, 9))
+        self.bias = nn.Parameter(torch.randn(11))
+        self.in_forward, self.in_backward = [], []
+
+    def note(self, into):
+        into.append([self.weight.detach().clone().float(), self.bias.detach().clone().float()])
+
+    def forward(self, inputs):
+        self.note(self.in_forward)
+        outputs = (inputs * self.weight).square().sum() + self.bias.sin().sum()
+        return Look.apply(outputs, self)

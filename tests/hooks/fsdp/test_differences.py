@@ -1,6 +1,5 @@
 """Differences of weights: against an account by hand; forward and backward alike; saved, resumed, on other ranks; mended."""
 
-import io
 import threading
 
 import pytest
@@ -11,40 +10,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import gradwire
 
-from .given import mesh_of, network, trained, whole
+from ..given import same, through_file
+from .given import Shows, mesh_of, network, trained, whole
 from .test_oracles import quantized, rows_of, sizes_of
-
-
-class Look(torch.autograd.Function):
-    """Nothing to the numbers; notes the weights that a module has in backward."""
-
-    @staticmethod
-    def forward(ctx, inputs, module):
-        ctx.module = module
-        return inputs.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        ctx.module.note(ctx.module.in_backward)
-        return grad, None
-
-
-class Shows(nn.Module):
-    """A module that keeps the weights it computes with."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(70, 9))
-        self.bias = nn.Parameter(torch.randn(11))
-        self.in_forward, self.in_backward = [], []
-
-    def note(self, into):
-        into.append([self.weight.detach().clone().float(), self.bias.detach().clone().float()])
-
-    def forward(self, inputs):
-        self.note(self.in_forward)
-        outputs = (inputs * self.weight).square().sum() + self.bias.sin().sum()
-        return Look.apply(outputs, self)
 
 
 def shown(rank, world_size, spec, options, steps=5, forwards=1):
@@ -96,32 +64,30 @@ def test_all_forwards_and_backwards_of_a_step_have_the_same_weights(ranks, spec)
             assert all(torch.equal(*pair) for other in others for pair in zip(first, other, strict=True))
 
 
-def evaluated(rank, world_size, evaluates):
-    """The exact weights after steps, with evaluations in between or without; and rounds of the last step."""
+def evaluated(rank, world_size, spec, mode):
+    """The exact weights after steps, between them saves, and evaluations in a mode or none; and rounds of the last step."""
     model = network(world_size)
-    handle = gradwire.attach(model, gather="int4", reduce="int4")
+    handle = gradwire.attach(model, gather=spec, reduce="int4")
     optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
     for step in range(4):
         trained(model, rank, 1, step, optimizer)
-        for _ in range(2 if evaluates else 0):
-            model.eval()
-            with torch.no_grad():
-                model(torch.ones(3, 7))
+        handle.state_dict()
+        for _ in range(2 if mode else 0):
+            with mode():
+                model.eval()(torch.ones(3, 7))
             model.train()
     rounds = handle.stats().last.traffic.rounds
-    handle.close()
     model.reshard()
+    handle.close()
     return whole(model), rounds
 
 
-def without_and_among(rank, world_size):
-    return [evaluated(rank, world_size, evaluates) for evaluates in (False, True)]
-
-
-def test_an_evaluation_changes_no_bit_of_training_and_backward_gathers_nothing(ranks):
-    for (one, rounds), (other, _) in ranks.run(without_and_among, 2):
-        assert all(torch.equal(one[name], other[name]) for name in one)
-        assert rounds == 3 + 3  # modules in forward, and their gradients
+@pytest.mark.parametrize("spec", ["int4", "int8"])
+def test_an_evaluation_also_in_inference_mode_changes_no_bit_of_training_and_backward_gathers_nothing(ranks, spec):
+    quiet, *others = (ranks.run(evaluated, 2, spec, mode) for mode in (None, torch.no_grad, torch.inference_mode))
+    for rank, (expected, rounds) in enumerate(quiet):
+        assert all(same(other[rank][0], expected) for other in others)
+        assert rounds == 3 + 3 or spec == "int8"  # modules in forward, and their gradients
 
 
 def state_of(inside):
@@ -140,24 +106,17 @@ def resumed(rank, world_size, spec, folder):
         dcp.save({"compression": state}, checkpoint_id=folder)
         dcp.load({"compression": fresh}, checkpoint_id=folder)
     else:
-        buffer = io.BytesIO()
-        torch.save(state, buffer)
-        fresh = torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
+        fresh = through_file(state)
     with torch.no_grad():
         for own, theirs in zip(models[1].parameters(), models[0].parameters(), strict=True):
             own.to_local().copy_(theirs.to_local())
     handles[1].load_state_dict(fresh)
-    first = [handle.state_dict()[key] for handle in handles]
-    before = [same(*map(state_of, first))]
+    before = same(*(state_of(handle.state_dict()[key]) for handle in handles))
     after = [trained(model, rank, 3, 3) for model in models]
     more = trained(models[1], rank, 1, 6)
     for handle in handles:
         handle.close()
-    return [*before, same(*after), not same(after[0], more)]
-
-
-def same(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    return [before, same(*after), not same(after[0], more)]
 
 
 @pytest.mark.parametrize(("spec", "through_a_folder"), [("int4", False), ("int2", True), ("onebit", False)])
@@ -180,8 +139,7 @@ def resized(rank, world_size, states):
     handle.load_state_dict(states, resize=True)
     model(torch.ones(2, 7))
     in_use = state_of_newest(handle)
-    shards = shards_of(model)
-    found = [torch.equal(in_use[name].narrow(0, 0, len(shard)), shard) for name, shard in shards.items()]
+    found = [torch.equal(in_use[name][: len(shard)], shard) for name, shard in shards_of(model).items()]
     after = trained(model, rank, 2)
     handle.close()
     return found, after
@@ -244,9 +202,7 @@ def swapped(rank, world_size):
         model(torch.ones(2, 7))
         in_use = state_of_newest(handle)
         shards = shards_of(model)
-        found.append(
-            [(in_use[n].narrow(0, 0, len(s)) - s).abs().max().item() for n, s in shards.items() if n in in_use]
-        )
+        found.append([(in_use[n][: len(s)] - s).abs().max().item() for n, s in shards.items() if n in in_use])
     handle.close()
     return found
 
@@ -307,28 +263,6 @@ def evaluated_with_others(rank, world_size, spec, evaluates):
     for handle in handles:
         handle.close()
     return found, after
-
-
-def evaluated_in(rank, world_size, spec, mode):
-    """The exact weights after steps; between them a save, and evaluations in a mode."""
-    model = network(world_size)
-    handle = gradwire.attach(model, gather=spec)
-    for step in range(3):
-        trained(model, rank, 1, step)
-        handle.state_dict()
-        for _ in range(2):
-            with mode():
-                model.eval()(torch.ones(3, 7))
-            model.train()
-    model.reshard()
-    handle.close()
-    return whole(model)
-
-
-@pytest.mark.parametrize("spec", ["int4", "int8"])
-def test_an_evaluation_in_inference_mode_does_as_one_without_gradients(ranks, spec):
-    both = [ranks.run(evaluated_in, 2, spec, mode) for mode in (torch.inference_mode, torch.no_grad)]
-    assert all(map(same, *both))
 
 
 def without_gradients(model):

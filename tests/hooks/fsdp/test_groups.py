@@ -1,8 +1,5 @@
 """Groups of parameters of several types: each type is compressed by itself, and what is no number travels as it is."""
 
-import logging
-from contextlib import contextmanager
-
 import pytest
 import torch
 from torch import nn
@@ -12,6 +9,7 @@ from torch.utils._pytree import tree_map_only
 import gradwire
 
 from ...torch_versions import fsdp_of_integers
+from ..given import logged
 from .given import mesh_of
 from .test_oracles import quantized, rows_of, sizes_of
 
@@ -22,9 +20,8 @@ class Mixed(nn.Module):
     def __init__(self, codes):
         super().__init__()
         self.narrow, self.wide = nn.Linear(6, 7).bfloat16().requires_grad_(False), nn.Linear(6, 6)
-        self.codes = (
-            nn.Parameter(torch.arange(15, dtype=torch.uint8).view(5, 3), requires_grad=False) if codes else None
-        )
+        numbers = torch.arange(15, dtype=torch.uint8).view(5, 3)
+        self.codes = nn.Parameter(numbers, requires_grad=False) if codes else None
         self.seen = []
 
     def forward(self, inputs):
@@ -37,20 +34,11 @@ def kinds(parameters):
     return parameters[-4:-2], parameters[-2:], parameters[:-4]
 
 
-@contextmanager
-def logged():
-    """The lines that gradwire logs."""
-    lines, handler = [], logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())
-    logging.getLogger("gradwire").addHandler(handler)
-    yield lines
-    logging.getLogger("gradwire").removeHandler(handler)
-
-
 def computed(rank, world_size, spec, codes):
     """The exact weights before each of three steps, those that were computed with, those after a resume; warnings."""
-    with logged() as lines:
-        return *steps_of(world_size, spec, codes), [line for line in lines if "uncompressed" in line]
+    with logged("uncompressed") as lines:
+        found = steps_of(world_size, spec, codes)
+    return *found, lines
 
 
 def steps_of(world_size, spec, codes):
@@ -162,7 +150,7 @@ def beside_float8(rank, world_size, spec, bias):
         )
     handle = gradwire.attach(model, gather=spec, reduce="bf16")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with logged() as lines:
+    with logged("uncompressed") as lines:
         for _ in range(2):
             model(torch.full((2, 6), rank + 1.0)).backward()
             means.append([each.grad.full_tensor() for each in model.parameters()])
@@ -170,7 +158,7 @@ def beside_float8(rank, world_size, spec, bias):
             optimizer.zero_grad()
     handle.state_dict()
     handle.close()
-    return seen, means, [line for line in lines if "uncompressed" in line]
+    return seen, means, lines
 
 
 @pytest.mark.parametrize(("spec", "bits", "bias"), [("int8", 8, True), ("int4", 4, False)])

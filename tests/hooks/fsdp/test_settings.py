@@ -8,6 +8,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 import gradwire
 
+from ...ddp_core.errors import message_of
 from .given import divided, mesh_of, network, whole
 
 
@@ -44,44 +45,37 @@ def test_parameters_may_be_left_out_where_nothing_is_remembered_or_torch_sends_z
     torch.testing.assert_close(ours, exact, rtol=5e-2, atol=5e-2)
 
 
-def refused(rank, world_size, case):
-    try:
-        REFUSED[case]()
-    except (RuntimeError, TypeError, ValueError) as error:
-        return f"{type(error).__name__}: {error}"
-    return "accepted"
-
-
 def twice():
     model = network(2)
     gradwire.attach(model, reduce="int8")
     gradwire.attach(model)
 
 
-REFUSED = {
-    "twice": twice,
-    "a compressor as for DDP": lambda: gradwire.attach(network(2), "powersgd:rank=4"),
-    "gradients by powersgd": lambda: gradwire.attach(network(2), reduce="powersgd:rank=4"),
-    "weights at random": lambda: gradwire.attach(network(2), gather="int8:rounding=stochastic"),
-    "no replicas": lambda: gradwire.attach(network(2), replicas="powersgd:rank=4"),
-    "a bare module": lambda: gradwire.attach(nn.Linear(2, 2), gather="int8"),
-    "left out": lambda: left_out(torch.distributed.get_rank(), 2, "int4", unused=False),
+REFUSED = {  # what is done, and what the message says
+    "twice": (twice, "somebody communicates for 3 of its 3 sharded modules already"),
+    "a compressor as for DDP": (
+        lambda: gradwire.attach(network(2), "powersgd:rank=4"),
+        "attach(fsdp_model, gather='int8', reduce='int8', optimizer=optimizer)",
+    ),
+    "gradients by powersgd": (lambda: gradwire.attach(network(2), reduce="powersgd:rank=4"), "no rank has whole"),
+    "weights at random": (lambda: gradwire.attach(network(2), gather="int8:rounding=stochastic"), "to the nearest"),
+    "no replicas": (lambda: gradwire.attach(network(2), replicas="powersgd:rank=4"), "a mesh of two dimensions"),
+    "a bare module": (
+        lambda: gradwire.attach(nn.Linear(2, 2), gather="int8"),
+        "wrap it first, or fully_shard it, then attach",
+    ),
+    "left out": (lambda: left_out(torch.distributed.get_rank(), 2, "int4", unused=False), "error_feedback=false"),
 }
-WORDS = {
-    "twice": "somebody communicates for 3 of its 3 sharded modules already",
-    "a compressor as for DDP": "attach(fsdp_model, gather='int8', reduce='int8', optimizer=optimizer)",
-    "gradients by powersgd": "no rank has whole",
-    "weights at random": "to the nearest",
-    "no replicas": "a mesh of two dimensions",
-    "a bare module": "wrap it first, or fully_shard it, then attach",
-    "left out": "error_feedback=false",
-}
+
+
+def refused(rank, world_size, case):
+    return message_of(REFUSED[case][0])
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_refused_says_what_to_do(ranks, case):
     for answer in ranks.run(refused, 2, case):
-        assert WORDS[case] in answer
+        assert REFUSED[case][1] in answer
 
 
 def divided_after(rank, world_size, arguments, replicas):

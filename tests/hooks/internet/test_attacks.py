@@ -20,7 +20,7 @@ from gradwire.hooks.internet.records import Site
 from gradwire.hooks.internet.secret import Secret
 from gradwire.hooks.internet.server import Server
 
-from ..local_sgd.sites import EVENT, LIMIT, together
+from ..local_sgd.sites import EVENT, LIMIT, met, together
 from ..local_sgd.test_local_steps import assert_same, trained
 
 SECRET = "a secret that no stranger knows"
@@ -39,6 +39,10 @@ def server():
 def member(server, sites, name, **options):
     options = {"limit": timedelta(seconds=LIMIT), "start": timedelta(seconds=EVENT), "secret": SECRET} | options
     return Rendezvous(f"{HERE}:{server.port}", sites, name=name, **options)
+
+
+def two_members(server, **options):
+    return [member(server, 2, f"site {site}", **options) for site in range(2)]
 
 
 def sent_and_read(port, data):
@@ -71,7 +75,7 @@ def test_malformed_connections_change_nothing_while_sites_train(server, count):
 
     attacker = threading.Thread(target=attack, daemon=True)
     attacker.start()
-    made = [member(server, 2, f"site {site}") for site in range(2)]
+    made = two_members(server)
     results = together(2, lambda site: trained(site, made[site]))
     assert_same(model for model, _, _ in results)
     assert all(stats.sites == 2 for stats in results[0][2].history)
@@ -86,10 +90,8 @@ def test_a_thousand_idle_connections_delay_a_member_by_less_than_a_second(server
     def seconds(number):
         """Of the arrival and the meeting of two sites."""
         began = monotonic()
-        made = [member(server, 2, f"site {site}", prefix=f"meeting {number}") for site in range(2)]
-        for each in made:
-            each.join("alike")
-        assert [each.ranks.world_size for each in together(2, lambda site: made[site].meet())] == [2, 2]
+        made = two_members(server, prefix=f"meeting {number}")
+        assert [each.ranks.world_size for each in met(made)] == [2, 2]
         took = monotonic() - began
         for each in made:
             each.close()
@@ -221,18 +223,8 @@ def test_a_length_takes_no_memory_before_it_is_checked(background):
 
 
 QUESTION = {"ask": "meet", "prefix": "forged", "id": "x", "name": "x", "setup": "x", "link": "", "host": HERE}
-QUESTION |= {
-    "port": 9,
-    "met": 0,
-    "epoch": "",
-    "sites": 2,
-    "known": 0,
-    "phase": 1.0,
-    "grace": 1.0,
-    "start": 0.1,
-    "training": "",
-    "round": -1,
-}
+QUESTION |= {"port": 9, "met": 0, "epoch": "", "sites": 2, "known": 0, "training": "", "round": -1}
+QUESTION |= {"phase": 1.0, "grace": 1.0, "start": 0.1}  # seconds
 
 
 @pytest.mark.parametrize(
@@ -283,10 +275,8 @@ def test_a_record_that_cannot_be_is_refused_by_a_clear_error_and_the_server_goes
     "text", [b"?", b"[]", b'{"token": 3}', b'{"token": "guessed", "id": "x", "to": "y"}', bytes(1000)]
 )
 def test_a_forged_introduction_to_a_site_changes_nothing(server, background, text):
-    made = [member(server, 2, f"site {site}") for site in range(2)]
-    for each in made:
-        each.join("alike")
-    together(2, lambda site: made[site].meet())
+    made = two_members(server)
+    met(made)
     port = made[0]._bind[1]
 
     async def introduced():
@@ -330,10 +320,7 @@ def test_mutated_questions_of_a_member_stop_nobody(server, background, count):
     kinds = {background.run(asked(mutated(source)), EVENT) for _ in range(count)}
     assert kinds <= {"error", "here", "record", None}
     assert "error" in kinds
-    made = [member(server, 2, f"site {site}") for site in range(2)]
-    for each in made:
-        each.join("alike")
-    assert [each.ranks.world_size for each in together(2, lambda site: made[site].meet())] == [2, 2]
+    assert [each.ranks.world_size for each in met(two_members(server))] == [2, 2]
 
 
 class Answers:
@@ -377,20 +364,16 @@ def test_an_answer_that_cannot_be_is_refused_by_a_clear_error(background, text, 
 
 @pytest.mark.parametrize("numbers", [[1, 2, 3], [1]])
 def test_a_site_that_sends_another_size_is_named_and_nobody_dies(server, numbers):
-    made = [member(server, 2, f"site {site}") for site in range(2)]
-    for each in made:
-        each.join("alike")
-    meetings = together(2, lambda site: made[site].meet())
+    made = two_members(server)
+    meetings = met(made)
     errors = together(2, lambda site: meetings[site].tell(numbers if site else [1, 2]))
     assert all(isinstance(error, RuntimeError) for error in errors)
     assert any("message and size" in str(error) for error in errors)
 
 
 def test_a_model_that_is_changed_on_its_way_is_not_taken(server):
-    made = [member(server, 2, f"site {site}") for site in range(2)]
-    for each in made:
-        each.join("alike")
-    meetings = together(2, lambda site: made[site].meet())
+    made = two_members(server)
+    meetings = met(made)
     place = meetings[0].ranks.rank
 
     async def flip():  # a peer that has the secret, and sends a frame that it did not hash
@@ -399,11 +382,7 @@ def test_a_model_that_is_changed_on_its_way_is_not_taken(server):
 
     made[0]._background.run(flip(), EVENT)
     tensors = [torch.zeros(3), torch.ones(3)]
-
-    def copy(site):
-        meetings[site].copy_from(place, [tensors[site]])
-
-    errors = together(2, copy)
+    errors = together(2, lambda site: meetings[site].copy_from(place, [tensors[site]]))
     assert any(isinstance(error, RuntimeError) and "forged, changed or repeated" in str(error) for error in errors)
     assert torch.equal(tensors[1], torch.ones(3))
 
@@ -413,17 +392,15 @@ def test_a_relay_that_crosses_the_connections_of_two_sites_connects_nobody(backg
     parked = [Parking(each) for each in ids]
     listeners = [Listener(key, each.park) for each in parked]
     ports = [background.run(each.open(HERE, 0), EVENT) for each in listeners]
-    right, crossed = ports, [ports[1], ports[0], ports[2]]
+    crossed = [ports[1], ports[0], ports[2]]
 
     def connect(rank):
-        seen = [
-            Site(each, each, "", HERE, port) for each, port in zip(ids, crossed if rank == 2 else right, strict=True)
-        ]
+        there = crossed if rank == 2 else ports
+        seen = [Site(each, each, "", HERE, port) for each, port in zip(ids, there, strict=True)]
         return background.run(connected(seen, rank, "token", key, parked[rank], EVENT if rank == 2 else 0.5), EVENT)
 
-    first, second, third = together(3, connect)
-    assert isinstance(first, LinkError)
-    assert isinstance(second, LinkError)
+    *others, third = together(3, connect)
+    assert all(isinstance(each, LinkError) for each in others)
     for each in third[:2]:
         with pytest.raises(LinkError, match="closed the connection"):
             background.run(each.receive(), EVENT)

@@ -3,12 +3,10 @@
 from datetime import timedelta
 
 import pytest
-import torch
 
-from gradwire import LocalSteps
 from gradwire.hooks.internet.relay import Star
 
-from ..local_sgd.sites import GRACE, Net, Town, descend, together, until
+from ..local_sgd.sites import GRACE, Town, built, descend, together, until
 from ..local_sgd.test_local_steps import assert_same, trained
 
 SITES = 3
@@ -47,9 +45,7 @@ def test_without_a_relay_a_site_that_nobody_can_dial_dials_those_that_came_befor
     def run(site):
         if (site == BEHIND) == (comes == "last"):
             until(lambda: len(town.waiting(request.node.name)) >= (SITES - 1 if comes == "last" else 1))
-        model = Net(site)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        local = LocalSteps(model, optimizer, at=made[site], every=4, fragments=2, overlap=False)
+        model, optimizer, local = built(site, made[site], overlap=False)
         while local.round < 4 or local.history[-1].sites < SITES:
             descend(model, optimizer, site, local.steps)
         local.finish()

@@ -1,20 +1,22 @@
 """Where sites meet that come and go: addresses, trainings that have ended, and servers that start late or anew."""
 
+import logging
 import socket
 import threading
 from datetime import timedelta
 
 import pytest
-import torch
 
-from gradwire import LocalSteps, Rendezvous
+from gradwire import Rendezvous
 from gradwire.hooks.internet import client
 from gradwire.hooks.internet.late_sites import Claim
 from gradwire.hooks.internet.secret import Secret
 from gradwire.hooks.internet.server import Server, refuse_open
 from gradwire.hooks.internet.server_meetings import Gathering
 
-from ..local_sgd.sites import EVENT, GRACE, LIMIT, Net, descend, together, until
+from ..local_sgd import sites
+from ..local_sgd.sites import EVENT, GRACE, LIMIT, descend, met, together, until
+from ..local_sgd.test_local_steps import assert_same
 
 PLACE = {"limit": timedelta(seconds=LIMIT), "start": timedelta(seconds=EVENT)}
 SOON = timedelta(seconds=0.3)  # where others are awaited in vain
@@ -23,9 +25,7 @@ SECRET = "a secret of this test alone"
 
 
 def built(site, at):
-    model = Net(site)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return model, optimizer, LocalSteps(model, optimizer, at=at, every=4, fragments=2, overlap=False)
+    return sites.built(site, at, momentum=0.9, overlap=False)
 
 
 def trained(site, at, steps, finish=True):
@@ -76,9 +76,7 @@ def test_a_site_that_returns_after_the_others_have_ended_raises_at_once(places):
 def joined(places, count, **options):
     """Sites that are set up alike and have met once."""
     made = [places(count, **options) for _ in range(count)]
-    for each in made:
-        each.join("alike")
-    return made, together(count, lambda site: made[site].meet())
+    return made, met(made)
 
 
 def test_a_site_whose_last_round_failed_where_the_others_succeeded_raises(places):
@@ -95,8 +93,7 @@ def test_a_site_that_was_in_the_last_round_of_the_others_ends_with_their_model(p
     steps = (8, 12)  # the first one's last two rounds are those of its end
     first, second = together(2, lambda site: trained(site, made[site], steps[site]))
     assert first[1] == second[1] == 6
-    for left, right in zip(first[0].parameters(), second[0].parameters(), strict=True):
-        assert torch.equal(left, right)
+    assert_same([first[0], second[0]])
 
 
 @pytest.mark.parametrize(
@@ -119,36 +116,12 @@ def test_a_site_of_another_training_or_ahead_of_the_majority_is_refused_by_name_
     assert "has refused site 2" in caplog.text
 
 
-def test_a_site_that_is_gone_is_missed_in_the_round_that_the_others_repeat(places, caplog):
-    made, first = joined(places, 3, grace=GRACE)
-    claim = Claim(first[0].claim.training, 5)
-    made[2].close()
-    for each in made[:2]:
-        each.break_up(RuntimeError("on purpose"))
-    together(2, lambda site: made[site].meet(claim))
-    assert "round 6 continues without 1 sites" in caplog.text
-
-
 def test_two_trainings_on_one_server_do_not_merge(places):
     made, _ = joined(places, 2)
     claims = [Claim(OURS, 5), Claim(THEIRS, 9)]
     for error in together(2, lambda site: made[site].meet(claims[site])):
         with pytest.raises(RuntimeError, match=f"different trainings, {OURS} and {THEIRS}, and none has a majority"):
             raise error
-
-
-def test_a_server_that_starts_anew_is_found_again_and_the_training_goes_on(unused_port):
-    server = Server(port=unused_port)
-    at = [Rendezvous(f"127.0.0.1:{server.port}", 2, name=f"site {site}", **PLACE) for site in range(2)]
-    for each in at:
-        each.join("alike")
-    first = together(2, lambda site: at[site].meet())
-    claim = Claim(first[0].claim.training, 3)
-    server.close()
-    again = Server(port=server.port)
-    meetings = together(2, lambda site: at[site].meet(claim))
-    again.close()
-    assert [each.claim for each in meetings] == [claim] * 2
 
 
 def test_a_site_that_waits_where_the_server_ends_sees_it(monkeypatch, caplog):
@@ -171,19 +144,18 @@ def test_a_site_that_waits_where_the_server_ends_sees_it(monkeypatch, caplog):
     assert "closed the connection" in caplog.text
 
 
-def test_a_server_that_starts_anew_waits_for_as_many_sites_as_there_were(unused_port):
+def test_a_server_that_starts_anew_is_found_again_and_waits_for_as_many_sites_as_there_were(unused_port):
     server = Server(port=unused_port)
     at = [Rendezvous(f"127.0.0.1:{server.port}", 3, name=f"site {site}", grace=GRACE, **PLACE) for site in range(3)]
-    for each in at:
-        each.join("alike")
-    first = together(3, lambda site: at[site].meet())
+    first = met(at)
     at[2].close()
     together(2, lambda site: at[site].meet(Claim(first[0].claim.training, 1)))
     server.close()
     again = Server(port=server.port)
-    meetings = together(2, lambda site: at[site].meet(Claim(first[0].claim.training, 2)))
+    claim = Claim(first[0].claim.training, 2)
+    meetings = together(2, lambda site: at[site].meet(claim))
     again.close()
-    assert [each.ranks.world_size for each in meetings] == [2, 2]
+    assert [(each.ranks.world_size, each.claim) for each in meetings] == [(2, claim)] * 2
 
 
 def test_sites_that_begin_anew_without_an_end_have_a_new_training_and_may_have_new_options(places):
@@ -212,12 +184,19 @@ def test_a_site_that_listens_at_all_addresses_gives_the_others_one_that_they_rea
     server.close()
 
 
-@pytest.mark.parametrize(
-    "address", ["10.0.0.1", ":29400", "10.0.0.1:port", "10.0.0.1:99999", "10.0.0.1:0", "[]:29400", "::1:29400", "[::1]"]
-)
-def test_an_address_that_is_none_is_refused(address):
-    with pytest.raises(ValueError, match=r"host:port, .* from 1 to 65535; got"):
-        Rendezvous(address, 2)
+ADDRESSES = ["10.0.0.1", ":29400", "10.0.0.1:port", "10.0.0.1:99999", "10.0.0.1:0", "[]:29400", "::1:29400", "[::1]"]
+UNPRINTABLE = ["two\nlines", "\x1b[31mred", "bell\x07", "x" * 201, "right\u202eleft"]
+REFUSED = [  # an argument, what it is given, and what the message says
+    *(("address", each, "host:port, .* from 1 to 65535; got") for each in ADDRESSES),
+    *((what, each, "1 to 200 printable characters in one line") for what in ("name", "prefix") for each in UNPRINTABLE),
+    *(("grace", timedelta(seconds=each), "from 0 to a third of limit") for each in (-1.0, LIMIT / 3 + 0.1)),
+]
+
+
+@pytest.mark.parametrize(("what", "given", "words"), REFUSED)
+def test_an_argument_that_cannot_be_is_refused(what, given, words):
+    with pytest.raises(ValueError, match=words):
+        Rendezvous(**{"address": "127.0.0.1:1", "sites": 2, "limit": timedelta(seconds=LIMIT), what: given})
 
 
 def test_an_address_may_be_of_ipv6():
@@ -226,9 +205,7 @@ def test_an_address_may_be_of_ipv6():
     except RuntimeError as error:
         pytest.skip(f"no IPv6 here: {error}")
     made = [Rendezvous(f"[::1]:{server.port}", 2) for _ in range(2)]
-    for each in made:
-        each.join("alike")
-    meetings = together(2, lambda site: made[site].meet())
+    meetings = met(made)
     assert together(2, lambda site: meetings[site].tell([site])) == [[[0], [1]]] * 2 or meetings[0].ranks.rank
     server.close()
 
@@ -248,17 +225,12 @@ def test_where_no_server_answers_that_is_told_at_the_first_attempt(monkeypatch, 
 def test_a_server_that_starts_a_little_later_is_found(unused_port, caplog):
     refused, kept = threading.Event(), []
 
-    class Told:
-        level = 0
-
-        def handle(self, record):
-            refused.set()
-
     def start():
         refused.wait(60)
         kept.append(Server(port=unused_port))
 
-    client.logger.addHandler(told := Told())
+    (told := logging.Handler()).emit = lambda record: refused.set()
+    client.logger.addHandler(told)
     thread = threading.Thread(target=start, daemon=True)
     thread.start()
     try:
@@ -291,24 +263,10 @@ def test_the_environment_s_secret_is_used(monkeypatch):
     server.close()
 
 
-@pytest.mark.parametrize("path", ["/run/secrets/sites", "~/sites.txt", "./sites.txt", "../sites.txt"])
-def test_a_path_is_no_text_of_a_secret(monkeypatch, path):
-    with pytest.raises(ValueError, match=r"secret=pathlib\.Path\(\.\.\.\)"):
-        Rendezvous("127.0.0.1:29400", 1, secret=path)
-    monkeypatch.setenv("GRADWIRE_SECRET", path)
-    with pytest.raises(ValueError, match="--secret-file"):
-        Secret.of(None)
-
-
 @pytest.mark.parametrize("host", ["0.0.0.0", "8.8.8.8", "::", "100.64.0.1", "::ffff:8.8.8.8"])
 def test_without_a_secret_an_address_that_strangers_reach_is_refused(host):
     with pytest.raises(ValueError, match="without a secret sites listen at loopback and private addresses alone"):
         Server(host=host)
-
-
-def test_a_secret_that_can_be_guessed_is_refused():
-    with pytest.raises(ValueError, match="at least 16 characters"):
-        Server(secret="password")
 
 
 def test_a_site_without_a_secret_warns_of_what_that_means(places, caplog):
@@ -324,19 +282,6 @@ def test_sites_of_another_release_are_refused(places, monkeypatch):
     results = together(2, lambda site: made[site].meet())
     (error,) = [each for each in results if isinstance(each, ValueError)]
     assert "set up differently: the others have alike, limit=90 s, grace=30 s, gradwire 9." in str(error)
-
-
-@pytest.mark.parametrize("text", ["two\nlines", "\x1b[31mred", "bell\x07", "x" * 201, "right\u202eleft"])
-@pytest.mark.parametrize("what", ["name", "prefix"])
-def test_a_name_that_others_would_log_is_printable(what, text):
-    with pytest.raises(ValueError, match="1 to 200 printable characters in one line"):
-        Rendezvous("127.0.0.1:1", 2, **{what: text})
-
-
-@pytest.mark.parametrize("seconds", [-1.0, LIMIT / 3 + 0.1])
-def test_a_grace_is_no_longer_than_a_wait(seconds):
-    with pytest.raises(ValueError, match="grace is from 0 to a third of limit"):
-        Rendezvous("127.0.0.1:1", 2, limit=timedelta(seconds=LIMIT), grace=timedelta(seconds=seconds))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "10.0.0.1", "192.168.1.1", "169.254.0.1", "::1", "fd00::1", "fe80::1"])

@@ -8,17 +8,15 @@ from datetime import timedelta
 import pytest
 import torch
 
-from gradwire import Rendezvous
 from gradwire.compress.protocol.requests import AllGather, AllReduce, AllToAll, ReduceScatter
 from gradwire.hooks.internet import client
-from gradwire.hooks.internet.background import Background
 from gradwire.hooks.internet.link import Link, dial
 from gradwire.hooks.internet.records import BadRecord
 from gradwire.hooks.internet.relay import _read_address
 from gradwire.hooks.internet.secret import Secret
 from gradwire.hooks.internet.server import Server
 
-from ..local_sgd.sites import EVENT, LIMIT, descend, together
+from ..local_sgd.sites import EVENT, Town, descend, met, together
 from ..local_sgd.test_local_steps import assert_others_go_on, assert_same, trained
 
 HERE = "127.0.0.1"
@@ -34,20 +32,12 @@ def relay(monkeypatch):
     server.close()
 
 
-def site(server, count, name, **options):
-    options = {"limit": timedelta(seconds=LIMIT), "start": timedelta(seconds=EVENT)} | options
-    return Rendezvous(f"{HERE}:{server.port}", count, name=name, **options)
-
-
-def met(server, count):
-    made = [site(server, count, f"site {place}") for place in range(count)]
-    for each in made:
-        each.join("alike")
-    return made, together(count, lambda place: made[place].meet())
+def sites_of(server, count, **options):
+    return [Town.at(f"{HERE}:{server.port}", count, f"site {place}", **options) for place in range(count)]
 
 
 def test_sites_that_nobody_can_dial_train_as_those_that_reach_each_other(relay, places):
-    made = [site(relay, 2, f"site {place}") for place in range(2)]
+    made = sites_of(relay, 2)
     through = together(2, lambda place: trained(place, made[place], seed=0, compressor="none"))
     direct = places(2), places(2)
     with pytest.MonkeyPatch.context() as patch:
@@ -62,7 +52,8 @@ Listener = client.Listener
 
 def test_every_collective_through_a_relay_is_what_it_says(relay):
     count = 3
-    _, meetings = met(relay, count)
+    made = sites_of(relay, count)
+    meetings = met(made)
     rank = [meeting.ranks.rank for meeting in meetings]
     given = [torch.arange(count * 2, dtype=torch.float32).view(count, 2) + 10 * place for place in rank]
     ordered = [given[rank.index(place)] for place in range(count)]
@@ -100,24 +91,20 @@ def test_an_all_gather_leaves_a_site_once_and_not_once_for_each_other(relay, pla
         assert [tuple(each.shape) for each in gathered] == [(count, *payload.shape)] * count
         return sum(size for peer, size in sent.items() if peer.startswith(peers)) / count / payload.numel()
 
-    _made, meetings = met(relay, count)
-    assert 1.0 < bytes_sent(meetings, "the relay") < 1.01
+    relayed, direct = sites_of(relay, count), [places(count) for _ in range(count)]
+    assert 1.0 < bytes_sent(met(relayed), "the relay") < 1.01
     monkeypatch.setattr(client, "Listener", Listener)
-    direct = [places(count) for _ in range(count)]
-    for each in direct:
-        each.join("alike")
-    assert 3.0 < bytes_sent(together(count, lambda place: direct[place].meet()), "site") < 3.01
+    assert 3.0 < bytes_sent(met(direct), "site") < 3.01
 
 
 def test_when_a_site_leaves_the_others_go_on_through_the_relay(relay):
-    made = [site(relay, 3, f"site {place}") for place in range(3)]
-    assert_others_go_on(made, 2, lambda: relay._gatherings["training"].number)
+    assert_others_go_on(sites_of(relay, 3), 2, lambda: relay._gatherings["training"].number)
 
 
 def test_a_relay_that_dies_is_named(relay, monkeypatch, caplog):
     monkeypatch.setattr(client, "SEARCH", 0.5)
     monkeypatch.setattr(client, "PAUSE", 0.1)
-    made, meetings = met(relay, 2)
+    meetings = met(made := sites_of(relay, 2))
     relay.close()
     for error in together(2, lambda place: meetings[place].tell([5])):
         assert isinstance(error, RuntimeError)
@@ -132,8 +119,7 @@ def test_when_a_relay_dies_all_sites_continue_at_the_next_one_and_end_with_one_m
     monkeypatch.setattr(client, "PAUSE", 0.1)
     second = Server(relay=True)
     address = f"{HERE}:{relay.port}, {HERE}:{second.port}"
-    options = {"limit": timedelta(seconds=LIMIT), "start": timedelta(seconds=EVENT)}
-    made = [Rendezvous(address, 3, name=f"site {place}", **options) for place in range(3)]
+    made = [Town.at(address, 3, f"site {place}") for place in range(3)]
 
     def run(place):
         model, optimizer, local = trained(place, made[place], steps=4, finish=False)
@@ -153,46 +139,35 @@ def test_when_a_relay_dies_all_sites_continue_at_the_next_one_and_end_with_one_m
 
 
 def test_a_site_that_does_not_come_to_the_relay_is_told_of(relay, monkeypatch):
-    made = [site(relay, 2, f"site {place}", limit=timedelta(seconds=1.5)) for place in range(2)]
-    for each in made:
-        each.join("alike")
+    made = sites_of(relay, 2, limit=timedelta(seconds=1.5))
     monkeypatch.setattr(client, "ATTEMPTS", 1)
     monkeypatch.setattr(made[1], "_connected", lambda record: None)
-    error, _ = together(2, lambda place: made[place].meet())
+    error, _ = met(made)
     assert isinstance(error, RuntimeError)
     assert "reach the rendezvous" in str(error)
 
 
-def asked(server, question):
+async def asked(server, question):
     """The answer to a question of somebody who knows the secret."""
-
-    async def ask():
-        mine = await dial(HERE, server.port, Secret(), "the relay")
-        await mine.send(json.dumps(question).encode())
-        try:
-            return json.loads(await mine.receive())
-        finally:
-            mine.close()
-
-    background = Background()
-    try:
-        return background.run(ask(), EVENT)
-    finally:
-        background.close()
+    mine = await dial(HERE, server.port, Secret(), "the relay")
+    await mine.send(json.dumps(question).encode())
+    answer = json.loads(await mine.receive())
+    mine.close()
+    return answer
 
 
 @pytest.mark.parametrize("change", [{"token": "guessed"}, {"id": "x"}, {"prefix": "other"}, {"phase": -1.0}])
-def test_the_relay_passes_on_nothing_of_a_site_that_is_not_in_the_meeting(relay, change):
-    made, meetings = met(relay, 2)
+def test_the_relay_passes_on_nothing_of_a_site_that_is_not_in_the_meeting(relay, background, change):
+    meetings = met(made := sites_of(relay, 2))
     right = {"ask": "relay", "prefix": "training", "token": made[0]._token, "id": made[0]._id, "phase": 1.0}
-    assert asked(relay, {**right, **change})["error"] == "bad"
+    assert background.run(asked(relay, {**right, **change}), EVENT)["error"] == "bad"
     assert together(2, lambda place: meetings[place].tell([5])) == [[[5], [5]]] * 2
-    assert "has been in this meeting" in asked(relay, right)["message"]
+    assert "has been in this meeting" in background.run(asked(relay, right), EVENT)["message"]
 
 
 def test_a_server_that_relays_no_more_says_so():
     server = Server()
-    at = site(server, 1, "site 0")
+    (at,) = sites_of(server, 1)
     at._relayed = True  # as it was when the site asked first
     at.join("alike")
     with pytest.raises(RuntimeError, match="site 0 does not listen, and this rendezvous does not relay"):

@@ -6,8 +6,6 @@ import shlex
 import shutil
 import socket
 import subprocess
-import sys
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,7 @@ from gradwire.hooks.internet.link import MAGIC, LinkError, Listener, NotProven, 
 from gradwire.hooks.internet.secret import Secret
 from gradwire.hooks.internet.server import Server
 
-from ..local_sgd.sites import EVENT, LIMIT, together
+from ..local_sgd.sites import EVENT, Town, together
 from ..local_sgd.test_local_steps import assert_same, trained
 from .test_attacks import Recorder
 
@@ -45,13 +43,26 @@ def test_only_the_owner_reads_a_key_that_is_made(pairs):
     assert pairs[0].stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["a" * 40, "password" * 3, "0123456789abcdef", "abcdefghijklmnopqrst", "1234" * 5, "qwertyqwertyqwerty", "-_" * 10],
-)
-def test_a_secret_that_is_a_pattern_is_refused(text):
-    with pytest.raises(ValueError, match="not a repeated or consecutive text"):
+PATTERNS = ["a" * 40, "password" * 3, "0123456789abcdef", "abcdefghijklmnopqrst", "1234" * 5, "qwertyqwertyqwerty"]
+PATHS = ["/run/secrets/sites", "~/sites.txt", "./sites.txt", "../sites.txt", "keys/sites.pem", "my-sites-2026.key"]
+PATHS += ["C:/Users/me/Sites.PEM", "where/the/secret/lies.txt"]
+REFUSED = [
+    *((each, "not a repeated or consecutive text") for each in (*PATTERNS, "-_" * 10)),
+    *((each, r"no path: .* give secret=pathlib\.Path\(\.\.\.\)") for each in PATHS),
+    ("password", "at least 16 characters"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), REFUSED)
+def test_a_pattern_a_path_or_a_short_text_is_no_secret(text, words):
+    with pytest.raises(ValueError, match=words):
         Secret.of(text)
+
+
+def test_a_path_in_the_environment_is_refused_with_the_option_that_takes_it(monkeypatch):
+    monkeypatch.setenv("GRADWIRE_SECRET", PATHS[0])
+    with pytest.raises(ValueError, match="--secret-file"):
+        Secret.of(None)
 
 
 @pytest.mark.parametrize(
@@ -62,12 +73,8 @@ def test_a_secret_that_is_none_is_taken(text):
 
 
 def test_a_guess_costs_32_mebibytes_and_a_site_pays_once():
-    oracle = (
-        "import hashlib, sys\nprint(hashlib.scrypt(sys.argv[1].encode(), salt=b'gradwire sites 2', n=32768, r=8, p=1, "
-    )
-    oracle += "maxmem=1 << 27, dklen=32).hex())"
-    done = subprocess.run([sys.executable, "-c", oracle, TEXT], capture_output=True, text=True, check=True)
-    assert Secret(TEXT).key.hex() == done.stdout.strip()
+    asked = {"salt": b"gradwire sites 2", "n": 32768, "r": 8, "p": 1, "maxmem": 1 << 27, "dklen": 32}
+    assert Secret(TEXT).key == hashlib.scrypt(TEXT.encode(), **asked)
     assert 128 * secret.COST["n"] * secret.COST["r"] == 32 << 20
     assert Secret(TEXT).key is Secret(TEXT).key
 
@@ -75,14 +82,6 @@ def test_a_guess_costs_32_mebibytes_and_a_site_pays_once():
 def test_a_private_key_is_given_as_a_file(pairs):
     with pytest.raises(ValueError, match=r"is no private key and no path: .* give secret=pathlib\.Path"):
         Secret.of(pairs[0].read_text())
-
-
-@pytest.mark.parametrize(
-    "text", ["keys/sites.pem", "my-sites-2026.key", "C:/Users/me/Sites.PEM", "where/the/secret/lies.txt"]
-)
-def test_a_path_without_a_prefix_is_no_secret(text):
-    with pytest.raises(ValueError, match=r"no path: .* give secret=pathlib\.Path"):
-        Secret.of(text)
 
 
 def test_the_name_of_a_file_that_is_there_is_no_secret(tmp_path, monkeypatch):
@@ -102,13 +101,12 @@ def test_a_file_of_ones_own_that_others_may_use_is_refused(tmp_path, monkeypatch
         return
     with pytest.raises(ValueError, match=f"secret in {file}, whose mode is {oct(mode)}: `chmod 600 {file}`"):
         Secret.of(file)
-    monkeypatch.setattr(
-        secret.os, "getuid", lambda: file.stat().st_uid + 1
-    )  # that of a group, which its owner lets read it
+    another = file.stat().st_uid + 1  # of a group, which its owner lets read it
+    monkeypatch.setattr(secret.os, "getuid", lambda: another)
     assert Secret.of(file).text == TEXT
 
 
-def test_no_text_of_an_object_shows_the_secret(tmp_path):
+def test_no_text_of_an_object_shows_the_secret():
     shared = Secret.of(TEXT)
     assert TEXT not in f"{shared} {shared!r} {[shared]}"
 
@@ -127,13 +125,8 @@ def test_a_file_that_lacks_a_certificate_or_a_key_is_refused(tmp_path, pairs, te
 def test_sites_with_a_certificate_train_and_nobody_on_the_way_reads_anything(pairs, relay):
     server = Server(secret=pairs[0], relay=relay)
     recorder = Recorder(server.port)
-    options = {
-        "limit": timedelta(seconds=LIMIT),
-        "start": timedelta(seconds=EVENT),
-        "secret": pairs[0],
-        "prefix": "visible",
-    }
-    made = [Rendezvous(f"{HERE}:{recorder.port}", 2, name=f"site {place}", **options) for place in range(2)]
+    address, options = f"{HERE}:{recorder.port}", {"secret": pairs[0], "prefix": "visible"}
+    made = [Town.at(address, 2, f"site {place}", **options) for place in range(2)]
     results = together(2, lambda place: trained(place, made[place]))
     assert_same(model for model, _, _ in results)
     said = [bytes(each) for each in recorder.said]

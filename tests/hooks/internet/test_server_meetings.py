@@ -9,25 +9,24 @@ PHASE, START, SITES = 10.0, 1000.0, 3
 LIMIT = 3 * PHASE
 
 
-def arrive(gathering, site, now, met=0, claim=None, grace=PHASE, sites=SITES):
-    gathering.add(
-        Arrival(site, site, "", "", 1, "alike", met, sites, PHASE, grace, START, claim or Claim("", NEW), now)
-    )
+def arrive(gathering, sites, now, met=0, claim=None, grace=PHASE, count=SITES):
+    """Of each site, which is a letter."""
+    claim = claim or Claim("", NEW)
+    for site in sites:
+        gathering.add(Arrival(site, site, "", "", 1, "alike", met, count, PHASE, grace, START, claim, now))
 
 
 def begun(members):
     """A training of which three sites have met, and then these alone."""
     gathering = Gathering()
-    for site in "abc":
-        arrive(gathering, site, 0.0)
+    arrive(gathering, "abc", 0.0)
     assert len(gathering.review(0.0)) == SITES
     return gathering if set(members) == {*"abc"} else met_again(gathering, members, 20.0, 1)
 
 
 def met_again(gathering, members, now, number):
     """The same after a meeting of these sites, of which the first come at `now`."""
-    for site in members:
-        arrive(gathering, site, now, met=gathering.number, claim=Claim(gathering.training, number))
+    arrive(gathering, members, now, met=gathering.number, claim=Claim(gathering.training, number))
     assert set(gathering.review(now) or gathering.review(now + LIMIT)) == set(members)
     return gathering
 
@@ -50,8 +49,7 @@ def closes(gathering, after):
 )
 def test_sites_that_are_back_wait_for_those_that_went_on(members, later, waits, met):
     gathering = begun(members)
-    for site in later:
-        arrive(gathering, site, 50.0, met=1, claim=Claim(gathering.training, 2))
+    arrive(gathering, later, 50.0, met=1, claim=Claim(gathering.training, 2))
     assert sorted(closes(gathering, 50.0 + waits)) == sorted(met)
 
 
@@ -66,10 +64,9 @@ def test_a_minority_waits_the_whole_limit_and_no_site_is_left_out_because_anothe
 def test_exactly_half_with_the_site_that_came_first_waits_a_third_and_without_it_the_whole_limit():
     for half, waits in (("a", PHASE), ("b", LIMIT)):
         gathering = Gathering()
-        for site in "ab":
-            arrive(gathering, site, 0.0, sites=2)
+        arrive(gathering, "ab", 0.0, count=2)
         gathering.review(0.0)
-        arrive(gathering, half, 50.0, met=1, claim=Claim(gathering.training, 1), sites=2)
+        arrive(gathering, half, 50.0, met=1, claim=Claim(gathering.training, 1), count=2)
         assert sorted(closes(gathering, 50.0 + waits)) == [half]
 
 
@@ -102,8 +99,7 @@ def test_after_another_limit_the_minority_is_the_training():
 def test_the_end_of_a_minority_does_not_end_the_training_of_the_others():
     gathering = begun("c")
     gathering.end(gathering.number, 8)
-    for site in "ab":
-        arrive(gathering, site, 60.0, met=1, claim=Claim(gathering.training, 1), grace=2.0)
+    arrive(gathering, "ab", 60.0, met=1, claim=Claim(gathering.training, 1), grace=2.0)
     assert sorted(closes(gathering, 62.0)) == ["a", "b"]
     gathering.end(gathering.number, 9)
     arrive(gathering, "c", 80.0, met=2, claim=Claim(gathering.training, 8))
@@ -122,12 +118,11 @@ def test_the_end_of_a_minority_does_not_end_the_training_of_the_others():
 )
 def test_once_most_sites_are_there_the_last_ones_have_a_grace(times, closed):
     gathering = Gathering()
-    for site in "abcd":
-        arrive(gathering, site, 0.0, sites=4)
+    arrive(gathering, "abcd", 0.0, count=4)
     gathering.review(0.0)
     for site, time in times.items():
         met, claim = (0, None) if site == "x" else (1, Claim(gathering.training, 1))
-        arrive(gathering, site, time, met=met, claim=claim, grace=2.0, sites=4)
+        arrive(gathering, site, time, met=met, claim=claim, grace=2.0, count=4)
     assert gathering.review(closed - 0.1) == {}
     assert set(gathering.review(closed)) == set(times)
 
@@ -140,28 +135,25 @@ def test_a_site_s_timers_are_at_the_ends_of_its_waits():
 
 def test_a_newcomer_is_behind_the_others_and_dials_them_whoever_asked_first():
     gathering = begun("abc")
-    for site in "dcab":
-        arrive(gathering, site, 50.0, met=int(site != "d"), claim=Claim(gathering.training, 2) if site != "d" else None)
+    arrive(gathering, "d", 50.0)
+    arrive(gathering, "cab", 50.0, met=1, claim=Claim(gathering.training, 2))
     answers = gathering.review(50.0)
     assert [site["id"] for site in answers["d"]["sites"]] == ["a", "b", "c", "d"]
-    for site in "ad":  # b and c fail, and come again
-        arrive(gathering, site, 60.0, met=2, claim=Claim(gathering.training, 3))
+    arrive(gathering, "ad", 60.0, met=2, claim=Claim(gathering.training, 3))  # b and c fail, and come again
     assert [site["id"] for site in gathering.review(60.0 + PHASE)["a"]["sites"]] == ["a", "d"]
 
 
 @pytest.mark.parametrize("claim", [Claim("", NEW), Claim("3" * 16, 9)])
 def test_sites_without_the_model_wait_for_all_sites_of_a_training_whose_others_are_gone(claim):
     gathering = begun("b")
-    for site in "de":
-        arrive(gathering, site, 50.0, claim=claim)
+    arrive(gathering, "de", 50.0, claim=claim)
     assert gathering.review(50.0 + LIMIT) == {}
     assert {answer["error"] for answer in gathering.review(50.0 + START).values()} == {"alone"}
 
 
 def test_new_sites_wait_the_whole_limit_where_those_of_the_training_are_all_gone():
     gathering = begun("abc")
-    for site in "def":
-        arrive(gathering, site, 50.0)
+    arrive(gathering, "def", 50.0)
     assert gathering.review(49.9 + LIMIT) == {}
     answers = gathering.review(50.0 + LIMIT)
     assert [site["id"] for site in answers["d"]["sites"]] == ["d", "e", "f"]

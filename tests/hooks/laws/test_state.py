@@ -2,8 +2,6 @@
 
 import copy
 import io
-import logging
-import logging.handlers
 import pickle
 
 import pytest
@@ -14,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 import gradwire
 
 from ..fsdp.given import GivenParts
-from ..given import same
+from ..given import logged, same, through_file
 from .wrappers import EVERY, HOSTS, WHOLE, WRAPPERS, Training, added, alike, counted, held, means, of_rank, over
 
 STEPS = 3  # before a save
@@ -32,10 +30,7 @@ def trained(wrapper, spec=None, **options):
 
 
 def by_file(old, new, folder):
-    file = io.BytesIO()
-    torch.save(old.handle.state_dict(), file)
-    file.seek(0)
-    new.handle.load_state_dict(torch.load(file, weights_only=True))
+    new.handle.load_state_dict(through_file(old.handle.state_dict()))
 
 
 def with_gradients(old, new, folder):
@@ -64,10 +59,8 @@ def by_rank(old, new, folder):
 
 def gathered(old, new, folder):
     """Through a file that rank 0 alone writes."""
-    file = io.BytesIO()
-    torch.save(old.handle.gather_state_dict(), file)
-    file.seek(0)
-    new.handle.scatter_state_dict(torch.load(file, weights_only=True) if old.rank == 0 else {})
+    state = through_file(old.handle.gather_state_dict())
+    new.handle.scatter_state_dict(state if old.rank == 0 else {})
 
 
 WAYS = [by_file, with_gradients, by_checkpoint, by_rank, gathered]
@@ -77,11 +70,8 @@ def went_on(rank, world_size, wrapper, folder):
     """{(specification, way): whether state, names and steps after a load are those of a training that never stopped}."""
     found = {}
     for place, spec in enumerate((*EVERY[wrapper].specs, *MORE.get(wrapper, ()))):
-        old, trainings, ways = (
-            trained(wrapper, spec),
-            [],
-            WAYS[: None if wrapper in WHOLE else 2 if wrapper in HOSTS else -1],
-        )
+        old, trainings = trained(wrapper, spec), []
+        ways = WAYS[: None if wrapper in WHOLE else 2 if wrapper in HOSTS else -1]
         if place:  # one way each
             ways = [ways[place % len(ways)]]
         for way in ways:
@@ -258,17 +248,16 @@ def frozen_since(rank, world_size, wrapper, spec, resize):
     dist.all_gather_object(states, state)
     owed = old.owed()
     old.close()
-    new, lines = Training(wrapper, spec, frozen()), logging.handlers.BufferingHandler(99)
-    logging.getLogger("gradwire").addHandler(lines)
-    new.handle.load_state_dict(states if resize else state, resize=resize)
-    logging.getLogger("gradwire").removeHandler(lines)
+    new = Training(wrapper, spec, frozen())
+    with logged("frozen") as lines:
+        new.handle.load_state_dict(states if resize else state, resize=resize)
     names = {name for _, name in held(new.handle.state_dict())}
     of_rank(state)["parameters"]["other"] = {"residual": torch.zeros(3)}
     with pytest.raises(ValueError, match="other"):
         new.handle.load_state_dict(state)
     came = new.owed()
     new.close()
-    return owed, came, names, [line.getMessage() for line in lines.buffer if "frozen" in line.getMessage()]
+    return owed, came, names, lines
 
 
 @over()

@@ -15,6 +15,7 @@ from gradwire.ddp_core.averaging import steps
 
 from ..given import same
 from ..saving import ALL, Saves
+from .test_loss_scale import Scaler
 from .wrappers import EVERY, VARIANTS, WHOLE, WRAPPERS, Training, alike, counted, few, held, over
 
 STEPS = 6
@@ -123,19 +124,11 @@ def test_what_a_thread_changes_within_a_step_takes_effect_after_it(ranks, wrappe
         assert found == dict.fromkeys(CHANGES, True)
 
 
-class Scaler:
-    def __init__(self):
-        self.scale = 2.0
-
-    def get_scale(self):
-        return self.scale
-
-
 def scale_changed_within(rank, world_size, wrapper, undo, act):
     """Averages and states where the scale doubles, and a thread saves or loads, after a step and within it."""
     ends = []
     for within in (False, True):
-        scaler, kept = Scaler(), {}
+        scaler, kept = Scaler(2.0), {}
         training, saves = training_of(wrapper, undo, scaler=scaler)
         training.steps(0, 2)
         kept["loaded"] = training.handle.state_dict()

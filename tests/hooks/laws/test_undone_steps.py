@@ -1,12 +1,9 @@
 """Steps that do not count, under every wrapper: with `undo=True` they leave no trace, and without it nothing of theirs."""
 
-import logging
-import logging.handlers
-
 import pytest
 import torch
 
-from ..given import same
+from ..given import logged, same
 from .wrappers import EVERY, WHOLE, WRAPPERS, Training, few, gradients, held, over
 
 STEPS, BEFORE = 4, (1, 3)  # steps, and those before which one does not count
@@ -87,22 +84,20 @@ FACTORS = [1.0, 1.0, 1e6, 1.0, 1e6, 1.0, float("inf"), 1.0]  # of gradients; lar
 
 def without_a_copy(rank, world_size, wrapper, saving):
     """The averages of ordinary steps, residuals after each that does not count, and what is logged."""
-    lines, averages, left = logging.handlers.BufferingHandler(99), [], []
-    logging.getLogger("gradwire").addHandler(lines)
-    training = Training(wrapper, "int4" if wrapper == "FSDP2" else "topk:ratio=0.1")
-    for number, factor in enumerate(FACTORS):
-        if factor != 1.0 and rank in saving:
-            training.handle.state_dict()
-        found = training.step(number, factor)
-        averages += [found] if factor == 1.0 else []
-        if factor == 1e6:
-            training.handle.discard_step()
-        if factor != 1.0:
-            left += [each for fields in held(training.handle.state_dict()).values() for each in fields.values()]
-    logging.getLogger("gradwire").removeHandler(lines)
+    averages, left = [], []
+    with logged("undo=True") as lines:
+        training = Training(wrapper, "int4" if wrapper == "FSDP2" else "topk:ratio=0.1")
+        for number, factor in enumerate(FACTORS):
+            if factor != 1.0 and rank in saving:
+                training.handle.state_dict()
+            found = training.step(number, factor)
+            averages += [found] if factor == 1.0 else []
+            if factor == 1e6:
+                training.handle.discard_step()
+            if factor != 1.0:
+                left += [each for fields in held(training.handle.state_dict()).values() for each in fields.values()]
     training.close()
-    told = [each.getMessage() for each in lines.buffer if "undo=True" in each.getMessage()]
-    return averages, any(each.any() for each in left), told
+    return averages, any(each.any() for each in left), lines
 
 
 @over()

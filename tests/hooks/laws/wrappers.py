@@ -14,33 +14,23 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 
 from ...torch_versions import fsdp_of_others, replicate_of_fsdp
 from ..fsdp.given import SHAPES, GivenParts, gradients
-from ..given import same
+from ..given import compressed, same
 from ..replicate.given import replicate
 
 SMALL = {"bucket_cap_mb": 0.0005}  # several buckets
 ZEROS = [[torch.zeros(shape) for shape in part] for part in SHAPES]
 
 
-def attached(model, spec, options, **of_ddp):
-    model = DistributedDataParallel(model, **SMALL, **of_ddp)
-    return model, gradwire.attach(model, spec, **options)
+def in_ddp(kind, model, spec, options, **of_ddp):
+    return compressed(kind, model, spec, {**SMALL, **of_ddp}, **options)
 
 
-def hooked(model, spec, options):
-    model = DistributedDataParallel(model, **SMALL)
-    model.register_comm_hook(None, gradwire.comm_hook(spec, **options))
-    return model, gradwire.handle_of(model)
-
-
-def own(model, spec, options, **of_ddp):
-    model = gradwire.DistributedDataParallel(model, compressor=spec, **SMALL, **of_ddp, **options)
-    return model, model.compression
+attached, hooked, own = (partial(in_ddp, kind) for kind in ("attached", "hooked", "own"))
 
 
 def by_parts(wrap, model, *sizes):

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import torch
 
-from gradwire import Rendezvous
+from gradwire import LocalSteps, Rendezvous
 from gradwire.hooks.internet.server import Server
 
 LIMIT = 90.0  # seconds of a round: a machine that stops a site for a while does not make it late
@@ -44,6 +44,20 @@ def descend(model, optimizer, site, step):
     optimizer.zero_grad()
     (model(inputs) - targets).square().mean().backward()
     optimizer.step()
+
+
+def built(site, at=None, model=None, momentum=0.0, **options):
+    """The model of a site, its optimizer, and what averages it."""
+    model = Net(site) if model is None else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
+    return model, optimizer, LocalSteps(model, optimizer, at=at, **{"every": 4, "fragments": 2, **options})
+
+
+def met(made):
+    """The first meetings of sites that are set up alike."""
+    for each in made:
+        each.join("alike")
+    return together(len(made), lambda site: made[site].meet())
 
 
 def together(count, function):

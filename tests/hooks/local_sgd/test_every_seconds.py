@@ -3,30 +3,23 @@
 from types import SimpleNamespace
 
 import pytest
-import torch
 
-from gradwire import LocalSteps
 from gradwire.hooks.local_sgd import local_steps
 
-from .sites import Net, descend
+from .sites import built, descend
 
 
-class Steps:
-    """A clock that each step of training moves on."""
-
-    now = 0.0
-
-    def perf_counter(self):
-        return self.now
+@pytest.fixture
+def clock(monkeypatch):
+    """One that each step of training moves on."""
+    made = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(local_steps, "time", SimpleNamespace(perf_counter=lambda: made.now))
+    return made
 
 
 @pytest.mark.parametrize(("seconds", "spacing"), [(0.5, 8), (1.0, 4), (3.0, 1), (30.0, 1)])
-def test_a_fast_site_makes_more_steps_between_two_averages_than_a_slow_one(places, monkeypatch, seconds, spacing):
-    clock = Steps()
-    monkeypatch.setattr(local_steps, "time", SimpleNamespace(perf_counter=clock.perf_counter))
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    local = LocalSteps(model, optimizer, at=places(1), every=6, fragments=2, every_seconds=8.0, overlap=False)
+def test_a_fast_site_makes_more_steps_between_two_averages_than_a_slow_one(places, clock, seconds, spacing):
+    model, optimizer, local = built(0, places(1), every=6, every_seconds=8.0, overlap=False)
     turns = []
     for step in range(3 + 3 * spacing):
         clock.now += seconds
@@ -38,14 +31,9 @@ def test_a_fast_site_makes_more_steps_between_two_averages_than_a_slow_one(place
     local.close()
 
 
-def test_a_training_that_resumes_finds_its_speed_from_its_own_steps(places, monkeypatch):
-    clock = Steps()
-    monkeypatch.setattr(local_steps, "time", SimpleNamespace(perf_counter=clock.perf_counter))
-
-    def built():
-        optimizer = torch.optim.SGD((model := Net()).parameters(), lr=0.1)
-        at = places(1, prefix=f"a training of {clock.now} s")
-        return model, optimizer, LocalSteps(model, optimizer, at=at, every=4, fragments=1, every_seconds=8.0)
+def test_a_training_that_resumes_finds_its_speed_from_its_own_steps(places, clock):
+    def begun():
+        return built(0, places(1, prefix=f"a training of {clock.now} s"), fragments=1, every_seconds=8.0)
 
     def train(steps):
         for step in range(steps):
@@ -53,20 +41,13 @@ def test_a_training_that_resumes_finds_its_speed_from_its_own_steps(places, monk
             descend(model, optimizer, 0, step)
         return local.spacing
 
-    model, optimizer, local = built()
+    model, optimizer, local = begun()
     assert train(40) == 8
     saved = local.state_dict()
     local.close()
-    model, optimizer, local = built()
+    model, optimizer, local = begun()
     local.load_state_dict(saved)
     assert train(4) == 8
     local.load_state_dict(saved)  # after a spike of the loss
     assert train(8) == 8
     local.close()
-
-
-@pytest.mark.parametrize("given", [0, -1.0, float("inf"), float("nan"), "4"])
-def test_seconds_that_cannot_be_are_refused(places, given):
-    model = Net()
-    with pytest.raises(ValueError, match="every_seconds is a finite number of seconds above 0"):
-        LocalSteps(model, torch.optim.SGD(model.parameters(), lr=0.1), at=places(1), every_seconds=given)

@@ -1,23 +1,20 @@
 """A training has an identity: states keep it, other trainings are refused, and what is taken over is checked."""
 
 import threading
-import warnings
 
 import pytest
 import torch
 
-from gradwire import LocalSteps
-
+from ..given import warned
+from . import sites
 from .sites import EVENT, Net, descend, together, until
 from .test_local_steps import assert_same
 
 OPTIONS = {"every": 2, "fragments": 1, "overlap": False, "outer": "sgd:lr=1,momentum=0", "compressor": "none"}
 
 
-def built(site, at, seed=0):
-    model = Net(seed)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return model, optimizer, LocalSteps(model, optimizer, at=at, **OPTIONS)
+def built(seed, at, model=None):
+    return sites.built(seed, at, model, **OPTIONS)
 
 
 def state_after(places, steps, prefix):
@@ -25,7 +22,7 @@ def state_after(places, steps, prefix):
     made = [places(2, prefix=prefix) for _ in range(2)]
 
     def run(site):
-        model, optimizer, local = built(site, made[site])
+        model, optimizer, local = built(0, made[site])
         for step in range(steps):
             descend(model, optimizer, site, step)
         state = local.state_dict()
@@ -35,19 +32,12 @@ def state_after(places, steps, prefix):
     return together(2, run)
 
 
-def test_all_sites_save_one_identity_and_another_training_has_another(places):
-    first, second = state_after(places, 4, "one")
-    third, _ = state_after(places, 4, "two")
-    assert first["training"] == second["training"] != third["training"]
-    assert len(first["training"]) == 16
-
-
 def test_an_old_checkpoint_of_another_training_replaces_nobodys_model(places):
     old = state_after(places, 16, "old")[0]
     made = [places(3) for _ in range(3)]
 
     def run(site):
-        model, optimizer, local = built(site, made[site])
+        model, optimizer, local = built(0, made[site])
         try:
             for step in range(8):
                 if (site, step) == (2, 3):
@@ -86,7 +76,7 @@ def test_a_first_model_that_is_not_finite_is_refused_by_name(places):
         model = Net(0)
         with torch.no_grad():
             model.first.weight[0, 0] = torch.nan
-        LocalSteps(model, torch.optim.SGD(model.parameters(), lr=0.1), at=made[site], **OPTIONS)
+        built(0, made[site], model)
 
     for error in together(2, run):
         assert isinstance(error, ValueError)
@@ -100,7 +90,7 @@ def test_a_model_that_differs_from_the_majoritys_is_replaced_when_a_site_comes(p
     def run(site):
         if site == 3:
             assert begun.wait(EVENT)
-        model, optimizer, local = built(site, made[site], seed=site)
+        model, optimizer, local = built(site, made[site])
         if site == 3:
             came.set()
         while local.round < 6:
@@ -126,7 +116,7 @@ def test_a_site_that_gives_nothing_round_after_round_is_warned_and_counted(place
     made = [places(2) for _ in range(2)]
 
     def run(site):
-        model, optimizer, local = built(site, made[site])
+        model, optimizer, local = built(0, made[site])
         for step in range(10):
             if site == 1:
                 with torch.no_grad():
@@ -135,8 +125,7 @@ def test_a_site_that_gives_nothing_round_after_round_is_warned_and_counted(place
         local.close()
         return local.metrics()["missed_rounds"]
 
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
+    with warned("given nothing") as texts:
         assert together(2, run) == [0, 5]
-    (warning,) = [each for each in found if "given nothing" in str(each.message)]
-    assert "to the last 3 rounds: its steps are wasted" in str(warning.message)
+    (text,) = texts
+    assert "to the last 3 rounds: its steps are wasted" in text

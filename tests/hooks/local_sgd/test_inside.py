@@ -21,6 +21,7 @@ from .sites import Town
 
 SITES = RANKS = 2
 PLAIN = {"every": 3, "fragments": 2, "overlap": False, "outer": "average", "compressor": "none"}
+WRAPPERS = {"ddp": DistributedDataParallel} | dict.fromkeys(("own", "overlap"), gradwire.DistributedDataParallel)
 KINDS = ["fsdp", pytest.param("replicate", marks=replicate_of_fsdp)]
 COMPRESSORS = ["none", "int4", "int8:error_feedback=true", "powersgd:rank=2,payload=int8"]
 
@@ -49,8 +50,8 @@ def batch(rank, number):
 
 def wrapped(kind, inside):
     model = net()
-    if kind == "ddp":
-        return DistributedDataParallel(model, process_group=inside.get_group())
+    if kind in WRAPPERS:
+        return WRAPPERS[kind](model, process_group=inside.get_group())
     if kind == "replicate":
         from torch.distributed._composable.replicate_with_fsdp import replicate as shard
     else:
@@ -78,6 +79,8 @@ def built(rank, kind, sites=SITES, address=None, **options):
     made = mesh(sites)
     model = wrapped(kind, made["rank"])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if kind == "overlap":
+        optimizer = gradwire.overlap(model, optimizer)
     place = {"process_group": made["site"].get_group()}
     if address is not None:
         place = {"at": Town.at(address, sites, f"site {rank // RANKS}", prefix=kind)}
@@ -89,7 +92,7 @@ def trained(rank, world_size, kind, compressor="none", address=None):
     order = [int(name[-1]) for name in local._rounds.sites._meeting.names]  # in which sites have come
     for number in range(7):
         step(model, optimizer, rank, number)
-        if number == 4:
+        if number == 4 and kind not in WRAPPERS:
             model(batch(rank, 99)[0])  # leaves the root of FSDP2 with whole parameters
     local.finish()
     return whole(model), local.round, local.history[-1].payload_bytes, order
@@ -166,6 +169,11 @@ def assert_as_expected(results, compressor):
         assert all(torch.equal(results[0][0][name], value) for name, value in found.items())
         assert distance(found, expected(compressor, orders)) < 1e-10
         assert distance(found, expected("none")) < 1.5 * unsharded + 1e-10
+
+
+@pytest.mark.parametrize("kind", WRAPPERS)
+def test_ranks_of_a_site_average_gradients_at_every_step_and_sites_models_now_and_then(ranks, kind):
+    assert_as_expected(ranks.run(trained, SITES * RANKS, kind), "none")
 
 
 @pytest.mark.parametrize("compressor", COMPRESSORS)

@@ -1,5 +1,5 @@
-import io
 import logging
+import re
 import signal
 import threading
 import time
@@ -11,19 +11,17 @@ import torch
 from gradwire import LocalSteps
 from gradwire.hooks.internet import server
 
-from .sites import EVENT, GRACE, LIMIT, Net, descend, together, until
+from ..given import through_file
+from .sites import EVENT, GRACE, LIMIT, Net, built, descend, together, until
 
 PLAIN = {"outer": "sgd:lr=1,momentum=0", "compressor": "none"}
 
 
-def trained(site, at, steps=8, seed=None, dtype=torch.float32, finish=True, before=None, **options):
+def trained(site, at, steps=8, seed=None, finish=True, before=lambda step, model: None, **options):
     """A site's model after so many steps, and what averaged it."""
-    model = Net(site if seed is None else seed, dtype)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    local = LocalSteps(model, optimizer, at=at, **{"every": 4, "fragments": 2, **options})
+    model, optimizer, local = built(site if seed is None else seed, at, **{"momentum": 0.9, **options})
     for step in range(steps):
-        if before is not None:
-            before(step)
+        before(step, model)
         descend(model, optimizer, site, step)
     if finish:
         local.finish()
@@ -46,7 +44,7 @@ def assert_others_go_on(made, steps, meetings):
     together_before = 1 + steps // 2  # at the start, and after every second step
 
     def run(site):
-        def before(step):
+        def before(step, model):
             if step == steps:
                 made[site].grace = GRACE
 
@@ -75,18 +73,14 @@ def test_all_sites_end_with_the_same_model(places, spec, overlap):
 
 def test_memory_that_a_loop_puts_in_another_s_place_is_averaged(places):
     def replacing(site):
-        model = Net(site)
-        model.register_buffer("seen", torch.zeros(2))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        local = LocalSteps(model, optimizer, at=made[site], every=4, fragments=2, overlap=False, **PLAIN)
-        for step in range(16):
+        def before(step, model):
             model.seen = model.seen + site + 1  # as running statistics are often written
             if step == 5:
                 flat = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
                 torch.nn.utils.vector_to_parameters(flat, model.parameters())
-            descend(model, optimizer, site, step)
-        local.finish()
-        return model
+
+        (model := Net(site)).register_buffer("seen", torch.zeros(2))
+        return trained(site, made[site], 16, before=before, model=model, overlap=False, **PLAIN)[0]
 
     made = [places(2), places(2)]
     first, second = together(2, replacing)
@@ -95,17 +89,9 @@ def test_memory_that_a_loop_puts_in_another_s_place_is_averaged(places):
 
 
 def test_plain_averages_after_each_step_of_sgd_are_data_parallel_training(places):
-    def alone(site):
-        model = Net(0, torch.float64)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        local = LocalSteps(model, optimizer, at=made[site], every=1, fragments=1, overlap=False, **PLAIN)
-        for step in range(6):
-            descend(model, optimizer, site, step)
-        local.finish()
-        return model
-
+    options = {"momentum": 0.0, "every": 1, "fragments": 1, "overlap": False, **PLAIN}
     made = [places(2), places(2)]
-    first, second = together(2, alone)
+    first, second = together(2, lambda site: trained(site, made[site], 6, model=Net(0, torch.float64), **options)[0])
     assert_same([first, second])
     model, buffers = Net(0, torch.float64), [Net(0, torch.float64), Net(0, torch.float64)]
     for step in range(6):
@@ -155,11 +141,10 @@ def simulated(sites, steps, every, parts, lr, momentum):
 
 def test_overlapped_fragments_move_the_model_as_written_down_plainly(places):
     made = [places(2), places(2)]
-    outer = "nesterov:lr=0.7,momentum=0.9"
-    options = {"compressor": "none", "outer": outer, "seed": 0, "dtype": torch.float64, "finish": False}
+    options = {"compressor": "none", "outer": "nesterov:lr=0.7,momentum=0.9", "finish": False}
 
     def run(site):
-        model, _, local = trained(site, made[site], steps=15, **options)
+        model, _, local = trained(site, made[site], steps=15, model=Net(0, torch.float64), **options)
         local._settle()
         local.close()
         return model, [sorted(part.parameters) for part in local._parts]
@@ -198,7 +183,7 @@ def test_a_site_that_is_gone_is_left_out_and_the_others_go_on(places, town, requ
     made = [places(3, f"site {place}") for place in range(3)]
     with caplog.at_level(logging.WARNING):
         assert_others_go_on(made, 4, lambda: town.store._gatherings[request.node.name].number)
-    assert "continues without 1 sites: with site 0, site 1" in caplog.text.replace("site 1, site 0", "site 0, site 1")
+    assert re.search("round 3 continues without 1 sites: with site [01], site [01]", caplog.text)
 
 
 def until_round(last, model, local, optimizer, site, before):
@@ -227,9 +212,7 @@ def test_a_site_that_is_late_takes_the_others_model_and_goes_on(places, town, re
             elif site < 2 and step == 14:  # or all is over before it is back
                 until(lambda: steps[2] > 7 or "site 2" in town.waiting(request.node.name))
 
-        model = Net(site)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        local = LocalSteps(model, optimizer, at=made[site], every=4, fragments=2, compressor="int4")
+        model, optimizer, local = built(site, made[site])
         return until_round(12, model, local, optimizer, site, before)
 
     results = together(3, run)
@@ -250,9 +233,7 @@ def test_a_site_that_comes_later_takes_part(places, town, request):
 
         if site == 2:
             until(lambda: max(steps, default=0) > 4)
-        model = Net(site)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        local = LocalSteps(model, optimizer, at=made[site], every=4, fragments=2)
+        model, optimizer, local = built(site, made[site])
         if site == 2:
             came.set()
         return until_round(8, model, local, optimizer, site, before if site < 2 else lambda step: None)
@@ -267,29 +248,24 @@ def test_numbers_that_are_not_finite_at_one_site_reach_no_other(places):
     made = [places(2), places(2)]
 
     def run(site):
-        model = Net(site)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        local = LocalSteps(model, optimizer, at=made[site], every=2, fragments=1, overlap=False)
-        for step in range(6):
+        def before(step, model):
             if (site, step) == (1, 3):
                 with torch.no_grad():
                     model.first.weight[0, 0] = torch.nan
-            descend(model, optimizer, site, step)
-        local.finish()
-        return model, local
+
+        return trained(site, made[site], 6, before=before, momentum=0.0, every=2, fragments=1, overlap=False)
 
     results = together(2, run)
-    assert_same(model for model, _ in results)
+    assert_same(model for model, _, _ in results)
     assert all(each.isfinite().all() for each in numbers(results[0][0]))
-    assert any(stats.replaced for stats in results[1][1].history[1:])
+    assert any(stats.replaced for stats in results[1][2].history[1:])
 
 
 def test_buffers_of_64_bits_are_averaged_in_64_bits(places):
     def run(site):
         model = Net(site)
         model.register_buffer("seen", torch.tensor([1e9 + site, 1e-9 * site], dtype=torch.float64))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        local = LocalSteps(model, optimizer, at=made[site], every=2, fragments=1, overlap=False, **PLAIN)
+        _, optimizer, local = built(site, made[site], model, every=2, fragments=1, overlap=False, **PLAIN)
         model.seen += torch.tensor([3.0 * site, 1e-9], dtype=torch.float64)
         descend(model, optimizer, site, 0)
         local.finish()
@@ -304,18 +280,12 @@ def test_buffers_of_64_bits_are_averaged_in_64_bits(places):
 
 
 def test_changes_and_buffers_are_averaged_by_the_weights_of_their_sites(places):
-    weights = (1.0, 3.0)
+    made, weights = [places(2), places(2)], (1.0, 3.0)
+    options = {"every": 1, "fragments": 1, "overlap": False, **PLAIN}
 
     def run(site):
-        model = Net(0, torch.float64)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        options = {"every": 1, "fragments": 1, "overlap": False, "weight": weights[site], **PLAIN}
-        local = LocalSteps(model, optimizer, at=made[site], **options)
-        descend(model, optimizer, site, 0)
-        local.close()
-        return model
+        return trained(site, made[site], 1, model=Net(0, torch.float64), weight=weights[site], **options)[0]
 
-    made = [places(2), places(2)]
     first, second = together(2, run)
     assert_same([first, second])
     alone = [Net(0, torch.float64) for _ in weights]
@@ -326,56 +296,20 @@ def test_changes_and_buffers_are_averaged_by_the_weights_of_their_sites(places):
         torch.testing.assert_close(mine, average, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("weight", [0.0, -1.0, float("inf"), float("nan"), "2"])
-def test_a_weight_that_is_none_is_refused(places, weight):
-    model = Net(0)
-    with pytest.raises(
-        ValueError, match="the weight of a site is a finite number above 0, such as its batch size; got"
-    ):
-        LocalSteps(model, torch.optim.SGD(model.parameters(), lr=0.1), at=places(1), weight=weight)
-
-
 class Masked(Net):
     """With a buffer of minus infinity, as causal masks are."""
 
-    def __init__(self, seed=0):
-        super().__init__(seed)
+    def __init__(self):
+        super().__init__()
         self.register_buffer("mask", torch.full((2,), -torch.inf))
 
 
 def test_an_infinite_buffer_keeps_no_fragment_from_training(places):
     made = [places(2), places(2)]
-
-    def run(site):
-        model = Masked(0)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        local = LocalSteps(model, optimizer, at=made[site], every=2, fragments=1)
-        for step in range(6):
-            descend(model, optimizer, site, step)
-        local.finish()
-        return model
-
-    results = together(2, run)
+    results = together(2, lambda site: trained(site, made[site], 6, model=Masked(), every=2, fragments=1)[0])
     assert_same(results)
     assert not torch.equal(results[0].last.weight, Net(0).last.weight)
     assert results[0].mask.isneginf().all()
-
-
-class Met:
-    """What stands for sites that nobody needs to meet."""
-
-    def meet(self):
-        """Nothing."""
-
-
-@pytest.mark.parametrize(
-    ("spec", "said"),
-    [("adaptive", "a site that joins .* got 'adaptive'"), ("hosts+int4", "whole sites.* got 'hosts.int4'")],
-)
-def test_compressors_that_choose_by_what_sites_have_seen_or_have_two_levels_are_refused(spec, said):
-    model = Net(0)
-    with pytest.raises(ValueError, match=said):
-        LocalSteps(model, torch.optim.SGD(model.parameters()), at=Met(), every=2, fragments=1, compressor=spec)
 
 
 def test_frozen_parameters_that_differ_are_refused(places):
@@ -384,11 +318,7 @@ def test_frozen_parameters_that_differ_are_refused(places):
     def run(site):
         model = Net(site)
         model.first.requires_grad_(requires_grad=False)
-        return trained_locally(model, made[site])
-
-    def trained_locally(model, at):
-        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-        LocalSteps(model, optimizer, at=at).close()
+        built(site, made[site], model)[2].close()
 
     results = together(2, run)
     assert sum(isinstance(result, ValueError) and "set up differently" in str(result) for result in results) == 1
@@ -446,19 +376,10 @@ def test_ctrl_c_while_others_are_awaited_leaves_no_thread_that_awaits_them(place
         at.meet()
 
 
-def through_file(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
 @pytest.mark.parametrize("stopped_at", [6, 7])
 def test_resumed_training_is_bit_identical(places, stopped_at, request):
     def run(site, until, states=None, at=None):
-        model = Net(0)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        local = LocalSteps(model, optimizer, at=at[site], every=4, fragments=2, compressor="topk:ratio=0.3")
+        model, optimizer, local = built(0, at[site], momentum=0.9, compressor="topk:ratio=0.3")
         if states is not None:
             for each, state in zip((model, optimizer, local), states[site], strict=True):
                 each.load_state_dict(state)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import gradwire
-from gradwire import LocalSteps
 from gradwire.ddp_core.averaging.same_kernels import follow_kernels, kernel_offer
 from gradwire.hooks.internet import client
 from gradwire.hooks.internet.meeting import CPU
@@ -17,7 +16,7 @@ from gradwire.hooks.local_sgd.fragment import fragments
 from gradwire.hooks.local_sgd.outer import outer
 from gradwire.hooks.local_sgd.rounds import Rounds
 
-from .sites import Net, descend, together
+from .sites import Net, built, descend, together
 
 SITES, FAULTY = 4, 3
 
@@ -88,8 +87,7 @@ def test_one_with_usual_numbers_joins_from_these(rounds):
 def test_a_parameter_that_is_unfrozen_without_finite_numbers_is_named_at_its_site(places):
     model = Net(0)
     model.first.requires_grad_(requires_grad=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    local = LocalSteps(model, optimizer, at=places(1), every=4)
+    _, optimizer, local = built(0, places(1), model)
     with torch.no_grad():
         model.first.weight[0, 0] = torch.nan
     model.first.requires_grad_(requires_grad=True)

@@ -42,12 +42,6 @@ def test_equal_weights_change_no_bit():
     assert shares([0.1] * 3) == [1.0] * 3
 
 
-def test_another_choice_is_refused():
-    model = Net(0)
-    with pytest.raises(ValueError, match="outliers is 'keep', 'clip', 'drop'; got 'ignore'"):
-        LocalSteps(model, torch.optim.SGD(model.parameters()), at=type("At", (), {"meet": 0})(), outliers="ignore")
-
-
 def losses(town, fault, outliers):
     """The mean loss of each site at the end, and who was named; the last site's differences go through `fault`."""
     prefix = f"{fault} {outliers} {next(NUMBERS)}"

@@ -5,23 +5,20 @@ import os
 import signal
 import time
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
 
-import gradwire
 from gradwire import LocalSteps
 
 from ...ddp_core.errors import message_of
 from ...ranks import LostRank
-from .sites import GRACE, LIMIT, Net, Town, batch, descend, until
+from . import sites
+from .sites import GRACE, LIMIT, Town, descend, until
 
-
-def built(site, **options):
-    model = Net(site)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return model, optimizer, LocalSteps(model, optimizer, **{"every": 4, "fragments": 2, **options})
+built = partial(sites.built, momentum=0.9)
 
 
 def weights(model):
@@ -125,56 +122,6 @@ def test_ranks_with_states_of_different_trainings_or_rounds_are_refused_by_name(
             "load states that all sites saved after one step of one training: rank 2: it is of training 3333" in other
         )
         assert "rank 2: it is at round 900, where the others are at 4" in later
-
-
-def plain_net():
-    torch.manual_seed(3)
-    return torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3)).double()
-
-
-def loss_on(model, rank, step):
-    inputs, targets = batch(rank, step, torch.float64)
-    return (model(inputs) - targets).square().mean()
-
-
-def in_hosts_of_two(rank, world_size, kind):
-    """The parameters after steps whose gradients are averaged in a host of two ranks, and now and then between hosts."""
-    (host,) = (group for ranks in ((0, 1), (2, 3)) if (group := dist.new_group(list(ranks))) and rank in ranks)
-    (place,) = (group for ranks in ((0, 2), (1, 3)) if (group := dist.new_group(list(ranks))) and rank in ranks)
-    wrapper = torch.nn.parallel.DistributedDataParallel if kind == "torch" else gradwire.DistributedDataParallel
-    model = wrapper(plain_net(), process_group=host)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    if kind == "overlap":
-        optimizer = gradwire.overlap(model, optimizer)
-    options = {"every": 3, "fragments": 1, "overlap": False, "outer": "sgd:lr=1,momentum=0", "compressor": "none"}
-    local = LocalSteps(model, optimizer, process_group=place, **options)
-    for step in range(7):
-        optimizer.zero_grad()
-        loss_on(model, rank, step).backward()
-        optimizer.step()
-    local.finish()
-    return weights(model)
-
-
-@pytest.mark.parametrize("kind", ["torch", "gradwire", "overlap"])
-def test_ranks_of_a_host_average_at_every_step_and_hosts_now_and_then(ranks, kind):
-    hosts = [plain_net(), plain_net()]
-    for step in range(7):
-        for host, model in enumerate(hosts):
-            model.zero_grad()
-            (sum(loss_on(model, 2 * host + place, step) for place in range(2)) / 2).backward()
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter -= 0.1 * parameter.grad
-        if step in (2, 5, 6):
-            with torch.no_grad():
-                for pair in zip(*(model.parameters() for model in hosts), strict=True):
-                    mean = sum(pair) / 2
-                    for parameter in pair:
-                        parameter.copy_(mean)
-    for found in ranks.run(in_hosts_of_two, 4, kind):
-        for mine, expected in zip(found, hosts[0].parameters(), strict=True):
-            torch.testing.assert_close(mine, expected.detach(), rtol=1e-10, atol=1e-10)
 
 
 def halt(kind, folder):

@@ -10,20 +10,16 @@ from gradwire.compress.simulate import operations_of
 from gradwire.hooks.local_sgd import rounds
 
 from ...ddp_core.averaging.test_same_kernels import kernels_of, native, versions_of
-from .sites import Net, Town, descend, together, until
+from .sites import Town, built, descend, together, until
 
 SPECS = ["int4", "powersgd:rank=1,min_compression_rate=0.1"]
 
 
 def trained(rank, world_size, given, spec, address=None, steps=8):
     """A site's parameters, and {operation: backend} of what the compressor needs."""
-    model = Net(rank)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    at = address and Town.at(address, world_size, f"site {rank}", prefix=f"{spec} {given}")
     with kernels_of(given[rank]):
-        place = {}
-        if address is not None:
-            place["at"] = Town.at(address, world_size, f"site {rank}", prefix=f"{spec} {given}")
-        local = LocalSteps(model, optimizer, every=4, fragments=2, compressor=spec, **place)
+        model, optimizer, local = built(rank, at, compressor=spec)
         for step in range(steps):
             descend(model, optimizer, rank, step)
         local.finish()

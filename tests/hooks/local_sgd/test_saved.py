@@ -8,12 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gradwire import LocalSteps
 from gradwire.experiments.workloads.simulated_sites import Exchange, SimulatedSites
 from gradwire.hooks.local_sgd.inside import Inside
 from gradwire.hooks.local_sgd.saved import FORMAT, load
 
-from .sites import GRACE, Net, descend, together
+from .sites import GRACE, built, descend, together
 
 EMPTY = {"training": "", "steps": 8, "round": 2, "parameters": {}, "fragments": [], "buffers": torch.zeros(0)}
 EMPTY |= {"inside": [0, 1], "axis": {}, "unfrozen": {}}
@@ -40,18 +39,12 @@ def test_a_state_of_another_format_or_setup_is_refused():
 @pytest.fixture
 def local():
     """A site alone, in the midst of training, with an average that is not applied yet."""
-    model = Net(0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     at = SimulatedSites(Exchange(1), 0, timedelta(minutes=1))
-    made = LocalSteps(model, optimizer, at=at, every=4, fragments=2, compressor="none")
+    model, optimizer, made = built(0, at, compressor="none")
     for step in range(3):
         descend(model, optimizer, 0, step)
     yield made
     made.close()
-
-
-def damaged(state, change):
-    return {**state, **change(state)}
 
 
 def without_captured(state):
@@ -86,7 +79,7 @@ def test_a_state_that_does_not_fit_is_refused_before_anything_changes(local, cha
     saved = local.state_dict()
     assert any("captured" in each for each in saved["parameters"].values())
     with pytest.raises(ValueError, match=words):
-        local.load_state_dict(damaged(saved, change))
+        local.load_state_dict({**saved, **change(saved)})
     after = local.state_dict()
     for name, fields in saved["parameters"].items():
         assert fields.keys() == after["parameters"][name].keys()
@@ -98,17 +91,15 @@ def test_a_state_that_does_not_fit_is_refused_before_anything_changes(local, cha
 def test_a_site_that_returns_with_an_old_checkpoint_trains_from_the_others_model_at_once(places):
     made, returned, ends = [places(3, grace=GRACE) for _ in range(4)], threading.Event(), {}
 
-    def built(at):
-        model = Net(0)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        return model, optimizer, LocalSteps(model, optimizer, at=at, every=2, fragments=2, compressor="none")
+    def begun(at):
+        return built(0, at, every=2, compressor="none")
 
     def trained(site, rounds, model, optimizer, local):
         while local.round < rounds:
             descend(model, optimizer, site, local.steps)
 
     def stays(site):
-        here = built(made[site])
+        here = begun(made[site])
         trained(site, 5, *here)
         while not returned.is_set():
             descend(*here[:2], site, 0)
@@ -118,12 +109,12 @@ def test_a_site_that_returns_with_an_old_checkpoint_trains_from_the_others_model
         return here[2].round
 
     def returns(site):
-        model, optimizer, local = built(made[site])
+        model, optimizer, local = begun(made[site])
         trained(site, 2, model, optimizer, local)
         saved = {name: each.clone() for name, each in model.state_dict().items()}, local.state_dict()
         local.close()
         time.sleep(1.0)  # the others go on
-        model, optimizer, local = built(made[3])
+        model, optimizer, local = begun(made[3])
         model.load_state_dict(saved[0])
         local.load_state_dict(saved[1])
         now = local.round

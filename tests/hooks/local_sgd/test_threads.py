@@ -7,13 +7,13 @@ from datetime import timedelta
 import pytest
 import torch
 
-from gradwire import LocalSteps
 from gradwire.ddp_core.transport.protocol import Decorated
 
 from ...ddp_core.errors import message_of
 from ..given import same
 from ..saving import Busy
-from .sites import Net, descend
+from . import sites
+from .sites import descend
 
 STEPS, EVERY = 16, 4
 CASES = [  # fragments, overlap
@@ -45,10 +45,8 @@ class Gated(Decorated):
 
 
 def built(rank, fragments, overlap, gate=None, momentum=0.9):
-    model = Net(0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
     options = {"every": EVERY, "fragments": fragments, "overlap": overlap, "timeout": timedelta(seconds=40)}
-    return model, optimizer, LocalSteps(model, optimizer, transport=gate, compressor="topk:ratio=0.3", **options)
+    return sites.built(0, momentum=momentum, transport=gate, compressor="topk:ratio=0.3", **options)
 
 
 def ended(model, local):

@@ -1,14 +1,13 @@
 """Parameters that the user unfreezes in mid-training are averaged over sites from the next round on."""
 
 import copy
-import warnings
 from datetime import timedelta
 
 import pytest
 import torch
 
-from gradwire import LocalSteps
-
+from ..given import same, warned
+from . import sites as of_sites
 from .sites import Net, Town, descend, together, until
 
 MINUTE = timedelta(seconds=60)
@@ -18,9 +17,7 @@ def built(seed=0, dtype=torch.float32, **options):
     """A site that trains the last layer alone; the optimizer has all parameters."""
     model = Net(seed, dtype)
     model.first.requires_grad_(requires_grad=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    options = {"every": 4, "fragments": 2, "timeout": MINUTE, **options}
-    return model, optimizer, LocalSteps(model, optimizer, **options)
+    return of_sites.built(0, model=model, momentum=0.9, timeout=MINUTE, **options)
 
 
 def unfreeze(model, seed=None):
@@ -32,13 +29,6 @@ def unfreeze(model, seed=None):
 
 def weights(model):
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-
-
-def assert_alike(found):
-    first, *others = found
-    for other in others:
-        for name, value in first.items():
-            assert torch.equal(value, other[name]), name
 
 
 def trained(rank, world_size, unfrozen_at, steps=13, reset=False, **options):
@@ -56,18 +46,18 @@ def trained(rank, world_size, unfrozen_at, steps=13, reset=False, **options):
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("spec", ["none", "int4", "powersgd:rank=1", "topk:ratio=0.2"])
 def test_an_unfrozen_parameter_trains_and_ends_alike_at_all_sites(ranks, spec, overlap):
-    results = ranks.run(trained, 2, [5, 5], compressor=spec, overlap=overlap)
-    assert_alike([found for _, found in results])
-    assert not torch.equal(results[0][0], results[0][1]["first.weight"])
+    (before, first), (_, second) = ranks.run(trained, 2, [5, 5], compressor=spec, overlap=overlap)
+    assert same(first, second)
+    assert not torch.equal(before, first["first.weight"])
 
 
 @pytest.mark.parametrize(
     "unfrozen_at", [[4, 7], [6, 5], [5, None], [12, 12]]
 )  # 12: the last step; no round but the last
 def test_sites_may_unfreeze_at_different_steps_or_one_alone(ranks, unfrozen_at):
-    results = ranks.run(trained, 2, unfrozen_at)
-    assert_alike([found for _, found in results])
-    assert not torch.equal(results[0][0], results[0][1]["first.weight"])
+    (before, first), (_, second) = ranks.run(trained, 2, unfrozen_at)
+    assert same(first, second)
+    assert not torch.equal(before, first["first.weight"])
 
 
 def simulated(sites, unfrozen_at, steps, lr, momentum):
@@ -141,8 +131,7 @@ def resumed(rank, world_size, stop):
 
 @pytest.mark.parametrize("stop", [6, 8, 11])  # before, at and after the round in which the parameters join
 def test_a_training_that_resumes_after_an_unfreezing_changes_no_bit(ranks, stop):
-    for straight, stopped in ranks.run(resumed, 2, stop):
-        assert_alike([straight, stopped])
+    assert all(same(*pair) for pair in ranks.run(resumed, 2, stop))
 
 
 def test_a_site_that_comes_after_an_unfreezing_averages_the_same_parameters():
@@ -164,17 +153,16 @@ def test_a_site_that_comes_after_an_unfreezing_averages_the_same_parameters():
         local.finish()
         return weights(model), local.history[0].replaced
 
-    results = together(3, run)
-    assert_alike([found for found, _ in results])
-    assert results[2][1]
-    assert not torch.equal(results[2][0]["first.weight"], Net(0).first.weight)
+    (first, _), (second, _), (third, replaced) = together(3, run)
+    assert same([first, first], [second, third])
+    assert replaced
+    assert not torch.equal(third["first.weight"], Net(0).first.weight)
 
 
-def warned(rank, world_size, change):
+def told(rank, world_size, change):
     """The warnings of a training whose model is changed after five steps."""
     model, optimizer, local = built()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned("LocalSteps") as texts:
         for step in range(12):
             if step == 5 and change == "add":
                 model.register_parameter("extra", torch.nn.Parameter(torch.zeros(2)))
@@ -184,13 +172,13 @@ def warned(rank, world_size, change):
                 unfreeze(model)
             descend(model, optimizer, rank, step)
     local.close()
-    return [str(each.message) for each in caught if "LocalSteps" in str(each.message)]
+    return texts
 
 
 @pytest.mark.parametrize(
     ("change", "names"), [("add", "extra"), ("replace", "last.weight, last.bias"), ("unfreeze", "")]
 )
 def test_parameters_added_or_replaced_later_are_named_once(ranks, change, names):
-    for told in ranks.run(warned, 2, change):
-        assert len(told) == bool(names)
-        assert all(names in message and "create LocalSteps anew" in message for message in told)
+    for texts in ranks.run(told, 2, change):
+        assert len(texts) == bool(names)
+        assert all(names in text and "create LocalSteps anew" in text for text in texts)
