@@ -94,8 +94,8 @@ def by_all() -> list[Reaches]:
 def to_target(spec: str, rate: str, reaches: Reaches = by_average, *, by_seed: bool = False) -> tuple[list[float], int]:
     """Return speed-ups over bf16 of the time to bf16's last training loss and one per cent, and how many seeds ran.
 
-    `reaches` smooths the losses. One for each run of the lab that timed both, as means over seeds unless `by_seed`; or that of an
-    earlier training of one seed in the lab. None at all if a seed never gets there.
+    `reaches` smooths the losses. One for each run of the lab that timed both, as means over seeds unless `by_seed`; or that
+    of an earlier training of one seed in the lab. None at all if a seed never gets there.
     """
     points = raw(STUDY)
     trained = [row for point in points for row in point["rows"] if row["steps"] == 120]
