@@ -116,16 +116,7 @@ def test_a_dry_run_of_two_shots_counts_every_byte(spec, world_size):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize(
-    "spec",
-    [
-        *REDUCED,
-        *GATHERED,
-        "onebit",
-        "onebit:block=64",
-        "int8",
-        "int4:rounding=stochastic",
-        "ternary",
-    ],
+    "spec", [*REDUCED, *GATHERED, "onebit", "onebit:block=64", "int8", "int4:rounding=stochastic", "ternary"]
 )
 def test_a_dry_run_counts_what_a_real_run_sends(spec, dtype):
     within, built = layout(*SHAPES, dtype=dtype, world_size=3), compressor(spec)

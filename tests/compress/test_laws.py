@@ -266,15 +266,7 @@ class Leaky:
         return average.mul_(0.98)
 
 
-LEAKING = (
-    "none",
-    "bf16",
-    "fp16",
-    "bf16:sum=float32",
-    "fp16+powersgd:rank=1",
-    "bf16+batched-powersgd:rank=2",
-    "int4",
-)
+LEAKING = ("none", "bf16", "fp16", "bf16:sum=float32", "fp16+powersgd:rank=1", "bf16+batched-powersgd:rank=2", "int4")
 
 
 @pytest.mark.parametrize("spec", LEAKING)

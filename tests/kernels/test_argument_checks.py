@@ -18,11 +18,7 @@ REFUSED = {
     "shapes": (kernels.cast_scaled, (X, HALF, 1.0), "differ in shape"),
     "overlap": (kernels.cast_scaled, (X[:8], X[4:12], 1.0), "source and out overlap"),
     "other device": (kernels.cast_scaled, (X, X.to("meta"), 1.0), "out is on meta, source on cpu"),
-    "same residual": (
-        kernels.sign_pack,
-        (X, in_place(X), torch.ones(1, 2), BITS, 16),
-        "grad and residual overlap",
-    ),
+    "same residual": (kernels.sign_pack, (X, in_place(X), torch.ones(1, 2), BITS, 16), "grad and residual overlap"),
     "short residual": (kernels.sign_pack, (X, in_place(HALF), torch.ones(1, 2), BITS, 16), "not as long"),
     "residual apart": (
         kernels.sign_pack,
@@ -34,22 +30,14 @@ REFUSED = {
         (X, Residual(X, LONG[:16]), torch.ones(1, 2), BITS, 16),
         r"grad and residual\.before overlap",
     ),
-    "short before": (
-        kernels.sign_pack,
-        (X, Residual(LONG[:8], LONG[:16]), torch.ones(1, 2), BITS, 16),
-        "not as long",
-    ),
+    "short before": (kernels.sign_pack, (X, Residual(LONG[:8], LONG[:16]), torch.ones(1, 2), BITS, 16), "not as long"),
     "bits": (kernels.sign_pack, (X, None, torch.ones(1, 2), BITS[:, :1], 16), "bits have the shape"),
     "few rows": (kernels.sign_pack, (torch.ones(17), None, torch.ones(1, 2), BITS, 16), "do not hold 17"),
     "block": (kernels.sign_pack, (X, None, torch.ones(1, 4), BITS, 16), "multiple of 8 elements, got 4"),
     "no blocks": (kernels.sign_unpack_mean, (torch.ones(1, 1, 3), BITS[None], X), "do not divide"),
     "no voters": (kernels.sign_unpack_mean, (torch.ones(0, 1, 1), BITS[None][:0], X), "no voters"),
     "long out": (kernels.sign_unpack_mean, (torch.ones(1, 1, 1), BITS[None], torch.ones(17)), "do not hold"),
-    "codes": (
-        kernels.quantize_blocks,
-        (X, None, torch.ones(1, 2), BITS.view(torch.int8), 16),
-        "codes have the shape",
-    ),
+    "codes": (kernels.quantize_blocks, (X, None, torch.ones(1, 2), BITS.view(torch.int8), 16), "codes have the shape"),
     "three bits": (
         kernels.quantize_blocks,
         (X, None, torch.ones(1, 2), BITS.view(torch.int8), 16, 3),

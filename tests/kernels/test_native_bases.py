@@ -11,14 +11,7 @@ from .native_given import native_of, needs_native
 from .test_native_low_rank import laid_out
 
 pytestmark = needs_native
-SHAPES = [
-    (1, 1, 1),
-    (300, 7, 1),
-    (37, 53, 4),
-    (513, 20, 17),
-    (40, 40, 32),
-    (130, 2500, 5),
-]  # (rows, columns, rank)
+SHAPES = [(1, 1, 1), (300, 7, 1), (37, 53, 4), (513, 20, 17), (40, 40, 32), (130, 2500, 5)]  # (rows, columns, rank)
 
 
 def test_bases_are_orthonormal_and_those_of_the_reference(level, threads):

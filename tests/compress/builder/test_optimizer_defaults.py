@@ -6,14 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradwire.compress import (
-    Dense,
-    Simulation,
-    compressor,
-    specification,
-    tuned,
-    without_momentum,
-)
+from gradwire.compress import Dense, Simulation, compressor, specification, tuned, without_momentum
 from gradwire.compress.builder.optimizer_defaults import FEEDBACK, kinds, own_momentum
 
 from ..given import gradients, layout, mean

@@ -5,14 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from gradwire.compress import (
-    Dense,
-    ErrorFeedback,
-    Simulation,
-    WorkerMomentum,
-    compressor,
-    compressors,
-)
+from gradwire.compress import Dense, ErrorFeedback, Simulation, WorkerMomentum, compressor, compressors
 from gradwire.compress.protocol.registry import registered
 from gradwire.compress.state import tree as states
 from gradwire.compress.state.tree import Leaves
