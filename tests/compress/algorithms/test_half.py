@@ -149,16 +149,3 @@ def test_means_of_sums_in_float32_are_rounded_twice_however_many_ranks_there_are
     bound = unit * (sizes + mean.abs()) * 1.01 + 1e-7
     for average in Simulation(compressor(f"{name}:sum=float32"), within).step([each.clone() for each in given]):
         assert ((average.double() - mean).abs() <= bound).all()
-
-
-@pytest.mark.parametrize(
-    ("spec", "words"),
-    [
-        ("bf16:sum=float64", "bf16:sum takes 16bit, float32"),
-        ("bf16:sum=float32+powersgd", "bf16:sum=float32 is of whole gradients"),
-        ("fp16:sum=float32+int8", "leave sum out|packs its own bytes"),
-    ],
-)
-def test_sums_in_float32_are_refused_where_another_compressor_adds_up(spec, words):
-    with pytest.raises(ValueError, match=words):
-        compressor(spec)

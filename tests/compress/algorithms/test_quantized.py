@@ -10,7 +10,7 @@ from gradwire.compress.state import tree as state
 from gradwire.kernels.quantization import uniform
 
 from ...kernels.test_rotation import hadamard, parts
-from ..given import gradients, layout, mean
+from ..given import assert_goes_on_after_a_load, gradients, layout, mean
 
 SPECS = {
     "int8": (127, 127.0, 0.0),
@@ -34,11 +34,6 @@ def signs(vector, block):
     """Blocks of mean magnitude times sign, in float64; the last block may be short."""
     parts = [vector[start : start + block] for start in range(0, len(vector), block)]
     return numpy.concatenate([numpy.abs(part).mean() * numpy.where(part >= 0, 1.0, -1.0) for part in parts])
-
-
-def averages(spec, within, steps=4, seed=0):
-    simulation = Simulation(compressor(spec), within)
-    return [simulation.step(gradients(within, seed + step))[0] for step in range(steps)], simulation
 
 
 @pytest.mark.parametrize("feedback", [True, False])
@@ -112,22 +107,13 @@ def test_the_mean_of_many_random_averages_without_feedback_is_the_mean_gradient(
 
 
 @pytest.mark.parametrize("spec", STOCHASTIC)
-def test_random_rounding_is_repeated_by_the_same_steps_and_leaves_the_users_numbers_alone(spec):
-    within, before = layout((700,)), torch.get_rng_state()
-    first, simulation = averages(spec, within)
-    again, _ = averages(spec, within)
-    assert all(map(torch.equal, first, again))
-    assert torch.equal(torch.get_rng_state(), before)
-    for states in simulation.states:
-        state.set_step(states, 1)  # what a loaded state, or a step that is taken back, goes on from
-    fresh = Simulation(simulation.compressor, within)
-    for states in fresh.states:
-        state.set_step(states, 1)
-    entries = [state.save(states) for states in simulation.states]
-    for states, saved in zip(fresh.states, entries, strict=True):
-        state.load(states, saved)
-    given = gradients(within, 9)
-    assert torch.equal(simulation.step(given)[0], fresh.step(given)[0])
+def test_random_rounding_is_repeated_by_the_same_steps_and_after_a_load(spec):
+    within = layout((700,))
+    first, again = (Simulation(compressor(spec), within) for _ in range(2))
+    for step in range(4):
+        given = gradients(within, step)
+        assert torch.equal(first.step(given)[0], again.step(given)[0])
+    assert_goes_on_after_a_load(compressor(spec), within)
 
 
 @pytest.mark.parametrize("codec", [Int8, Int4, Int2])

@@ -7,11 +7,10 @@ import torch
 
 from gradwire.compress import Dense, ErrorFeedback, Simulation, WorkerMomentum, compressor, compressors
 from gradwire.compress.protocol.registry import registered
-from gradwire.compress.state import tree as states
 from gradwire.compress.state.tree import Leaves
 from gradwire.testing import held_back
 
-from ..given import RANKS, Scaled, gradients, layout, mean
+from ..given import RANKS, Scaled, assert_goes_on_after_a_load, gradients, layout, mean
 from ..test_laws import BITS, ROUNDING
 
 LOSSY = [name for name in compressors() if registered[name].lossy and not name.startswith("shouting")]
@@ -134,14 +133,7 @@ class TestWorkerMomentum:
 
 @pytest.mark.parametrize("spec", ["topk:momentum=0.9,error_feedback=0.9", "int4:momentum=0.9"])
 def test_what_is_remembered_is_saved_and_loaded_by_parameter(spec):
-    within = layout(*SHAPES, world_size=1)
-    first, second = (Simulation(compressor(spec), within) for _ in range(2))
-    for step in range(3):
-        first.step(gradients(within, step))
-    assert states.load(second.states[0], states.save(first.states[0])) == {}
-    states.set_step(second.states[0], 3)
-    given = gradients(within, 4)
-    assert torch.equal(first.step(given)[0], second.step(given)[0])
+    assert_goes_on_after_a_load(compressor(spec), layout(*SHAPES, world_size=1))
 
 
 def test_an_option_of_a_method_s_own_goes_before_the_wrapper_s_of_that_name():

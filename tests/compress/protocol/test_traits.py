@@ -92,8 +92,9 @@ class TestFromElsewhere:
             ModelMemory(Around(EveryThird()), partial=True)
 
     def test_two_levels_and_ladders_refuse_what_two_levels_or_ladders_cannot_contain(self):
-        with pytest.raises(ValueError, match="two levels"):
-            Hierarchical(Around(Hierarchical(Dense())))
+        for within in (Float16, Around):
+            with pytest.raises(ValueError, match=r"there are two levels, hosts and their ranks: write hosts\+ once"):
+                Hierarchical(within(Hierarchical(Dense())))
         register("every-third", lossy=False)(EveryThird)
         with pytest.raises(ValueError, match="ladder cannot take"):
             Adaptive("none/every-third")
