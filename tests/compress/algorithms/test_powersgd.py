@@ -54,11 +54,12 @@ def test_every_step_is_the_paper_s_algorithm_with_error_feedback_and_warm_start(
 
 
 @pytest.mark.parametrize("shape", [(4, 9), (9, 4), (1, 5), (5, 1), (6, 6), (4, 3, 3)], ids=str)
-def test_with_full_rank_the_average_is_exact(shape):
+def test_with_full_rank_the_average_is_exact_and_the_rank_is_capped_at_the_smaller_side(shape):
     within = layout(shape)
     given = gradients(within)
-    out = Simulation(compressor(f"powersgd:rank=100,{EVERY},error_feedback=false"), within).step(given)[0]
-    assert torch.allclose(out, sum(given) / 2, atol=1e-5)
+    simulation = Simulation(compressor(f"powersgd:rank=100,{EVERY},error_feedback=false"), within)
+    assert torch.allclose(simulation.step(given)[0], sum(given) / 2, atol=1e-5)
+    assert simulation.states[0].factors.matrices[0].rank == min(shape[0], math.prod(shape[1:]))
 
 
 @pytest.mark.parametrize("scale", [2.0**-60, 2.0**60])
