@@ -43,7 +43,7 @@ def decoded(scales, codes, size, bits=8):
 @pytest.mark.parametrize(("length", "block"), SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_codes_are_the_nearest_levels_of_a_part_of_the_largest_magnitude(length, block, dtype, bits):
-    limit, steps, offset = BITS[bits]
+    limit, steps, _ = BITS[bits]
     for size in SIZES:
         grad = numbers(size, dtype)
         scales, codes = encode(grad, length, block, bits=bits)
@@ -55,7 +55,6 @@ def test_codes_are_the_nearest_levels_of_a_part_of_the_largest_magnitude(length,
         found = levels(codes, bits).reshape(-1, block)
         assert numpy.abs(found).max() <= limit
         assert numpy.abs(found - exact.clip(-limit, limit)).max() <= 0.5001
-        assert (found.reshape(-1)[size:] == offset).all()
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -70,6 +69,7 @@ def test_conservation_payload_and_residual_are_the_input(length, block, grad_dty
         payload = encode(grad, length, block, residual, bits, seed=seed)
         kept = residual.double().numpy() + decoded(*payload, size, bits)
         assert numpy.abs(kept - corrected).max() <= numpy.abs(corrected).max() * 3e-7
+        assert (levels(payload[1], bits).reshape(-1)[size:] == BITS[bits][2]).all()
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -131,14 +131,6 @@ def test_numbers_of_any_size_are_encoded():
         assert codes[0, :3].tolist() == [127, -127, 0]
         assert residual.isfinite().all()
     assert not encode(torch.zeros(8), 8, 8)[1].any()
-
-
-def test_the_gradient_is_left_as_it_is():
-    grad = numbers(1009, torch.float32)
-    before = grad.clone()
-    encode(grad, 64, 8)
-    encode(grad, 64, 8, torch.zeros(1009), seed=1)
-    assert torch.equal(grad, before)
 
 
 @pytest.mark.parametrize("bits", BITS)

@@ -6,7 +6,7 @@ import numpy
 import pytest
 import torch
 
-from gradwire.compress import ErrorFeedback, PowerSGD, Simulation, compressor, dry_run
+from gradwire.compress import ErrorFeedback, PowerSGD, Simulation, compressor, dry_run, simulate
 from gradwire.compress.algorithms.powersgd import BatchedPowerSGD, near_square
 from gradwire.kernels import Residual
 
@@ -107,16 +107,6 @@ def test_q_is_standard_normal():
     assert abs(q.std().item() - 1) < 0.05
 
 
-def on_one_rank(program):
-    """What a program returns where there are no other ranks."""
-    reply = None
-    try:
-        while True:
-            reply = program.send(reply).tensor
-    except StopIteration as end:
-        return end.value
-
-
 @pytest.mark.parametrize("beside", [True, False])
 def test_what_was_held_back_of_a_parameter_that_is_sent_whole_is_sent_and_nothing_of_it_stays(beside):
     within = layout((30, 20), (7,), world_size=1)
@@ -124,7 +114,7 @@ def test_what_was_held_back_of_a_parameter_that_is_sent_whole_is_sent_and_nothin
     due = (given + before)[600:]
     after = torch.full_like(before, torch.nan) if beside else before
     compressor = PowerSGD(rank=2)
-    average = on_one_rank(compressor.reduce(given.clone(), compressor.init(within), Residual(before, after)))
+    (average,) = simulate([compressor.reduce(given.clone(), compressor.init(within), Residual(before, after))])
     assert torch.equal(average[600:], due)
     assert not after[600:].any()
 

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from gradwire.compress import Gathered, Int2, Int4, Int8, Residual, Simulation, TwoShot, compressor, simulate
-from gradwire.compress.baselines.ternary import Ternary
 from gradwire.compress.state import tree as state
 from gradwire.kernels.quantization import uniform
 
@@ -156,16 +155,3 @@ def test_a_gradient_that_is_not_finite_spoils_its_block_of_the_average_on_every_
     for average in Simulation(compressor(spec), within).step(given):
         assert not average[300].isfinite()
         assert average[384:].isfinite().all()
-
-
-@pytest.mark.parametrize(
-    "codec", [Int8(), Int4(), Ternary(), Int4(block=24), Int2(), Ternary(block=8), Int4(rotate=True)]
-)
-def test_rows_are_whole_words_of_16_bytes_and_hold_codes_and_scales(codec):
-    for numel in (1, 8, 127, 128, 129, 1009):
-        length = codec.row_length(numel)
-        blocks = -(-length // codec.block)
-        size = codec.row_bytes(length)
-        assert length >= numel
-        assert size % 16 == 0
-        assert length * codec.bits / 8 + 4 * blocks <= size < length * codec.bits / 8 + 4 * blocks + 20
