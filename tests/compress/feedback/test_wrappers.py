@@ -71,14 +71,7 @@ class TestSwitch:
         assert (sent - owed).abs().max() < 4e-3 * owed.abs().max()
 
 
-class TestWiden:
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-    def test_a_wide_gradient_stays_as_wide_as_it_is(self, dtype):
-        within = layout((16, 16), dtype=dtype)
-        simulation = Simulation(compressor("powersgd:rank=1"), within)
-        assert simulation.step(gradients(within))[0].dtype == dtype
-        assert simulation.states[0].residual.flat.dtype == dtype
-
+class TestErrorFeedback:
     def test_what_16_bits_cannot_hold_of_the_average_is_held_back_by_every_rank(self):
         within = layout((1,), dtype=torch.bfloat16)
         simulation = Simulation(ErrorFeedback(Float32Arithmetic(Dense())), within)
@@ -87,8 +80,6 @@ class TestWiden:
         assert [state.residual.flat.item() for state in simulation.states] == [2.0**-9] * RANKS
         assert simulation.step([torch.zeros(1, dtype=torch.bfloat16)] * RANKS)[0].item() == 2.0**-9
 
-
-class TestErrorFeedback:
     @pytest.mark.parametrize(
         ("kept", "averages", "held"),
         [(1.0, [0.5, 0.75, 0.875, 0.9375], 0.9375), (0.5, [0.5, 0.625, 0.65625, 0.6640625], 0.33203125)],

@@ -101,10 +101,7 @@ class TestFromElsewhere:
 
 
 REFUSED = {
-    "codec's shapes": (
-        {"adapter": Gathered, "traits": Traits(ignores_shapes=True)},
-        "its adapter declares ignores_shapes",
-    ),
+    "codec's shapes": ({"adapter": Gathered, "traits": Traits(ignores_shapes=True)}, "adapter declares ignores_shapes"),
     "compressor's zeros": ({"traits": Traits(keeps_zeros=True, draws=True)}, "only codecs have draws, keeps_zeros"),
     "a lossy mean": ({"traits": Traits(averages=True)}, "register it with lossy=False"),
 }
