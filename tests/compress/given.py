@@ -48,16 +48,18 @@ class Scaled:
         return (yield from all_reduce(sent))
 
 
-def assert_goes_on_after_a_load(built, within, steps=3):
-    """A state that was saved and loaded gives the bits of one that never was."""
+def assert_goes_on_after_a_load(built, within, steps=3, more=1):
+    """A state that was saved and loaded gives the bits of one that never was, for some more steps."""
     whole, resumed = Simulation(built, within), Simulation(built, within)
     for step in range(steps):
         whole.step(gradients(within, step))
     for before, after in zip(whole.states, resumed.states, strict=True):
         assert states.load(after, states.save(before)) == {}
         states.set_step(after, steps)
-    for left, right in zip(whole.step(gradients(within, steps)), resumed.step(gradients(within, steps)), strict=True):
-        assert torch.equal(left, right)
+    for step in range(steps, steps + more):
+        given = gradients(within, step)
+        assert all(map(torch.equal, whole.step(given), resumed.step(given)))
+    return resumed
 
 
 def assert_steps_of(spec, within, sent_of, feedback, atol=1e-14):

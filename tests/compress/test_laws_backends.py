@@ -22,16 +22,7 @@ COARSE = {
 }
 SPECS = [COARSE.get(name, name) for name in NAMES if name not in OWN_LAW]
 TELESCOPING = [spec for spec in SPECS if "adacomp" not in spec]  # which calls no kernel, and takes more steps to tell
-CALLS = (
-    "bf16",
-    "int8",
-    "int2",
-    "onebit",
-    "topk",
-    "powersgd",
-    "acp-powersgd",
-    "randomk",
-)  # each kernel of Triton's
+CALLS = ("bf16", "int8", "int2", "onebit", "topk", "powersgd", "acp-powersgd", "randomk")  # each kernel of Triton's
 CASES = [
     (backend, spec) for backend in BACKENDS for spec in SPECS if backend != "triton" or spec.partition(":")[0] in CALLS
 ]

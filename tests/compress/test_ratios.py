@@ -34,10 +34,7 @@ def lstm():
 
 @pytest.mark.parametrize(
     ("network", "parameters", "ratios"),
-    [
-        (resnet18, 11_173_962, {1: 243.26, 2: 135.84, 4: 72.13}),
-        (lstm, 28_949_319, {1: 309.66, 2: 203.14, 4: 120.35}),
-    ],
+    [(resnet18, 11_173_962, {1: 243.26, 2: 135.84, 4: 72.13}), (lstm, 28_949_319, {1: 309.66, 2: 203.14, 4: 120.35})],
 )
 def test_the_paper_s_ratios_to_two_decimals(network, parameters, ratios):
     with torch.device("meta"):

@@ -69,11 +69,12 @@ def test_ranks_get_the_same_bits_in_tensors_of_their_own():
         (AllReduce(torch.ones(2)), AllReduce(torch.ones(3))),
         (AllReduce(torch.ones(2)), AllReduce(torch.ones(2, 1))),
         (AllReduce(torch.ones(2)), AllReduce(torch.ones(2), "sum")),
+        (AllReduce(torch.ones(2)), AllReduce(torch.ones(2), scope="across")),
         (AllReduce(torch.ones(2)), AllReduce(torch.ones(2, dtype=torch.float64))),
         (AllReduce(torch.ones(2)), None),
         (None, AllToAll(torch.ones(2))),
     ],
-    ids=["kind", "size", "shape", "operation", "dtype", "fewer rounds", "more rounds"],
+    ids=["kind", "size", "shape", "operation", "scope", "dtype", "fewer rounds", "more rounds"],
 )
 @pytest.mark.parametrize("agreed", [0, 2])
 def test_ranks_that_ask_for_different_things_are_told_what_each_asked_for(first, second, agreed):

@@ -80,17 +80,6 @@ def test_steps_that_are_kept_are_those_in_place_to_the_bit(spec, dtype):
 
 
 @CASES
-def test_a_step_never_writes_to_the_numbers_before_it(spec):
-    within = layout(*SHAPES, world_size=3)
-    simulation = Versioned(build(spec), within)
-    for step in range(STEPS):
-        before = simulation.numbers()
-        simulation.begin(gradients(within, step))
-        assert same([leaf.before for leaf in simulation.flat], before)
-        simulation.keep()
-
-
-@CASES
 @pytest.mark.parametrize("bad", [1e6, torch.inf, torch.nan])
 def test_after_a_step_that_was_undone_training_goes_on_as_if_it_had_not_been(spec, bad):
     within = layout(*SHAPES, world_size=2)

@@ -93,6 +93,52 @@ def check_selection(device, grad, held, k, length, dtype=torch.float32, index=to
     assert same(found[0][2], found[1][2])
 
 
+def check_signs(size, length, block, dtype, voters=(1, 2, 3, 8)):
+    """Bits and means of so many voters are the reference's on the CPU, to the bit; scales and residuals nearly."""
+    grad, rows, votes = unaligned(numbers(size, dtype), "cpu"), -(-size // length), []
+    for pack in (kernels.sign_pack, kernels.sign_pack.reference):
+        residual = unaligned(numbers(size, seed=1), "cpu")
+        scales, bits = torch.full((rows, length // block), NAN), torch.zeros(rows, length // 8, dtype=torch.uint8)
+        pack(grad, in_place(residual), scales, bits, length)
+        votes.append((residual, scales, bits))
+    (residual, scales, bits), expected = votes
+    assert torch.equal(bits, expected[2])
+    assert torch.allclose(scales, expected[1], rtol=2e-6, atol=0)
+    assert torch.allclose(residual, expected[0], rtol=2e-6, atol=1e-5)
+    for count in voters:
+        out, mean = unaligned(torch.full((size,), NAN), "cpu"), torch.empty(size)
+        payload = torch.stack([scales * (v + 1) for v in range(count)]), torch.stack([bits ^ v for v in range(count)])
+        kernels.sign_unpack_mean(*payload, out)
+        kernels.sign_unpack_mean.reference(*payload, mean)
+        assert same(out, mean)
+
+
+def quantized(quantize, grad, residual, length, block, *levels):
+    """Scales and codes, in rows that hold other things too, which are left as they are."""
+    rows, bits = -(-len(grad) // length), levels[0]
+    scales, codes = torch.full((rows, length // block), NAN), torch.full((rows, length * bits // 8 + 4), 99).char()
+    quantize(grad, residual, scales, codes[:, :-4], length, *levels)
+    assert (codes[:, -4:] == 99).all()
+    return scales, codes[:, :-4]
+
+
+def check_quantized(size, length, block, dtype, bits, seed, voters=(1, 2, 3)):
+    """Payloads, residuals and means of so many voters are the reference's on the CPU, to the bit."""
+    grad, outputs = unaligned(numbers(size, dtype), "cpu"), []
+    for quantize in (kernels.quantize_blocks, kernels.quantize_blocks.reference):
+        residual = unaligned(numbers(size, seed=1), "cpu")
+        levels = bits, None, seed, 1 << 32
+        outputs.append((residual, *quantized(quantize, grad, in_place(residual), length, block, *levels)))
+    assert all(same(found, expected) for found, expected in zip(*outputs, strict=True))
+    _, scales, codes = outputs[0]
+    for count in voters:
+        out, mean = unaligned(torch.full((size,), NAN).to(dtype), "cpu"), torch.empty(size, dtype=dtype)
+        votes = torch.stack([scales * (v + 1) for v in range(count)]), torch.stack([codes ^ v for v in range(count)])
+        kernels.dequantize_mean(*votes, out, bits)
+        kernels.dequantize_mean.reference(*votes, mean, bits)
+        assert same(out, mean)
+
+
 # (rows, rank): of every kernel, of several chunks, square ones.
 SHAPES = [(1, 1), (3, 3), (5, 3), (1500, 4), (300, 8), (40, 13), (32, 32), (70, 17), (1025, 2), (2048, 1)]
 

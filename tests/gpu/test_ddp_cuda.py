@@ -54,10 +54,8 @@ def trained(model, rank, changing, rate=0.1):
 
 def both(rank, group, name):
     torch.cuda.set_device(0)
-    options, changing = (
-        {"process_group": group, "bucket_cap_mb": 0.005, **SETTINGS[name]},
-        name in ("unused", "dropping"),
-    )
+    options = {"process_group": group, "bucket_cap_mb": 0.005, **SETTINGS[name]}
+    changing = name in ("unused", "dropping")
     skip = {"skip_all_reduce_unused_params": name == "dropping"}
     ours = gradwire.DistributedDataParallel(Net().cuda(), **options, **skip)
     return trained(ours, rank, changing), trained(TorchDDP(Net().cuda(), **options), rank, changing)

@@ -81,6 +81,16 @@ def test_replicas_of_shards_train_as_on_the_cpu(ranks, backend, world_size, argu
     assert_as_on_the_cpu(ranks, sharded, world_size, backend, arguments)
 
 
+def steps(model, rank, device):
+    """Train a model in four steps."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    for step in range(4):
+        inputs = torch.randn(8, 7, generator=torch.Generator().manual_seed(100 * rank + step))
+        model(inputs.to(device)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def replicated(rank, world_size, device, backend, spec):
     """The parameters before and after a training by torch's composable DDP, on the CPU."""
     group = None
@@ -91,12 +101,8 @@ def replicated(rank, world_size, device, backend, spec):
     model = nn.Sequential(nn.Linear(7, 33), nn.ReLU(), nn.Linear(33, 5)).to(device)
     replicate(model, process_group=group)
     model.register_comm_hook(group, gradwire.comm_hook(spec))
-    optimizer, first = torch.optim.SGD(model.parameters(), lr=RATE), flat(model.parameters())
-    for step in range(4):
-        inputs = torch.randn(8, 7, generator=torch.Generator().manual_seed(100 * rank + step))
-        model(inputs.to(device)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    first = flat(model.parameters())
+    steps(model, rank, device)
     gradwire.handle_of(model).close()
     return first, flat(model.parameters())
 
@@ -120,12 +126,8 @@ def replicated_by_fsdp(rank, world_size, device, backend, spec):
     for module in (model[0], model):
         by_fsdp(module, mesh=mesh)
     handle = gradwire.attach(model, spec)
-    optimizer, first = torch.optim.SGD(model.parameters(), lr=RATE), flat(map(local, model.parameters()))
-    for step in range(4):
-        inputs = torch.randn(8, 7, generator=torch.Generator().manual_seed(100 * rank + step))
-        model(inputs.to(device)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    first = flat(map(local, model.parameters()))
+    steps(model, rank, device)
     last = flat(map(local, model.parameters()))
     handle.close()
     return first, last

@@ -23,10 +23,7 @@ from gradwire.kernels import Rows, dispatch, quantization
 
 from ..torch_versions import fake_devices
 
-pytestmark = [
-    pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to look at"),
-    fake_devices,
-]
+pytestmark = [pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to look at"), fake_devices]
 SHAPES = ((64, 80), (9,), (48, 30))
 WARM, EVERY, STEPS = 4, 8, 14  # beyond a sample (7), an agreement of `adaptive` (8), and what follows
 LADDER = "adaptive:ladder=none/powersgd:rank=2/topk:ratio=0.1/onebit:block=64"

@@ -83,12 +83,17 @@ def test_the_first_backend_that_works_and_knows_its_arguments_runs(
     assert calls == [ran, ran]
 
 
-def test_a_tensor_of_another_dtype_is_chosen_for_anew(probe_operation, calls):
+def test_a_tensor_of_another_dtype_is_chosen_for_anew_which_is_logged_once(probe_operation, calls, caplog):
+    caplog.set_level(logging.INFO)
+    log_unknown.cache_clear()
     add("narrow", probe_operation, calls, **NARROW)
     add("wide", probe_operation, calls)
-    for tensor in (CPU, DOUBLE, CPU):
+    for tensor in (CPU, DOUBLE, CPU, DOUBLE):
         probe_operation(tensor)
-    assert calls == ["narrow", "wide", "narrow"]
+    assert calls == ["narrow", "wide"] * 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "narrow probe_operation does not know torch.float64, the backend wide runs"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -117,21 +122,16 @@ def test_what_was_chosen_holds_until_another_backend_is_added_or_requested(probe
 
 
 @pytest.mark.parametrize("others", [[], ["second"]])
-def test_a_fallback_to_the_reference_is_a_warning(probe_operation, calls, caplog, others):
+def test_a_fallback_is_logged_once_with_its_reason_and_to_the_reference_is_a_warning(
+    probe_operation, calls, caplog, others
+):
     caplog.set_level(logging.INFO)
     for name, reason in (("broken", "no compiler was found"), *((name, "") for name in others)):
         add(name, probe_operation, calls, reason=reason)
-    probe_operation(CPU)
-    assert [record.levelno for record in caplog.records] == [logging.INFO if others else logging.WARNING]
-
-
-def test_a_fallback_is_logged_once_with_its_reason(probe_operation, calls, caplog):
-    caplog.set_level(logging.INFO)
-    add("broken", probe_operation, calls, reason="no compiler was found")
     for _ in range(3):
         probe_operation(CPU)
-    assert calls == ["reference"] * 3
-    assert len(caplog.records) == 1
+    assert calls == [*others, "reference"][:1] * 3
+    assert [record.levelno for record in caplog.records] == [logging.INFO if others else logging.WARNING]
     assert "broken" in caplog.text
     assert "no compiler was found" in caplog.text
 
@@ -174,18 +174,6 @@ def test_a_requested_backend_that_does_not_work_raises_with_the_reason(probe_ope
             with kernels.use_backend("broken"):
                 pass
     assert not calls
-
-
-def test_the_backend_that_runs_in_place_of_another_is_logged_once(probe_operation, calls, caplog):
-    caplog.set_level(logging.INFO)
-    log_unknown.cache_clear()
-    add("first", probe_operation, calls, **NARROW)
-    add("second", probe_operation, calls)
-    for _ in range(2):
-        probe_operation(DOUBLE)
-    assert [record.getMessage() for record in caplog.records] == [
-        "first probe_operation does not know torch.float64, the backend second runs"
-    ]
 
 
 def test_on_the_meta_device_an_operation_that_returns_a_tensor_says_which():

@@ -1,4 +1,4 @@
-"""What the native kernels take from Python: counts, types, tensors of every kind, references, errors, and the GIL."""
+"""What the native kernels take from Python: counts, types, tensors of every kind, references, and the GIL."""
 
 import sys
 import threading
@@ -22,13 +22,6 @@ class Marked(torch.Tensor):
 def by_methods(tensor):
     """The same memory in a tensor that C++ has to ask, as it asks all tensors of a torch before 2.10."""
     return tensor.as_subclass(Marked)
-
-
-def test_an_error_of_a_kernel_is_an_exception_of_python():
-    indices = torch.tensor([[[0, -3]]])
-    for _ in range(3):
-        with pytest.raises(IndexError, match="a negative index: -3"):
-            native.library().scatter_mean(indices, torch.ones(1, 1, 2), torch.empty(8), 1, 1, 2, 8, 8, 1)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from ..gpu.cases import GRADS, NAN, numbers, same
 from .native_given import LARGE, SIZES, native_of, needs_native, unaligned
 
 pytestmark = needs_native
-X = torch.ones(16)
 
 
 def every_half(dtype):
@@ -102,11 +101,9 @@ def test_what_cannot_be_looked_at_is_gathered_by_the_reference(monkeypatch, scal
         native_of(kernels.gather_scaled)(out, sources, [0, 0], scale)
 
 
-def test_gradients_that_would_overlap_are_refused():
-    with pytest.raises(ValueError, match="at 0 to 4, 3 to 7: inside, and apart"):
-        native_of(kernels.gather_scaled)(X.clone(), [torch.ones(4)] * 2, [0, 3], 1.0)
-
-
-def test_as_many_places_as_sources_are_given():
-    with pytest.raises(ValueError, match="there are 1 sources and 2 places"):
-        native_of(kernels.gather_scaled)(X, [torch.ones(4)], [0, 4], 1.0)
+@pytest.mark.parametrize(
+    ("sources", "words"), [(2, "at 0 to 4, 3 to 7: inside, and apart"), (1, "there are 1 sources and 2 places")]
+)
+def test_gradients_that_would_overlap_or_have_no_place_are_refused(sources, words):
+    with pytest.raises(ValueError, match=words):
+        native_of(kernels.gather_scaled)(torch.ones(16), [torch.ones(4)] * sources, [0, 3], 1.0)

@@ -7,20 +7,12 @@ from gradwire import kernels
 from gradwire.kernels import Residual
 from gradwire.kernels.quantization import FORMATS
 
-from ..gpu.cases import GRADS, INF, NAN, numbers, same
+from ..gpu.cases import GRADS, INF, NAN, check_quantized, numbers, quantized, same
 from ..residuals import in_place
 from .native_given import LARGE, needs_native, unaligned
 
 pytestmark = needs_native
 IMPLEMENTATIONS = kernels.quantize_blocks, kernels.quantize_blocks.reference
-
-
-def payload(quantize, grad, residual, length, block, *levels):
-    rows, bits = -(-len(grad) // length), levels[0]
-    scales, codes = torch.full((rows, length // block), NAN), torch.full((rows, length * bits // 8 + 4), 99).char()
-    quantize(grad, residual, scales, codes[:, :-4], length, *levels)
-    assert (codes[:, -4:] == 99).all()
-    return scales, codes[:, :-4]
 
 
 @pytest.mark.parametrize("seed", [-1, 1 << 40])
@@ -29,24 +21,7 @@ def payload(quantize, grad, residual, length, block, *levels):
 @pytest.mark.parametrize("block", [24, 128])
 @pytest.mark.parametrize("size", [9, 140_003])  # the last is enough work for two threads
 def test_payload_residual_and_mean_are_those_of_the_reference(level, threads, size, block, grad_dtype, bits, seed):
-    length = -(-size // block // 2) * block or block
-    grad, outputs = unaligned(numbers(size, grad_dtype)), []
-    for quantize in IMPLEMENTATIONS:
-        residual = unaligned(numbers(size, seed=1))
-        outputs.append(
-            (residual, *payload(quantize, grad, in_place(residual), length, block, bits, None, seed, 1 << 32))
-        )
-    assert all(same(found, expected) for found, expected in zip(*outputs, strict=True))
-    _, scales, codes = outputs[0]
-    for voters in (1, 2, 3):
-        out, mean = unaligned(torch.full((size,), NAN)).to(grad_dtype), torch.empty(size, dtype=grad_dtype)
-        votes = (
-            torch.stack([scales * (v + 1) for v in range(voters)]),
-            torch.stack([codes ^ v for v in range(voters)]),
-        )
-        kernels.dequantize_mean(*votes, out, bits)
-        kernels.dequantize_mean.reference(*votes, mean, bits)
-        assert same(out, mean)
+    check_quantized(size, -(-size // block // 2) * block or block, block, grad_dtype, bits, seed)
 
 
 @pytest.mark.parametrize("bits", FORMATS)
@@ -54,7 +29,7 @@ def test_large_payloads_and_means_are_those_of_the_reference(level, threads, bit
     grad, before, outputs = numbers(LARGE), numbers(LARGE, seed=1), []
     for quantize in IMPLEMENTATIONS:
         after = torch.full((LARGE,), NAN)
-        scales, codes = payload(quantize, grad, Residual(before, after), -(-LARGE // 128) * 128, 128, bits)
+        scales, codes = quantized(quantize, grad, Residual(before, after), -(-LARGE // 128) * 128, 128, bits)
         outputs.append((scales, codes, after))
     assert all(same(found, expected) for found, expected in zip(*outputs, strict=True))
     for start in (0, 1, 3):
@@ -72,7 +47,7 @@ def test_extreme_blocks_are_those_of_the_reference(level, extreme, bits):
     grad[130:] *= -0.25
     for quantize in IMPLEMENTATIONS:
         residual = torch.zeros(256)
-        outputs.append((residual, *payload(quantize, grad, in_place(residual), 256, 128, bits)))
+        outputs.append((residual, *quantized(quantize, grad, in_place(residual), 256, 128, bits)))
     assert all(same(found, expected) for found, expected in zip(*outputs, strict=True))
 
 

@@ -5,9 +5,8 @@ import torch
 
 from gradwire import kernels
 
-from ..gpu.cases import GRADS, NAN, numbers, same
-from ..residuals import in_place
-from .native_given import LARGE, SIZES, needs_native, unaligned
+from ..gpu.cases import GRADS, NAN, check_signs, numbers, same
+from .native_given import LARGE, SIZES, needs_native
 
 pytestmark = needs_native
 
@@ -16,24 +15,7 @@ pytestmark = needs_native
 @pytest.mark.parametrize("block", [24, 1024])
 @pytest.mark.parametrize("size", SIZES)
 def test_signs_are_those_of_the_reference_and_the_mean_is_to_the_bit(level, threads, size, block, grad_dtype):
-    length = -(-size // block // 2) * block or block
-    grad, votes = unaligned(numbers(size, grad_dtype)), []
-    rows = -(-size // length)
-    for pack in (kernels.sign_pack, kernels.sign_pack.reference):
-        residual = unaligned(numbers(size, seed=1))
-        scales, bits = torch.full((rows, length // block), NAN), torch.zeros(rows, length // 8, dtype=torch.uint8)
-        pack(grad, in_place(residual), scales, bits, length)
-        votes.append((residual, scales, bits))
-    (residual, scales, bits), expected = votes
-    assert torch.equal(bits, expected[2])
-    assert torch.allclose(scales, expected[1], rtol=2e-6, atol=0)
-    assert torch.allclose(residual, expected[0], rtol=2e-6, atol=1e-5)
-    for voters in (1, 2, 3, 8):
-        out, mean = unaligned(torch.full((size,), NAN)), torch.empty(size)
-        payload = torch.stack([scales * (v + 1) for v in range(voters)]), torch.stack([bits ^ v for v in range(voters)])
-        kernels.sign_unpack_mean(*payload, out)
-        kernels.sign_unpack_mean.reference(*payload, mean)
-        assert same(out, mean)
+    check_signs(size, -(-size // block // 2) * block or block, block, grad_dtype)
 
 
 def test_large_means_are_as_those_of_the_reference(level, threads):

@@ -90,6 +90,14 @@ def test_a_residual_written_beside_the_old_one_is_that_written_over_it(name, dty
     assert all(map(torch.equal, found, expected))
 
 
+@pytest.mark.parametrize("name", [name for name in ENCODERS if "rotated" not in name])  # which take its memory
+def test_the_gradient_is_left_as_it_is(name):
+    grad, held = numbers(9_001), numbers(9_001, seed=1)
+    for residual in (None, Residual(held, torch.empty_like(held)), in_place(held)):
+        ENCODERS[name](grad, residual)
+        assert torch.equal(grad, numbers(9_001))
+
+
 @pytest.mark.parametrize("name", WIDE)
 def test_the_matrices_of_a_residual_are_written_beside_the_old_ones(name):
     found, expected = beside_and_in_place(WIDE[name], numbers(9_001))

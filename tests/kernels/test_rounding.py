@@ -27,11 +27,6 @@ def check(run, terms, dtype):
     assert ((kept - lost).abs() <= SUMS * (size + before.abs())).all()
 
 
-def said(codes, bits):
-    """What codes stand for, in units of their scales."""
-    return torch.from_numpy(levels(codes, bits)).double() + (0.5 if bits == 2 else 0)
-
-
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 @pytest.mark.parametrize("size", SIZES)
 def test_a_cast_keeps_what_it_rounds_away(backend, size, dtype):
@@ -50,7 +45,7 @@ def test_the_mean_of_codes_keeps_what_it_rounds_away(backend, size, bits, dtype)
     for voter in range(3):
         given = numbers(size, seed=voter)
         kernels.quantize_blocks(given, None, scales[voter], codes[voter], blocks * block, bits)
-    scaled = said(codes, bits).view(3, blocks, block) * scales.double().view(3, blocks, 1)
+    scaled = torch.from_numpy(levels(codes, bits)).view(3, blocks, block) * scales.double().view(3, blocks, 1)
     terms = scaled.view(3, -1)[:, :size]
     check(lambda out, held: kernels.dequantize_mean(scales, codes, out, bits, held), terms, dtype)
 

@@ -147,14 +147,6 @@ def test_more_nan_than_places_are_selected_from_the_front():
     assert values.isnan().all()
 
 
-def test_the_gradient_is_left_as_it_is():
-    grad = numbers(9, torch.float32)
-    before = grad.clone()
-    for residual in (None, torch.ones(9)):
-        select(grad, 3, length=4, residual=residual)
-        assert torch.equal(grad, before)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("value_dtype", [torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize(("voters", "length"), [(1, 1009), (2, 1009), (3, 100), (4, 7)])

@@ -88,14 +88,6 @@ def test_tiny_elements_keep_a_scale():
     assert scales.item() == pytest.approx(1e-40, rel=1e-4)
 
 
-def test_without_a_residual_the_gradient_is_left_as_it_is():
-    grad = numbers(1009, torch.float32)
-    before = grad.clone()
-    pack(grad, 64, 8)
-    pack(grad, 64, 8, torch.zeros(1009))
-    assert torch.equal(grad, before)
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("voters", [1, 2, 3, 8])
 @pytest.mark.parametrize(("length", "block"), SHAPES)

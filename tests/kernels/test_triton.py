@@ -11,11 +11,11 @@ from gradwire import kernels
 from gradwire.kernels import Factors, Matrix, triton_kernels
 from gradwire.kernels.quantization import FORMATS
 
-from ..gpu.cases import HARD, check_products, check_selection, numbers, same
+from ..gpu.cases import HARD, check_products, check_quantized, check_selection, check_signs, numbers, same
 from ..residuals import in_place
 
 BACKEND = {backend.name: backend for backend in kernels.backends()}[triton_kernels.NAME]
-INF, NAN = torch.inf, torch.nan
+NAN = torch.nan
 SIZE = 9_001  # two tiles and a bit
 
 pytestmark = pytest.mark.skipif(
@@ -60,20 +60,7 @@ def test_several_long_rows_the_last_short_or_empty_are_selected_from_by_themselv
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("size", "length", "block"), [(20_003, 10_240, 10_240), (9_000, 9_000, 9_000), (99, 24, 24)])
 def test_blocks_of_any_size_are_encoded_as_by_the_reference(size, length, block, dtype):
-    votes = []
-    for pack in (kernels.sign_pack, kernels.sign_pack.reference):
-        residual, rows = numbers(size, seed=1), -(-size // length)
-        scales, bits = torch.full((rows, length // block), NAN), torch.zeros(rows, length // 8, dtype=torch.uint8)
-        pack(numbers(size, dtype), in_place(residual), scales, bits, length)
-        votes.append((residual, scales, bits))
-    (residual, scales, bits), expected = votes
-    assert torch.equal(bits, expected[2])
-    assert torch.allclose(scales, expected[1], rtol=2e-6, atol=0)
-    assert torch.allclose(residual, expected[0], rtol=2e-6, atol=1e-5)
-    out, mean = torch.full((size,), NAN), torch.empty(size)
-    kernels.sign_unpack_mean(torch.stack([scales, scales * 3]), torch.stack([bits, ~bits]), out)
-    kernels.sign_unpack_mean.reference(torch.stack([scales, scales * 3]), torch.stack([bits, ~bits]), mean)
-    assert same(out, mean)
+    check_signs(size, length, block, dtype, voters=(1, 2))  # of more, means differ in the last bit
 
 
 @pytest.mark.parametrize("rank", [1, 9, pytest.param(70, marks=pytest.mark.slow)])
@@ -137,17 +124,7 @@ def test_an_index_from_nowhere_writes_nowhere():
 @pytest.mark.parametrize("seed", [-1, 1 << 40])
 @pytest.mark.parametrize("bits", FORMATS)
 def test_quantized_blocks_are_those_of_the_reference_to_the_bit(bits, seed):
-    outputs = []
-    for quantize, mean in (
-        (kernels.quantize_blocks, kernels.dequantize_mean),
-        (kernels.quantize_blocks.reference, kernels.dequantize_mean.reference),
-    ):
-        residual, out = numbers(SIZE, seed=1), torch.full((SIZE,), NAN)
-        scales, codes = torch.full((3, 25), NAN), torch.zeros(3, 3200 * bits // 8, dtype=torch.int8)
-        quantize(numbers(SIZE), in_place(residual), scales, codes, 3200, bits, None, seed, 1 << 32)
-        mean(torch.stack([scales, scales * 2]), torch.stack([codes, codes]), out, bits)
-        outputs.append((residual, scales, codes, out))
-    assert all(same(found, expected) for found, expected in zip(*outputs, strict=True))
+    check_quantized(SIZE, 3200, 128, torch.float32, bits, seed, voters=(1, 2))
 
 
 @pytest.mark.parametrize(

@@ -119,10 +119,8 @@ def products(device, dtype, rank=4):
     starts = [sum(rows * columns for rows, columns in shapes[:index]) + 1 for index in range(5)]
     factors = Factors(tuple(Matrix(at, *shape, min(rank, *shape)) for at, shape in zip(starts, shapes, strict=False)))
     grad, residual = numbers(starts[-1]).to(device), numbers(starts[-1], seed=1).to(device)
-    given, q = (
-        grad.clone(),
-        torch.randn(factors.right_offsets[-1], generator=torch.Generator().manual_seed(2)).to(device),
-    )
+    given, generator = grad.clone(), torch.Generator().manual_seed(2)
+    q = torch.randn(factors.right_offsets[-1], generator=generator).to(device)
     p = torch.full((factors.left_offsets[-1],), NAN, device=device)
 
     def run():

@@ -7,18 +7,9 @@ import random
 import pytest
 import torch
 
-from gradwire.compress import (
-    Dense,
-    Float16,
-    Layout,
-    Partition,
-    PowerSGD,
-    Ranks,
-    Simulation,
-    all_reduce,
-    compressor,
-    reduce_scatter,
-)
+from gradwire.compress import Dense, Float16, Partition, PowerSGD, Simulation, all_reduce, compressor, reduce_scatter
+
+from ..given import gradients, layout
 
 RANKS = range(1, 17)
 LARGEST = torch.finfo(torch.float16).max
@@ -39,10 +30,9 @@ class Factors:
 
 def sent(ranks, numbers, request):
     """What the ranks' programs give to their collective, in float16, for factors of these numbers."""
-    layout = Layout(("w",), ((len(numbers) + 1,),), torch.float32, torch.device("cpu"), Ranks(ranks))
-    built = Float16(Factors(request))
+    within, built = layout((len(numbers) + 1,), world_size=ranks), Float16(Factors(request))
     padded = torch.tensor([*numbers, 0.0])
-    given = [next(built.reduce(padded.clone(), built.init(layout))).tensor for _ in range(ranks)]
+    given = [next(built.reduce(padded.clone(), built.init(within))).tensor for _ in range(ranks)]
     assert all(tensor.dtype == torch.float16 for tensor in given)
     return given
 
@@ -104,35 +94,31 @@ def test_what_is_not_finite_is_not_cut(ranks):
 @pytest.mark.parametrize("ranks", RANKS)
 def test_large_gradients_do_not_overflow_the_factors_of_powersgd(ranks, scale):
     """Of one sign and alike on all ranks: every element of the sum is as large as it can be."""
-    layout = Layout(("w",), ((16, 12),), torch.float32, torch.device("cpu"), Ranks(ranks))
-    simulation = Simulation(compressor("fp16+powersgd:rank=1,min_compression_rate=0"), layout)
+    within = layout((16, 12), world_size=ranks)
+    simulation = Simulation(compressor("fp16+powersgd:rank=1,min_compression_rate=0"), within)
     for _ in range(2):
-        for average in simulation.step([torch.full((layout.numel,), scale) for _ in range(ranks)]):
+        for average in simulation.step([torch.full((within.numel,), scale) for _ in range(ranks)]):
             assert average.isfinite().all()
 
 
 @pytest.mark.parametrize("spec", ["fp16+randomk", "fp16+chunktopk", "fp16+acp-powersgd"])
 def test_what_is_forgotten_once_it_is_sent_overflows_instead_of_being_cut(spec):
-    layout = Layout(("w",), ((64, 64),), torch.float32, torch.device("cpu"), Ranks(2))
-    for average in Simulation(compressor(spec), layout).step([torch.full((layout.numel,), 1e5)] * 2):
+    for average in Simulation(compressor(spec), layout((64, 64))).step([torch.full((64 * 64,), 1e5)] * 2):
         assert not average.isfinite().all()
 
 
-def test_biases_that_travel_with_factors_overflow_as_whole_gradients_do():
-    within = Layout(("w", "b"), ((64, 64), (8,)), torch.float32, torch.device("cpu"), Ranks(2))
-    simulation = Simulation(compressor("fp16+powersgd:rank=1"), within)
-    grad = torch.cat([torch.ones(64 * 64), torch.full((8,), 1e6)])
-    average = simulation.step([grad.clone(), grad.clone()])[0]
-    assert average[:-8].isfinite().all()
-    assert average[-8:].isinf().all()
-
-
-def test_groups_that_are_sent_whole_beside_others_overflow():
-    within = Layout(("w", "b", "v"), ((64, 64), (8,), (64, 64)), torch.float32, torch.device("cpu"), Ranks(2))
-    low_rank = PowerSGD(rank=1)
-    simulation = Simulation(Float16(Partition((("b", Dense()), ("v", low_rank)), low_rank)), within)
+@pytest.mark.parametrize(
+    "built",
+    [
+        compressor("fp16+powersgd:rank=1"),
+        Float16(Partition((("b", Dense()), ("v", PowerSGD(rank=1))), PowerSGD(rank=1))),
+    ],
+    ids=["vectors", "groups"],
+)
+def test_what_is_sent_whole_beside_factors_overflows_as_whole_gradients_do(built):
+    within = layout((64, 64), (8,), (64, 64), names=["w", "b", "v"])
     grad = torch.cat([torch.ones(64 * 64), torch.full((8,), 1e6), torch.ones(64 * 64)])
-    average = simulation.step([grad.clone(), grad.clone()])[0]
+    average = Simulation(built, within).step([grad.clone(), grad.clone()])[0]
     assert average.isinf().nonzero().flatten().tolist() == list(range(64 * 64, 64 * 64 + 8))
 
 
@@ -140,25 +126,11 @@ def test_groups_that_are_sent_whole_beside_others_overflow():
 @pytest.mark.parametrize("name", ["bf16", "fp16"])
 @pytest.mark.parametrize("ranks", [1, 3, 64])
 def test_means_of_sums_in_float32_are_rounded_twice_however_many_ranks_there_are(ranks, name, dtype):
-    within = Layout(("w", "b"), ((37, 5), (3,)), dtype, torch.device("cpu"), Ranks(ranks))
-    generator = torch.Generator().manual_seed(ranks)
-    given = [torch.randn(within.numel, generator=generator).to(dtype) for _ in range(ranks)]
+    within = layout((37, 5), (3,), dtype=dtype, world_size=ranks)
+    given = gradients(within)
     unit = torch.finfo({"bf16": torch.bfloat16, "fp16": torch.float16}[name]).eps / 2
     unit = max(unit, torch.finfo(dtype).eps / 2)
     mean, sizes = (sum(each.double() for each in numbers) / ranks for numbers in (given, [g.abs() for g in given]))
     bound = unit * (sizes + mean.abs()) * 1.01 + 1e-7
     for average in Simulation(compressor(f"{name}:sum=float32"), within).step([each.clone() for each in given]):
         assert ((average.double() - mean).abs() <= bound).all()
-
-
-@pytest.mark.parametrize(
-    ("spec", "words"),
-    [
-        ("bf16:sum=float64", "bf16:sum takes 16bit, float32"),
-        ("bf16:sum=float32+powersgd", "bf16:sum=float32 is of whole gradients"),
-        ("fp16:sum=float32+int8", "leave sum out|packs its own bytes"),
-    ],
-)
-def test_sums_in_float32_are_refused_where_another_compressor_adds_up(spec, words):
-    with pytest.raises(ValueError, match=words):
-        compressor(spec)

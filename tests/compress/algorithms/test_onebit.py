@@ -1,46 +1,12 @@
-"""One bit an element of rotated blocks, against a Hadamard matrix by its formula, and what that is for."""
+"""One bit an element of rotated blocks: which blocks there are, and what they are for."""
 
 import numpy
 import pytest
 import torch
 
 from gradwire.compress import Gathered, OneBit, Simulation, compressor
-from gradwire.compress.simulate import simulate
-from gradwire.kernels import Residual
-from gradwire.kernels.quantization import uniform
 
-from ...kernels.test_rotation import hadamard, parts
 from ..given import gradients, layout
-
-
-def signs(vector, block):
-    """Blocks of mean magnitude times sign, in float64; the last block may be short."""
-    parts = [vector[start : start + block] for start in range(0, len(vector), block)]
-    return numpy.concatenate([numpy.abs(part).mean() * numpy.where(part >= 0, 1.0, -1.0) for part in parts])
-
-
-def rotation(numel, block):
-    """The matrix that rotates a bucket, in float64, with signs drawn as described."""
-    drawn = numpy.where(uniform(0, 0, block, torch.device("cpu")).numpy() < 0.5, -1.0, 1.0)
-    matrix = numpy.zeros((numel, numel))
-    for start, width in parts(numel, block):
-        matrix[start : start + width, start : start + width] = hadamard(width).numpy() * drawn[:width] / width**0.5
-    return matrix
-
-
-@pytest.mark.parametrize("numel", [16, 21, 64])
-@pytest.mark.parametrize("feedback", [True, False])
-def test_signs_are_those_of_rotated_blocks_and_are_rotated_back(feedback, numel):
-    within = layout((numel,), dtype=torch.float64, world_size=1)
-    given, matrix = gradients(within)[0], rotation(numel, 16)
-    said = matrix.T @ signs(matrix @ given.numpy(), 16)
-    residual = torch.zeros(numel, dtype=torch.float64) if feedback else None
-    held = None if residual is None else Residual(residual, residual)
-    gathered = Gathered(OneBit(block=16))
-    sent = simulate([gathered.reduce(given.clone(), gathered.init(within), held)])[0]
-    assert numpy.allclose(sent.numpy(), said, atol=1e-5)
-    if residual is not None:
-        assert numpy.allclose(residual.numpy(), given.numpy() - said, atol=1e-5)
 
 
 @pytest.mark.parametrize("numel", [1, 2, 7, 9, 100, 1009, 5000])

@@ -25,10 +25,3 @@ def test_scope_tensor_is_the_method_on_buckets_of_one_tensor(spec, dtype):
         expected = [single.step([rank[index] for rank in parts])[0] for index, single in enumerate(singles)]
         for output in whole.step(given):
             assert torch.equal(output, torch.cat(expected))
-
-
-def test_other_scopes_and_wrappers_of_16_bits_are_refused():
-    with pytest.raises(ValueError, match="topk:scope takes bucket, tensor, got 'layer'"):
-        compressor("topk:scope=layer")
-    with pytest.raises(ValueError, match="TopK packs its own bytes"):
-        compressor("fp16+topk:scope=tensor")

@@ -14,7 +14,7 @@ def test_after_a_zero_gradient_it_still_finds_a_gradient_whose_first_rows_are_ze
     simulation = Simulation(compressor(spec), WEIGHT)
     gradient = torch.randn(64, 48, generator=torch.Generator().manual_seed(0))
     gradient[:8] = 0
-    simulation.step([torch.zeros(WEIGHT.numel)] * 2)
+    assert not simulation.step([torch.zeros(WEIGHT.numel)] * 2)[0].any()
     total = torch.zeros(WEIGHT.numel)
     for _ in range(100):
         total += simulation.step([gradient.flatten().clone() for _ in range(2)])[0]

@@ -5,12 +5,11 @@ import pytest
 import torch
 
 from gradwire.compress import Gathered, Int2, Int4, Int8, Residual, Simulation, TwoShot, compressor, simulate
-from gradwire.compress.baselines.ternary import Ternary
 from gradwire.compress.state import tree as state
 from gradwire.kernels.quantization import uniform
 
 from ...kernels.test_rotation import hadamard, parts
-from ..given import gradients, layout, mean
+from ..given import assert_goes_on_after_a_load, gradients, layout, mean
 
 SPECS = {
     "int8": (127, 127.0, 0.0),
@@ -36,9 +35,18 @@ def signs(vector, block):
     return numpy.concatenate([numpy.abs(part).mean() * numpy.where(part >= 0, 1.0, -1.0) for part in parts])
 
 
-def averages(spec, within, steps=4, seed=0):
-    simulation = Simulation(compressor(spec), within)
-    return [simulation.step(gradients(within, seed + step))[0] for step in range(steps)], simulation
+def coded(name, vector):
+    """What a method says of a vector in blocks of 16."""
+    return signs(vector, 16) if name == "onebit" else quantized(vector, 16, *SPECS[name])
+
+
+def rotation(numel, block):
+    """The matrix that rotates a bucket: Hadamard's by its formula, and signs drawn as described."""
+    drawn = numpy.where(uniform(0, 0, block, torch.device("cpu")).numpy() < 0.5, -1.0, 1.0)
+    matrix = numpy.zeros((numel, numel))
+    for start, width in parts(numel, block):
+        matrix[start : start + width, start : start + width] = hadamard(width).numpy() * drawn[:width] / width**0.5
+    return matrix
 
 
 @pytest.mark.parametrize("feedback", [True, False])
@@ -47,16 +55,15 @@ def averages(spec, within, steps=4, seed=0):
 def test_two_shot_rounds_each_rank_s_gradient_then_each_server_s_mean(world_size, part, spec, feedback):
     within = layout((64,), dtype=torch.float64, world_size=world_size)
     more = ",rotate=false" if spec in ("int2", "onebit") else ""
-    coded = (lambda row: quantized(row, 16, *SPECS[spec])) if spec in SPECS else (lambda row: signs(row, 16))
     simulation = Simulation(compressor(f"{spec}:block=16,error_feedback={int(feedback)}{more}"), within)
     worker, server = numpy.zeros((world_size, 64)), numpy.zeros(64)
     for step in range(3):
         given = gradients(within, step)
         corrected = numpy.stack([gradient.numpy() for gradient in given]) + worker
-        said = numpy.stack([coded(row) for row in corrected])
+        said = numpy.stack([coded(spec, row) for row in corrected])
         served = said.mean(0) + server
         starts = range(0, 64, part)
-        average = numpy.concatenate([coded(served[start : start + part]) for start in starts])
+        average = numpy.concatenate([coded(spec, served[start : start + part]) for start in starts])
         if feedback:
             worker, server = corrected - said, served - average
         assert all(numpy.allclose(out.numpy(), average, atol=1e-5) for out in simulation.step(given))
@@ -64,29 +71,17 @@ def test_two_shot_rounds_each_rank_s_gradient_then_each_server_s_mean(world_size
 
 @pytest.mark.parametrize("numel", [16, 21, 64])
 @pytest.mark.parametrize("feedback", [True, False])
-@pytest.mark.parametrize("spec", ROTATED)
-def test_rotated_blocks_are_quantized_and_rotated_back(spec, feedback, numel):
-    """Against a Hadamard matrix by its formula, and signs drawn as described."""
+@pytest.mark.parametrize("spec", [*ROTATED, "onebit"])
+def test_rotated_blocks_are_coded_and_rotated_back(spec, feedback, numel):
     within = layout((numel,), dtype=torch.float64, world_size=1)
-    simulation = Simulation(
-        Gathered(compressor(f"{spec}:block=16,rotate=true,error_feedback=true").inner.inner.codec), within
-    )
-    signs = numpy.where(uniform(0, 0, 16, torch.device("cpu")).numpy() < 0.5, -1.0, 1.0)
-    rotation, padded = numpy.zeros((numel, numel)), numpy.zeros(-(-numel // 16) * 16)
-    for start, width in parts(numel, 16):
-        matrix = hadamard(width).numpy() * signs[:width] / width**0.5
-        rotation[start : start + width, start : start + width] = matrix
-    given = gradients(within)[0]
-    padded[:numel] = rotation @ given.numpy()
-    said = rotation.T @ quantized(padded, 16, *SPECS[spec])[:numel]
-    residual = torch.zeros(numel, dtype=torch.float64) if feedback else None
-    program = simulation.compressor.reduce(
-        given.clone(), simulation.states[0], None if residual is None else Residual(residual, residual)
-    )
-    sent = simulate([program])[0]
+    gathered = Gathered(compressor(f"{spec}:block=16,rotate=true,error_feedback=true").inner.inner.codec)
+    given, matrix = gradients(within)[0], rotation(numel, 16)
+    said = matrix.T @ coded(spec, matrix @ given.numpy())
+    residual = torch.zeros(numel, dtype=torch.float64)
+    held = Residual(residual, residual) if feedback else None
+    sent = simulate([gathered.reduce(given.clone(), gathered.init(within), held)])[0]
     assert numpy.allclose(sent.numpy(), said, atol=1e-5)
-    if feedback:
-        assert numpy.allclose(residual.numpy(), given.numpy() - said, atol=1e-5)
+    assert not feedback or numpy.allclose(residual.numpy(), given.numpy() - said, atol=1e-5)
 
 
 def test_rotation_keeps_what_an_outlier_would_hide():
@@ -112,22 +107,13 @@ def test_the_mean_of_many_random_averages_without_feedback_is_the_mean_gradient(
 
 
 @pytest.mark.parametrize("spec", STOCHASTIC)
-def test_random_rounding_is_repeated_by_the_same_steps_and_leaves_the_users_numbers_alone(spec):
-    within, before = layout((700,)), torch.get_rng_state()
-    first, simulation = averages(spec, within)
-    again, _ = averages(spec, within)
-    assert all(map(torch.equal, first, again))
-    assert torch.equal(torch.get_rng_state(), before)
-    for states in simulation.states:
-        state.set_step(states, 1)  # what a loaded state, or a step that is taken back, goes on from
-    fresh = Simulation(simulation.compressor, within)
-    for states in fresh.states:
-        state.set_step(states, 1)
-    entries = [state.save(states) for states in simulation.states]
-    for states, saved in zip(fresh.states, entries, strict=True):
-        state.load(states, saved)
-    given = gradients(within, 9)
-    assert torch.equal(simulation.step(given)[0], fresh.step(given)[0])
+def test_random_rounding_is_repeated_by_the_same_steps_and_after_a_load(spec):
+    within = layout((700,))
+    first, again = (Simulation(compressor(spec), within) for _ in range(2))
+    for step in range(4):
+        given = gradients(within, step)
+        assert torch.equal(first.step(given)[0], again.step(given)[0])
+    assert_goes_on_after_a_load(compressor(spec), within)
 
 
 @pytest.mark.parametrize("codec", [Int8, Int4, Int2])
@@ -169,16 +155,3 @@ def test_a_gradient_that_is_not_finite_spoils_its_block_of_the_average_on_every_
     for average in Simulation(compressor(spec), within).step(given):
         assert not average[300].isfinite()
         assert average[384:].isfinite().all()
-
-
-@pytest.mark.parametrize(
-    "codec", [Int8(), Int4(), Ternary(), Int4(block=24), Int2(), Ternary(block=8), Int4(rotate=True)]
-)
-def test_rows_are_whole_words_of_16_bytes_and_hold_codes_and_scales(codec):
-    for numel in (1, 8, 127, 128, 129, 1009):
-        length = codec.row_length(numel)
-        blocks = -(-length // codec.block)
-        size = codec.row_bytes(length)
-        assert length >= numel
-        assert size % 16 == 0
-        assert length * codec.bits / 8 + 4 * blocks <= size < length * codec.bits / 8 + 4 * blocks + 20

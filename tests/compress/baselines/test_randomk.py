@@ -6,9 +6,7 @@ import numpy
 import pytest
 import torch
 
-from gradwire.compress import Simulation, compressor
-from gradwire.compress.baselines.randomk import RandomK
-from gradwire.compress.state import tree as states
+from gradwire.compress import compressor
 
 from ..given import assert_goes_on_after_a_load, assert_steps_of, layout
 
@@ -17,18 +15,18 @@ SPEC = f"randomk:ratio=0.1,block={BLOCK}"
 SHAPES = ((24, 31), (5,))  # 749 elements: 46 blocks and 13 elements behind them
 
 
-def drawn(blocks, ratio, seed=0, step=0, name="p0"):
+def drawn(step, blocks=46):
     """The blocks of a step, from the description of the method."""
-    digest = hashlib.sha256(f"{seed}/{step}/{name}".encode()).digest()
+    digest = hashlib.sha256(f"0/{step}/p0".encode()).digest()  # seed, step and name
     generator = torch.Generator(device="cpu").manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-    return torch.randperm(blocks, generator=generator).numpy()[: int(numpy.ceil(ratio * blocks))]
+    return torch.randperm(blocks, generator=generator).numpy()[: int(numpy.ceil(0.1 * blocks))]
 
 
-def places(chosen, numel, block=BLOCK):
+def places(chosen, numel):
     """Which elements are sent: those of the chosen blocks, and those behind the last whole block."""
-    sent = numpy.arange(numel) >= numel // block * block
+    sent = numpy.arange(numel) >= numel // BLOCK * BLOCK
     for index in chosen:
-        sent[index * block : (index + 1) * block] = True
+        sent[index * BLOCK : (index + 1) * BLOCK] = True
     return sent
 
 
@@ -38,17 +36,9 @@ def test_every_step_is_rand_k_with_memory(world_size, feedback):
     within = layout(*SHAPES, dtype=torch.float64, world_size=world_size)
 
     def sent_of(values, _, step):
-        return numpy.where(places(drawn(46, 0.1, step=step), within.numel), values, 0)
+        return numpy.where(places(drawn(step), within.numel), values, 0)
 
     assert_steps_of(SPEC, within, sent_of, feedback)
-
-
-def chosen(within, step=0, **options):
-    """Which elements come out of a gradient of ones."""
-    simulation = Simulation(RandomK(ratio=0.1, block=BLOCK, **options), within)
-    for state in simulation.states:
-        states.set_step(state, step)
-    return simulation.step([torch.ones(within.numel)] * within.ranks.world_size)[0]
 
 
 def test_a_loaded_state_goes_on_with_the_same_blocks():

@@ -14,7 +14,7 @@ SHAPES = ((24, 32), (7,), (13, 3, 3), (40, 16), (5, 1), (9, 11))
 ORDERS = (((0, 1, 2, 3, 4, 5),), ((0,), (1, 2), (3,), (4, 5)), ((5, 3), (4, 2, 1, 0)))  # the buckets' parameters
 INNER = [*(spec for spec in KINDS if spec != "hosts" and not forgets(spec)), *OWN_LAW]
 SERVED = {  # what servers hold back is of a group of parameters alone
-    "served by group": Partition((("p3", TwoShot(compressor("int4").inner.inner.codec)),), compressor("none")),
+    "served by group": Partition((("p3", TwoShot(compressor("int4").inner.inner.codec)),), compressor("none"))
 }
 
 

@@ -5,20 +5,12 @@ import dataclasses
 import pytest
 import torch
 
-from gradwire.compress import (
-    Dense,
-    ErrorFeedback,
-    Simulation,
-    WorkerMomentum,
-    compressor,
-    compressors,
-)
+from gradwire.compress import Dense, ErrorFeedback, Simulation, WorkerMomentum, compressor, compressors
 from gradwire.compress.protocol.registry import registered
-from gradwire.compress.state import tree as states
 from gradwire.compress.state.tree import Leaves
 from gradwire.testing import held_back
 
-from ..given import RANKS, Scaled, gradients, layout, mean
+from ..given import assert_goes_on_after_a_load, gradients, layout, mean
 from ..test_laws import BITS, ROUNDING
 
 LOSSY = [name for name in compressors() if registered[name].lossy and not name.startswith("shouting")]
@@ -73,42 +65,10 @@ def test_conservation_what_goes_in_comes_out_is_held_back_or_is_forgotten_by_the
             assert (entered - left).abs().max() <= bound * max(1.0, entered.abs().max())
 
 
-class TestDamped:
-    def test_of_what_is_held_back_a_part_is_added_to_the_next_gradient(self):
-        simulation = Simulation(ErrorFeedback(Scaled(0.5), kept=0.5), layout((1,)))
-        outs = [simulation.step([torch.ones(1)] * RANKS)[0].item() for _ in range(4)]
-        assert outs == [0.5, 0.625, 0.65625, 0.6640625]
-
-    def test_on_a_constant_gradient_what_is_held_back_stays_below_the_geometric_sum_of_what_a_step_loses(self):
-        within = layout((64,), world_size=1)
-        simulation = Simulation(compressor("topk:k=1,error_feedback=0.5"), within)
-        for _ in range(50):
-            simulation.step(gradients(within))
-        assert held_back(simulation, within).norm() <= gradients(within)[0].norm()
-
-    def test_a_server_s_residual_fades_too(self):
-        within = layout((64,))
-        damped, whole = (
-            Simulation(compressor(f"onebit:block=8{tail}"), within)
-            for tail in (",error_feedback=0.5", ",error_feedback=1")
-        )
-        for simulation in (damped, whole):
-            simulation.step(gradients(within))
-        server, expected = (each.states[0] for each in (damped, whole))
-        chunk = server.inner.server_residual.flat
-        assert torch.equal(chunk, 0.5 * expected.inner.server_residual.flat)
-        assert chunk.abs().max() > 0
-
-    def test_a_feedback_of_one_is_error_feedback_as_it_is_to_the_bit(self):
-        within = layout(*SHAPES)
-        one, plain = (Simulation(compressor(spec), within) for spec in ("topk:error_feedback=1", "topk"))
-        for step in range(3):
-            assert torch.equal(one.step(gradients(within, step))[0], plain.step(gradients(within, step))[0])
-
-    @pytest.mark.parametrize("factor", [0.0, -0.5, 2.0, float("nan")])
-    def test_factors_that_are_no_part_are_refused(self, factor):
-        with pytest.raises(ValueError, match="above 0 and up to 1, got"):
-            ErrorFeedback(Dense(), kept=factor)
+@pytest.mark.parametrize("factor", [0.0, -0.5, 2.0, float("nan")])
+def test_factors_of_feedback_that_are_no_part_are_refused(factor):
+    with pytest.raises(ValueError, match="above 0 and up to 1, got"):
+        ErrorFeedback(Dense(), kept=factor)
 
 
 class TestWorkerMomentum:
@@ -141,14 +101,7 @@ class TestWorkerMomentum:
 
 @pytest.mark.parametrize("spec", ["topk:momentum=0.9,error_feedback=0.9", "int4:momentum=0.9"])
 def test_what_is_remembered_is_saved_and_loaded_by_parameter(spec):
-    within = layout(*SHAPES, world_size=1)
-    first, second = (Simulation(compressor(spec), within) for _ in range(2))
-    for step in range(3):
-        first.step(gradients(within, step))
-    assert states.load(second.states[0], states.save(first.states[0])) == {}
-    states.set_step(second.states[0], 3)
-    given = gradients(within, 4)
-    assert torch.equal(first.step(given)[0], second.step(given)[0])
+    assert_goes_on_after_a_load(compressor(spec), layout(*SHAPES, world_size=1))
 
 
 def test_an_option_of_a_method_s_own_goes_before_the_wrapper_s_of_that_name():

@@ -5,12 +5,11 @@ import dataclasses
 import pytest
 import torch
 
-from gradwire.compress import Layout, Partition, Ranks, Simulation, compressor
-from gradwire.compress.state import tree as states
+from gradwire.compress import Layout, Partition, Ranks, compressor
 from gradwire.compress.state.leaf import Versions
 from gradwire.compress.state.tree import Chunk, PerParameter
 
-from ..given import gradients, layout
+from ..given import assert_goes_on_after_a_load, layout
 
 CPU = torch.device("cpu")
 
@@ -109,11 +108,4 @@ def test_a_server_s_part_is_loaded_for_the_part_that_saved_it():
 def test_every_compressor_takes_parts_and_goes_on_from_a_saved_state_to_the_bit(spec):
     built = Partition((("b", compressor("topk")),), compressor("powersgd")) if spec == "partition" else compressor(spec)
     within = Layout(("a", "b"), ((16, 12), (5,)), torch.float32, CPU, Ranks(2), starts=(24, 100))
-    old, new = Simulation(built, within), Simulation(built, within)
-    for step in range(2):
-        old.step(gradients(within, step))
-    for before, after in zip(old.states, new.states, strict=True):
-        assert states.load(after, states.save(before)) == {}
-        states.set_step(after, 2)
-    given = gradients(within, 2)
-    assert torch.equal(old.step(given)[0], new.step(given)[0])
+    assert_goes_on_after_a_load(built, within, steps=2)

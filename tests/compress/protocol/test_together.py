@@ -9,13 +9,10 @@ from gradwire.compress import (
     all_gather,
     all_reduce,
     all_to_all,
-    compressor,
     reduce_scatter,
     simulate,
     together,
 )
-
-from ..given import layout
 
 
 def driven(program, world_size=1):
@@ -34,12 +31,6 @@ def reducing(tensor, rounds, op="mean"):
     for _ in range(rounds):
         tensor = yield from all_reduce(tensor.clone(), op)
     return tensor
-
-
-def requests_of(spec, within):
-    built = compressor(spec)
-    grad = torch.linspace(-1, 1, within.numel)
-    return driven(built.reduce(grad, built.init(within)))[0]
 
 
 def test_requests_of_one_round_that_are_alike_travel_as_one_in_order():
@@ -100,47 +91,30 @@ def seeded(seed):
     return torch.Generator().manual_seed(seed)
 
 
+def waiting(name, closed):
+    """A program of several rounds that says when it is closed."""
+    try:
+        yield from reducing(torch.ones(1), 3)
+    finally:
+        closed.append(name)
+
+
 @pytest.mark.parametrize("moment", ["at the start", "after a round"])
 def test_an_error_in_one_program_closes_the_others(moment):
-    closed = []
-
     def failing():
         if moment == "after a round":
             yield from all_reduce(torch.ones(1))
         raise KeyError("mine")
 
-    def waiting(name):
-        try:
-            yield from reducing(torch.ones(1), 3)
-        finally:
-            closed.append(name)
-
+    closed = []
     with pytest.raises(KeyError, match="mine"):
-        driven(together(waiting("before"), failing(), waiting("after")))
+        driven(together(waiting("before", closed), failing(), waiting("after", closed)))
     assert closed == (["before"] if moment == "at the start" else ["before", "after"])
 
 
 def test_closing_it_closes_all_its_programs():
     closed = []
-
-    def waiting(name):
-        try:
-            yield from reducing(torch.ones(1), 2)
-        finally:
-            closed.append(name)
-
-    program = together(waiting("a"), waiting("b"))
+    program = together(waiting("a", closed), waiting("b", closed))
     next(program)
     program.close()
     assert closed == ["a", "b"]
-
-
-MIXED = [(64, 32), (7,), (16, 3, 3, 3), (1,), (5, 1)]
-
-
-@pytest.mark.parametrize("spec", ["powersgd:rank=2", "fp16+powersgd:rank=2", "powersgd:rank=2,error_feedback=false"])
-@pytest.mark.parametrize("shapes", [MIXED, [(64, 32)], [(64, 32), (7,)], [(64, 32), (0,)]], ids=str)
-def test_a_powersgd_bucket_is_two_collectives_and_never_an_empty_one(spec, shapes):
-    requests = requests_of(spec, layout(*shapes))
-    assert [type(request) for request in requests] == [AllReduce, AllReduce]
-    assert all(request.tensor.numel() for request in requests)

@@ -92,18 +92,16 @@ class TestFromElsewhere:
             ModelMemory(Around(EveryThird()), partial=True)
 
     def test_two_levels_and_ladders_refuse_what_two_levels_or_ladders_cannot_contain(self):
-        with pytest.raises(ValueError, match="two levels"):
-            Hierarchical(Around(Hierarchical(Dense())))
+        for within in (Float16, Around):
+            with pytest.raises(ValueError, match=r"there are two levels, hosts and their ranks: write hosts\+ once"):
+                Hierarchical(within(Hierarchical(Dense())))
         register("every-third", lossy=False)(EveryThird)
         with pytest.raises(ValueError, match="ladder cannot take"):
             Adaptive("none/every-third")
 
 
 REFUSED = {
-    "codec's shapes": (
-        {"adapter": Gathered, "traits": Traits(ignores_shapes=True)},
-        "its adapter declares ignores_shapes",
-    ),
+    "codec's shapes": ({"adapter": Gathered, "traits": Traits(ignores_shapes=True)}, "adapter declares ignores_shapes"),
     "compressor's zeros": ({"traits": Traits(keeps_zeros=True, draws=True)}, "only codecs have draws, keeps_zeros"),
     "a lossy mean": ({"traits": Traits(averages=True)}, "register it with lossy=False"),
 }

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from gradwire.compress import Ranks, simulate
-from gradwire.compress.shards.reduction import shard_sum
 from gradwire.compress.shards.weights import HeldWeights, OwnRows, WeightKind, weight_gather
 from gradwire.compress.simulate import traffic
 from gradwire.compress.state.tree import Leaves, save
@@ -119,20 +118,3 @@ def test_what_is_held_back_is_saved_whole_and_loaded_by_the_same_place_alone():
         wrong = simulated.reduction.init(layouts(4)[rank ^ 1])
         with pytest.raises(ValueError, match="resize=True"):
             Leaves(wrong).load(saved[rank])
-
-
-@pytest.mark.parametrize(
-    ("make", "spec", "words"),
-    [
-        (shard_sum, "int4:inside=int8", "inside is an option of hosts"),
-        (shard_sum, "hosts:inside=onebit+int4", "none, bf16, fp16, int8 or int4"),
-        (shard_sum, "hosts:inside=powersgd+int4", "no rank has whole"),
-        (shard_sum, "hosts+hosts+int4", "no rank has whole"),
-        (shard_sum, "hosts:ranks=0+int4", "hosts:ranks is at least 1"),
-        (weight_gather, "hosts:inside=int8+int4", "no option 'inside'"),
-        (weight_gather, "hosts+topk", "no rank has whole"),
-    ],
-)
-def test_what_two_levels_do_not_take_is_refused(make, spec, words):
-    with pytest.raises(ValueError, match=words):
-        make(spec)

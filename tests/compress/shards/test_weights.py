@@ -3,17 +3,17 @@
 import pytest
 import torch
 
-from gradwire.compress import Layout, Ranks
 from gradwire.compress.shards.layout import ShardLayout
 from gradwire.compress.shards.weights import HeldWeights, OwnRows, WeightKind, weight_gather
 from gradwire.compress.simulate import simulate
+
+from ..given import layout, placed
 
 RANKS = 3
 
 
 def layout_of(rank, row):
-    whole = Layout(("weight",), ((RANKS * row,),), torch.float32, torch.device("cpu"), Ranks(RANKS, rank))
-    return ShardLayout(whole, (0,))
+    return ShardLayout(placed(layout((RANKS * row,), world_size=RANKS), rank=rank), (0,))
 
 
 def off(spec, row, gathers):

@@ -6,16 +6,7 @@ import pytest
 import torch
 
 from gradwire.compress import Simulation, compressor
-from gradwire.compress.state.gauge import (
-    ELEMENTS,
-    EVERY,
-    IN_A_ROW,
-    WARM_UP,
-    Sample,
-    gauges,
-    sampled,
-    steady,
-)
+from gradwire.compress.state.gauge import ELEMENTS, EVERY, IN_A_ROW, WARM_UP, Sample, gauges, sampled, steady
 from gradwire.testing import SHAPES
 
 from ..given import gradients, layout

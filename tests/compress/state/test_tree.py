@@ -137,10 +137,7 @@ def test_a_server_s_part_that_moved_is_owed_as_many_times_as_there_are_ranks():
     saved = Chunk(within, 0, Versions(torch.arange(5.0))).save("server")
     here = Chunk(within, 5, Versions(torch.zeros(5)))
     owed = here.load("server", {**saved, "elsewhere": saved["x"]})
-    assert {name: numbers.tolist() for name, numbers in owed.items()} == {
-        "x": [0, 2, 4, 6],
-        "y": [8, 0, 0, 0, 0, 0],
-    }
+    assert {name: numbers.tolist() for name, numbers in owed.items()} == {"x": [0, 2, 4, 6], "y": [8, 0, 0, 0, 0, 0]}
     assert here.flat.count_nonzero() == 0
 
 
