@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from claims import losses, predicted, settings, speeds, tables
-from claims.claim import Claim
+from claims.claim import MEASURED, PREDICTED, Claim
 from claims.render import Page
 
 SENTENCES = Path(__file__).with_name("sentences.txt")
@@ -41,7 +41,10 @@ def sentences() -> dict[str, list[str]]:
 def all_pages(claims: Mapping[str, Claim]) -> dict[str, Page]:
     """Return the sentences and tables of each page."""
     generated = {
-        "README.md": [tables.networks(claims), tables.losses(claims, [losses.ADAMW], tables.ONE_ANSWER)],
+        "README.md": [
+            *(tables.networks(claims, kind) for kind in (MEASURED, PREDICTED)),
+            tables.losses(claims, [losses.ADAMW], tables.ONE_ANSWER),
+        ],
         "docs/choosing.md": [tables.losses(claims, losses.OPTIMIZERS), tables.machines(claims)],
         "docs/fsdp.md": [tables.of_fsdp(claims)],
         "docs/gpus-without-nvlink.md": [tables.of_reports(claims)],

@@ -41,7 +41,7 @@ def of_training(network: str, rate: str) -> Row:
     gains = {spec: min(smoothed(spec, rate)) for spec in ONE_ANSWER[1:]}
     first, following = chosen("", gains.__getitem__)
     claims = f"time {first} {rate}", f"time {following} {rate} smoothings"
-    briefly = f"{network}, four hosts on two CPU cores"
+    briefly = f"{network}, four hosts"
     return Row(network, "4 x 1", "GPT 19 M, two CPU cores", first, claims[0], following, claims[1], MEASURED, briefly)
 
 
@@ -96,15 +96,20 @@ def cells(row: Row, claims: Mapping[str, Claim]) -> tuple[str, ...]:
     return (first, gain, *following, row.kind)
 
 
-def networks(claims: Mapping[str, Claim]) -> str:
-    """Return README's table of networks."""
-    heads = ("your network", "try first", "over `bf16`", "over `none`", "next step", "over `bf16`", "source")
+def networks(claims: Mapping[str, Claim], kind: str) -> str:
+    """Return README's table of networks: those that were measured, or those that are predicted.
+
+    Where hosts share their network among GPUs, all columns but "over none" are against hosts+bf16.
+    """
+    heads = (f"network, {kind}", "recommended", "over `bf16`", "over `none`", "`int4` over `bf16`")
     rows = []
     for each in all_rows():
-        if each.briefly:
-            first, gain, *others = cells(each, claims)
+        if each.briefly and each.kind.startswith(kind):
+            _, gain, _, more, _ = cells(each, claims)
             whole = claims.get(f"{each.first_claim} over none")
-            rows.append((each.briefly, first, gain, whole.text if whole else "-", *others))
+            last = each.first.endswith("bf16")
+            figures = ("-" if last else gain, whole.text if whole else "-", more)
+            rows.append((each.briefly, f"`{each.first}`", *(figure.split(" over ")[0] for figure in figures)))
     return table(heads, rows)
 
 
