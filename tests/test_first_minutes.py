@@ -95,6 +95,9 @@ def test_the_training_script_starts_resumes_and_says_when_it_is_finished(tmp_pat
     assert "epoch 2 is done: delete checkpoint.pt to start over" in again
     (resumed,) = printed_commands("docs/training-script.md", "EPOCHS=4 ")
     assert re.search(r"14 steps, ", forked(resumed)[0]), "another number of ranks"
+    without = forked(command, EPOCHS="5", GRADWIRE_COMPRESSOR="none")[0]
+    assert "epoch 5:" in without
+    assert "<Handle: none" in without
 
 
 @pytest.mark.slow

@@ -90,7 +90,8 @@ def checked(saved: Any, compressor: Compressor, ranks: Ranks, frozen: Collection
     missing = [key for key in (*expected, *FIELDS) if key not in saved]
     if missing:
         raise ValueError(f"this is no result of handle.state_dict(): it lacks {', '.join(missing)}")
-    alike = {"compressor"} if saved.get("spec") == specification(compressor) else set()  # options may have come since
+    same = saved.get("spec") == specification(compressor)  # to whose options others may have come since
+    alike = {"compressor"} if same or holds_nothing(saved) else set()
     for key, here in expected.items():
         if type(saved[key]) is not type(here) or (saved[key] != here and key not in alike):
             there = saved.get("spec", saved[key]) if key == "compressor" else saved[key]
@@ -104,6 +105,13 @@ def checked(saved: Any, compressor: Compressor, ranks: Ranks, frozen: Collection
         for name, fields in state["parameters"].items()
     }
     return without(state, frozen, warn=ranks.rank == 0)
+
+
+def holds_nothing(saved: Mapping[str, Any]) -> bool:
+    """Return True if a whole state has no tensor: any compressor can go on from its step, and loses nothing."""
+    parameters = saved["parameters"]
+    empty = isinstance(parameters, Mapping) and not any(parameters.values())
+    return empty and type(saved.get("tensors")) is int and saved["tensors"] == 0
 
 
 def check_part(saved: Mapping[str, Any], part: str) -> None:

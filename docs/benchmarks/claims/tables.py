@@ -101,7 +101,7 @@ def networks(claims: Mapping[str, Claim], kind: str) -> str:
 
     Where hosts share their network among GPUs, all columns but "over none" are against hosts+bf16.
     """
-    heads = (f"network, {kind}", "recommended", "over `bf16`", "over `none`", "`int4` over `bf16`")
+    heads = (f"network, {kind}", "worth it up to", "over `bf16`", "over `none`", "`int4` over `bf16`")
     rows = []
     for each in all_rows():
         if each.briefly and each.kind.startswith(kind):

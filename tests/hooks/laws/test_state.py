@@ -96,6 +96,26 @@ def test_a_loaded_state_goes_on_to_the_bit(ranks, wrapper, tmp_path):
         assert all(found.values()), found
 
 
+def went_on_with_another(rank, world_size, wrapper):
+    """{specification: whether it goes on from the step of a state of int8, as where no state was loaded}."""
+    old, found = trained(wrapper, "int8"), {}
+    for spec in ("none", "bf16"):
+        new, fresh = Training(wrapper, spec), Training(wrapper, spec)
+        new.handle.load_state_dict(old.handle.state_dict())
+        found[spec] = counted(new.handle.state_dict()) == STEPS
+        found[spec] &= same(new.steps(STEPS, STEPS + 2), fresh.steps(STEPS, STEPS + 2))
+        new.close()
+        fresh.close()
+    old.close()
+    return found
+
+
+@over("attach", "own", "replicate", "FSDP2", "replicas")
+def test_a_state_that_holds_nothing_back_is_loaded_under_another_compressor(ranks, wrapper):
+    for found in ranks.run(went_on_with_another, EVERY[wrapper].world_size, wrapper):
+        assert found == {"none": True, "bf16": True}
+
+
 def saved(rank, world_size, wrapper, spec):
     """A state, and all that is held back then."""
     training = trained(wrapper, spec)
