@@ -53,7 +53,7 @@ class TryConfig:
     json: str | None = None
     """write the table to this file"""
     command: list[str] = field(default_factory=list)
-    """command that trains on all ranks of this host, after --"""
+    """command that trains on all ranks of this host, after --; on several hosts, start gradwire try on each"""
 
     def __post_init__(self) -> None:
         if self.steps < 2:
