@@ -335,7 +335,6 @@ class DistributedDataParallel(TorchAttributes):
         Raises:
             RuntimeError: the model has a hook or a compressor already, or it is overlapped.
         """
-        self._check_comm_hook(hook)
         if self._overlap is not None:
             raise RuntimeError("an overlapped model takes no hook: make it with compressor=..., which does the same")
         if self._hook is not None or self._setup[0] != "none":
@@ -345,6 +344,7 @@ class DistributedDataParallel(TorchAttributes):
                 f"compressor='none'. This one has {self._hook[1] if self._hook else self._setup[0]}, and needs no attach: "
                 "model.compression is its handle, whose swap() changes the compressor",
             )
+        self._check_comm_hook(hook)  # last: gradwire's own makes its handle here
         if (handle_on := getattr(hook, "handle_on", None)) is not None:  # gradwire's own, which makes its state itself
             state = handle_on(self)
         self._hook = state, hook

@@ -1,4 +1,4 @@
-"""`gradwire plan --sites`: how often sites on the internet can average their models, and the lines to paste."""
+"""`gradwire plan --sites`: how often sites on the internet can average their models, at which loss, and lines to paste."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Error feedback: what compression loses is added to the next gradient.
 
-With it arithmetic in float32 for 16-bit gradients, whose rounding errors residuals take.
+Also here: arithmetic in float32 for 16-bit gradients. The rounding of their averages goes into the residual.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The places of gradients' elements in the buckets of torch's DDP, after changes of memory format."""
+"""The memory formats that torch's DDP may change: the places of gradients' elements in its buckets afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Moves of residuals and other state with their parameters into another memory format."""
+"""Moves of residuals and other state with their parameters, from any order of axes in memory to another."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...compress.shards.layout import ShardLayout
 from ...compress.shards.reduction import Finite, ShardResidual, ShardState, ShardSum
-from ...compress.shards.weights import HeldWeights, OwnRows
+from ...compress.shards.weights import HeldWeights, OwnRows, parts_of
 from ...compress.state.tree import Entries, Leaves
 from .bucket_memory import DeviceFlag
 from .out_of_memory import META, allocated
@@ -246,7 +246,7 @@ class WeightMemory:
         for held in fresh.values():
             if entries:
                 held.own.load("", entries)
-                held.resumes = not bool(held.own.flat.isnan().any())
+                held.resumes = not bool(parts_of(held.own.flat)[0].isnan().any())  # the weights in use
         return fresh
 
     def load(self, held: Mapping[Key, HeldWeights]) -> None:

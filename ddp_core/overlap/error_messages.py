@@ -1,4 +1,4 @@
-"""The messages of overlapping to users."""
+"""The messages of overlapped steps to users; optimizers that cannot be overlapped are refused by partial_step.py."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from ..reducer.error_messages import shown
 COMPILED = (
     "torch.compile or TorchScript is in use, and takes parameters unseen: with gradwire.overlap() each forward waits for "
     "all updates before it begins, so that only the time between backward and forward hides communication"
+)
+
+CLOSURE = (
+    "an overlapped optimizer takes no closure: call loss.backward() before step(), or use the optimizer without "
+    "gradwire.overlap()"
 )
 
 CAPTURED = (

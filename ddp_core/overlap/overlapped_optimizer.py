@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim import Optimizer
 
+from .error_messages import CLOSURE
+
 if TYPE_CHECKING:
     from .overlap import Overlap, OverlapReport
     from .partial_step import PartialStep
-
-CLOSURE = (
-    "an overlapped optimizer takes no closure: call loss.backward() before step(), or use the optimizer without "
-    "gradwire.overlap()"
-)
 
 
 class OverlappedOptimizer(Optimizer):

@@ -161,16 +161,26 @@ class Gathering:
     def _prevails(self, group: Sequence[str]) -> bool:
         """Return True if more than half of a group is here, or exactly half with the site that came first."""
         here = [site for site in group if site in self.waiting]
-        return 2 * len(here) > len(group) or (0 < 2 * len(here) == len(group) and group[0] in here)
+        return self._most_of(group) or (0 < 2 * len(here) == len(group) and group[0] in here)
+
+    def _most_of(self, group: Sequence[str]) -> bool:
+        return 2 * sum(site in self.waiting for site in group) > len(group)
 
     def _patience_ends(self, group: Sequence[str], now: float) -> bool:
         """Return True if the sites of a group that prevails wait no longer for others."""
-        here = sorted((each for site, each in self.waiting.items() if site in group), key=lambda each: each.since)
+        here = self._here(group)
         if 2 * len(here) == len(group):
             return any(now - each.since >= each.phase for each in here)
-        most = here[len(group) // 2]  # with it they were more than half
         whole = len(here) == len(group) and group is not self.voters
-        return whole or now - most.since >= min(each.grace for each in here)
+        return whole or now >= self._grace_ends(group)
+
+    def _here(self, group: Sequence[str]) -> list[Arrival]:
+        return sorted((each for site, each in self.waiting.items() if site in group), key=lambda each: each.since)
+
+    def _grace_ends(self, group: Sequence[str]) -> float:
+        """Return when the sites of a group, more than half of which are here, wait no longer for the others."""
+        here = self._here(group)
+        return here[len(group) // 2].since + min(each.grace for each in here)  # with that one they were more than half
 
     def _survives(self, arrival: Arrival) -> bool:
         """Return True for one of more sites that have the model than the training waits for.
@@ -224,9 +234,10 @@ class Gathering:
         return known.index(site) if site in known else len(known)
 
     def deadlines(self, arrival: Arrival) -> Iterator[float]:
-        """Return the times at which the wait of a site may end."""
+        """Return the times at which the wait of a site, or with it that of others, may end."""
         waits = (arrival.grace, arrival.phase, PHASES * arrival.phase, arrival.start)
         yield from (arrival.since + seconds for seconds in waits)
+        yield from (self._grace_ends(group) for group in (self.voters, self.members) if self._most_of(group))
 
 
 def _error(error: str, message: str, number: int = 0) -> Answer:

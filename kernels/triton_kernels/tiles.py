@@ -1,4 +1,4 @@
-"""Tiles of flat vectors, which kernels share."""
+"""Loads and stores of a tile of a flat vector, which kernels share; units.py and each kernel have the sizes."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
+from gradwire.hooks.handle_of import handle_with
 
 SECONDS = r"timeout is a datetime.timedelta, such as timedelta\(seconds=60\); got 60"
 
@@ -161,6 +162,15 @@ def test_a_second_attach_is_refused_and_leaves_no_hooks_that_warn_later(group, w
     handle.close()
     with pytest.raises(RuntimeError, match="the handle is closed"):
         handle.swap("int4")
+
+
+def test_a_hook_on_a_model_with_a_compressor_is_refused_and_leaves_no_handle(group):
+    model = ours(compressor="int8")
+    hooks = list(model._forward_pre_hooks)
+    with pytest.raises(RuntimeError, match="has int8, and needs no attach"):
+        model.register_comm_hook(None, gradwire.comm_hook("int4"))
+    assert list(model._forward_pre_hooks) == hooks
+    assert handle_with(next(model.parameters())) is None
 
 
 def test_whole_numbers_may_be_numpy_s(group):

@@ -133,6 +133,16 @@ def test_a_site_s_timers_are_at_the_ends_of_its_waits():
     assert list(gathering.deadlines(gathering.waiting["a"])) == [52.0, 50.0 + PHASE, 50.0 + LIMIT, 50.0 + START]
 
 
+def test_of_sites_with_unlike_graces_a_timer_is_at_the_end_of_the_shortest():
+    gathering = begun("abc")
+    claim = Claim(gathering.training, 2)
+    for site, grace, time in (("a", 5.0, 100.0), ("b", 30.0, 110.0)):
+        arrive(gathering, site, time, met=1, claim=claim, grace=grace)
+    assert gathering.review(114.9) == {}
+    assert 115.0 in gathering.deadlines(gathering.waiting["b"])
+    assert set(gathering.review(115.0)) == {"a", "b"}
+
+
 def test_a_newcomer_is_behind_the_others_and_dials_them_whoever_asked_first():
     gathering = begun("abc")
     arrive(gathering, "d", 50.0)
