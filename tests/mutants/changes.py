@@ -309,8 +309,8 @@ MUTANTS = [
     Mutant(
         "the grace of a majority begins with the first site",
         "hooks/internet/server_meetings.py",
-        "most = here[len(group) // 2]  # with it they were more than half",
-        "most = here[0]",
+        "return here[len(group) // 2].since + min(each.grace for each in here)  # with that one they were more than half",
+        "return here[0].since + min(each.grace for each in here)",
         "tests/hooks/internet/test_server_meetings.py",
     ),
     Mutant(
