@@ -34,6 +34,7 @@ ADVICE = {
     "result of gather_state_dict() and load it by scatter_state_dict()",
 }
 LEFT_OUT = "the state of %d parameters that are frozen now is left out: %s; all else is loaded"
+CHANGED = "the state was saved with %s, and holds nothing back: training goes on with %s"
 INCOMPLETE = (
     "a loader such as torch.distributed.checkpoint fills in only entries that exist, or one was dropped: save "
     "the state of each rank as one value, such as the bytes that torch.save makes of it"
@@ -90,8 +91,10 @@ def checked(saved: Any, compressor: Compressor, ranks: Ranks, frozen: Collection
     missing = [key for key in (*expected, *FIELDS) if key not in saved]
     if missing:
         raise ValueError(f"this is no result of handle.state_dict(): it lacks {', '.join(missing)}")
-    same = saved.get("spec") == specification(compressor)  # to whose options others may have come since
-    alike = {"compressor"} if same or holds_nothing(saved) else set()
+    now, then = specification(compressor), saved.get("spec", saved["compressor"])
+    alike = {"compressor"} if then == now or holds_nothing(saved) else set()  # options may have come since
+    if alike and then != now and ranks.rank == 0:
+        logger.warning(CHANGED, then, now)
     for key, here in expected.items():
         if type(saved[key]) is not type(here) or (saved[key] != here and key not in alike):
             there = saved.get("spec", saved[key]) if key == "compressor" else saved[key]

@@ -15,7 +15,7 @@ from ...compress.shards.layout import ShardLayout
 from ...compress.shards.reduction import ShardSum
 from ...compress.state.tree import Entries
 from ...ddp_core.memory.bucket_memory import CARRIED_OVER
-from ...ddp_core.memory.checkpoint import ADVICE, LEFT_OUT, check_form, check_whole, holds_nothing
+from ...ddp_core.memory.checkpoint import ADVICE, CHANGED, LEFT_OUT, check_form, check_whole, holds_nothing
 from ...ddp_core.memory.checkpoint import merged as merged_replicas
 
 logger = logging.getLogger(__name__)
@@ -52,16 +52,20 @@ def checked(
     """The state, if it is one of this model and of gradients that travel so; without parameters that are `frozen` now.
 
     `names`: of the parameters that train. Without error feedback a state has some of them for a step after a swap, which
-    brings out what was held back before. `warn`: have a warning name those that are frozen. Raises ValueError.
+    brings out what was held back before. `warn`: have warnings name those that are frozen, and another `reduce`. Raises ValueError.
     """
     missing = [key for key in FIELDS if not isinstance(state, Mapping) or key not in state]
     if missing:
         raise ValueError(f"this is no state of a gradwire handle of FSDP: it lacks {', '.join(missing)}")
+    if state["reduce"] != str(reduction) and not reduction.feedback and holds_nothing(state):
+        if warn:
+            logger.warning(CHANGED, state["reduce"], reduction)
+        state = {**state, "reduce": str(reduction)}
     for key, here, advice in (
         ("gradwire", FORMAT, ADVICE["gradwire"]),
         ("reduce", str(reduction), "attach as it was when the state was saved, load, then swap()"),
     ):
-        if state[key] != here and not (key == "reduce" and not reduction.feedback and holds_nothing(state)):
+        if state[key] != here:
             raise ValueError(f"the state was saved with {key} = {state[key]}, here it is {here}: {advice}")
     check_entries(state)
     saved = {name for name, fields in state["parameters"].items() if fields}

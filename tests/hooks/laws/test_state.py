@@ -97,12 +97,14 @@ def test_a_loaded_state_goes_on_to_the_bit(ranks, wrapper, tmp_path):
 
 
 def went_on_with_another(rank, world_size, wrapper):
-    """{specification: whether it goes on from the step of a state of int8, as where no state was loaded}."""
+    """{specification: whether it goes on from the step of a state of int8, and rank 0 says so, as where none was loaded}."""
     old, found = trained(wrapper, "int8"), {}
     for spec in ("none", "bf16"):
         new, fresh = Training(wrapper, spec), Training(wrapper, spec)
-        new.handle.load_state_dict(old.handle.state_dict())
+        with logged(f"goes on with {spec}") as warned:
+            new.handle.load_state_dict(old.handle.state_dict())
         found[spec] = counted(new.handle.state_dict()) == STEPS
+        found[spec] &= bool(warned) == (rank == 0)
         found[spec] &= same(new.steps(STEPS, STEPS + 2), fresh.steps(STEPS, STEPS + 2))
         new.close()
         fresh.close()
