@@ -34,7 +34,7 @@ ADVICE = {
     "result of gather_state_dict() and load it by scatter_state_dict()",
 }
 LEFT_OUT = "the state of %d parameters that are frozen now is left out: %s; all else is loaded"
-CHANGED = "the state was saved with %s, and holds nothing back: training goes on with %s"
+CHANGED = "the state was saved with %s, and holds nothing back: training continues with %s"
 INCOMPLETE = (
     "a loader such as torch.distributed.checkpoint fills in only entries that exist, or one was dropped: save "
     "the state of each rank as one value, such as the bytes that torch.save makes of it"

@@ -101,7 +101,7 @@ def went_on_with_another(rank, world_size, wrapper):
     old, found = trained(wrapper, "int8"), {}
     for spec in ("none", "bf16"):
         new, fresh = Training(wrapper, spec), Training(wrapper, spec)
-        with logged(f"goes on with {spec}") as warned:
+        with logged(f"continues with {spec}") as warned:
             new.handle.load_state_dict(old.handle.state_dict())
         found[spec] = counted(new.handle.state_dict()) == STEPS
         found[spec] &= bool(warned) == (rank == 0)
