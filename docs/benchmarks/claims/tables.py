@@ -62,7 +62,7 @@ def of_prediction(each: Situation) -> Row:
     places = {
         "2 x 1": f"{network}, two hosts",
         "2 x 8": f"{network}, two hosts of 8 GPUs",
-        "1 x 8": f"{network} (8 x A40)",
+        "1 x 8": f"{network} (8 x A40, a bus of 91 to 108 Gbit/s)",
     }
     claims = name_of(each, first), name_of(each, following)
     kind = PREDICTED if each.network else f"{PREDICTED} from one report"
