@@ -52,7 +52,8 @@ def checked(
     """The state, if it is one of this model and of gradients that travel so; without parameters that are `frozen` now.
 
     `names`: of the parameters that train. Without error feedback a state has some of them for a step after a swap, which
-    brings out what was held back before. `warn`: have warnings name those that are frozen, and another `reduce`. Raises ValueError.
+    brings out what was held back before. `warn`: have warnings name those that are frozen, and another
+    `reduce`. Raises ValueError.
     """
     missing = [key for key in FIELDS if not isinstance(state, Mapping) or key not in state]
     if missing:
