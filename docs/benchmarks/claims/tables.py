@@ -41,7 +41,7 @@ def of_training(network: str, rate: str) -> Row:
     gains = {spec: min(smoothed(spec, rate)) for spec in ONE_ANSWER[1:]}
     first, following = chosen("", gains.__getitem__)
     claims = f"time {first} {rate}", f"time {following} {rate} smoothings"
-    briefly = f"{network}, four hosts"
+    briefly = f"{network}, four hosts" + ", limited by two cores" * (rate == "1gbit")
     return Row(network, "4 x 1", "GPT 19 M, two CPU cores", first, claims[0], following, claims[1], MEASURED, briefly)
 
 
@@ -101,7 +101,7 @@ def networks(claims: Mapping[str, Claim], kind: str) -> str:
 
     Where hosts share their network among GPUs, all columns but "over none" are against hosts+bf16.
     """
-    heads = (f"network, {kind}", "worth it up to", "over `bf16`", "over `none`", "`int4` over `bf16`")
+    heads = (f"network, {kind}", "take", "over `bf16`", "over `none`", "`int4` over `bf16`")
     rows = []
     for each in all_rows():
         if each.briefly and each.kind.startswith(kind):
