@@ -207,14 +207,18 @@ def of_a_hundredth() -> Iterator[Claim]:
             yield Claim(f"sites onebit {optimizer} {tokens} over int4", MEASURED, source, lambda it=against: it, loss)
     fewer = base[0]["sent_bytes"] / rounds[0]["sent_bytes"]
     yield Claim("bytes sites onebit", MEASURED, source, lambda: [fewer], times)
-    for size in ("0.4 M", "0.9 M"):  # at the best rates that ran
+    for size, optimizer in (("0.4 M", ADAMW), ("0.9 M", ADAMW), ("0.9 M", MUON)):  # at the best rates that ran
+        of_muon = optimizer == MUON
         runs = [
-            run for run in raw(LONG_RUNS)["runs"] if run["way"].get("size") == size and "optimizer" not in run["way"]
+            (run["way"].get("compressor"), run["loss"])
+            for run in raw(LONG_RUNS)["runs"]
+            if run["way"].get("size") == size and ("optimizer" in run["way"]) == of_muon
         ]
-        none, rounds = (min(run["loss"] for run in runs if ("every" in run["way"]) == given) for given in (False, True))
+        none, rounds = (min(ended for spec, ended in runs if spec == wanted) for wanted in (None, "onebit"))
         command = f"python docs/benchmarks/hundredfold.py {LONG_RUNS} --ways, with each way of {size} in the table"
         about = Source(LONG_RUNS, command, "4 simulated sites on two CPU cores", size, "2,688", seeds=1)
-        yield Claim(f"sites onebit {size}", MEASURED, about, lambda it=100 * (rounds / none - 1): [it], loss)
+        name = f"sites onebit {size}{', Muon' * of_muon}"
+        yield Claim(name, MEASURED, about, lambda it=100 * (rounds / none - 1): [it], loss)
 
 
 def of_script(script: str, file: str, optimizer: str, size: float = 0.9, steps: int = 150) -> Trainings:
