@@ -144,7 +144,7 @@ def losses(
     for spec in specs:
         cells = (cell_of_losses(claims, f"loss {spec} {optimizer}") for optimizer in optimizers)
         fewer = claims[f"bytes {spec}"]
-        size = f" at {fewer.source.model}" if spec.startswith("powersgd") else ""
+        size = f" at {fewer.source.model}" if spec.startswith("powersgd") or spec == CORED else ""
         rows.append((f"`{spec}`", fewer.text + size, *cells))
     return table(("compressor", "fewer bytes", *(f"loss, {each}" for each in optimizers)), rows)
 
