@@ -88,18 +88,16 @@ def checked(saved: Any, compressor: Compressor, ranks: Ranks, frozen: Collection
     if not isinstance(saved, Mapping):
         raise ValueError(f"a state is the mapping that state_dict() of a handle returns, got {type(saved).__name__}")
     expected = header(compressor, ranks)
-    missing = [key for key in (*expected, *FIELDS) if key not in saved]
-    if missing:
+    if missing := [key for key in (*expected, *FIELDS) if key not in saved]:
         raise ValueError(f"this is no result of handle.state_dict(): it lacks {', '.join(missing)}")
     now, then = specification(compressor), saved.get("spec", saved["compressor"])
     alike = {"compressor"} if then == now or holds_nothing(saved) else set()  # options may have come since
-    if alike and then != now and ranks.rank == 0:
-        logger.warning(CHANGED, then, now)
     for key, here in expected.items():
         if type(saved[key]) is not type(here) or (saved[key] != here and key not in alike):
-            there = saved.get("spec", saved[key]) if key == "compressor" else saved[key]
-            here = specification(compressor) if key == "compressor" else here
+            there, here = (then, now) if key == "compressor" else (saved[key], here)
             raise ValueError(f"the state was saved with {key} = {there}, here it is {here}: {ADVICE[key]}")
+    if alike and then != now and ranks.rank == 0:
+        logger.warning(CHANGED, then, now)
     check_form(saved)
     listed = {name for names in saved["buckets"] for name in names}
     state = {**saved, **renamed(saved, plain_names({*listed, *saved["parameters"]}))}
@@ -112,9 +110,8 @@ def checked(saved: Any, compressor: Compressor, ranks: Ranks, frozen: Collection
 
 def holds_nothing(saved: Mapping[str, Any]) -> bool:
     """Return True if a whole state has no tensor: any compressor can go on from its step, and loses nothing."""
-    parameters = saved["parameters"]
-    empty = isinstance(parameters, Mapping) and not any(parameters.values())
-    return empty and type(saved.get("tensors")) is int and saved["tensors"] == 0
+    parameters, count = saved["parameters"], saved.get("tensors")
+    return type(count) is int and not count and isinstance(parameters, Mapping) and not any(parameters.values())
 
 
 def check_part(saved: Mapping[str, Any], part: str) -> None:
@@ -242,8 +239,7 @@ def aligned(
                 f"the state of parameter {name!r} was saved with its axes in the memory order {list(there)}, here it is "
                 f"{here}: load the state with the model that saved it"
             )
-        dtype = grad_dtype(parameter).to_real()
-        alone = layout_of({name: parameter}, dtype, torch.device("cpu"), ranks)
+        alone = layout_of({name: parameter}, grad_dtype(parameter).to_real(), torch.device("cpu"), ranks)
         move = Move.of(alone.shapes[0], there, here)
         parameters[name] = moved(parameters[name], move, compressor, alone, saved["step"])
     whole = {"tensors": sum(map(len, parameters.values()))} if _whole(saved) else {}
@@ -376,9 +372,7 @@ def _ordered(states: Any) -> list[Mapping[str, Any]]:
     ranks = [(state.get("rank"), state.get("world_size")) for state in states]
     expected = [(rank, len(states)) for rank in range(len(states))]
     if not states or len(ranks) != len(set(map(str, ranks))) or any(each not in expected for each in ranks):
-        raise ValueError(
-            f"resize=True takes the states of all ranks, each of them once; got (rank, world_size) {ranks}"
-        )
+        raise ValueError(f"resize=True takes the states of all ranks, each of them once; got (rank, of) {ranks}")
     return sorted(states, key=lambda state: int(state["rank"]))
 
 

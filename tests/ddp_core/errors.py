@@ -32,9 +32,9 @@ def warned(words=""):
 
 
 @contextmanager
-def logged(words=""):
+def logged(words="", name="gradwire", level=logging.NOTSET):
     """The lines of gradwire's log that have these words, as they come."""
-    lines, logger, handler = [], logging.getLogger("gradwire"), logging.Handler()
+    lines, logger, handler = [], logging.getLogger(name), logging.Handler(level)
     handler.emit = lambda record: words in record.getMessage() and lines.append(record.getMessage())
     logger.addHandler(handler)
     yield lines

@@ -1,9 +1,6 @@
 """A model whose gradients are given, so that an oracle can know what a hook was handed; and what is said and saved."""
 
 import io
-import logging
-import warnings
-from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -89,24 +86,3 @@ def through_file(state):
     torch.save(state, file)
     file.seek(0)
     return torch.load(file, weights_only=True)
-
-
-@contextmanager
-def logged(words="", name="gradwire", level=logging.NOTSET):
-    """The lines with these words that gradwire logs."""
-    lines, handler = [], logging.Handler(level)
-    handler.emit = lambda record: lines.append(record.getMessage())
-    logging.getLogger(name).addHandler(handler)
-    yield lines
-    logging.getLogger(name).removeHandler(handler)
-    lines[:] = [line for line in lines if words in line]
-
-
-@contextmanager
-def warned(words=""):
-    """The warnings with these words, once the block has ended."""
-    texts = []
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield texts
-    texts += [text for each in caught if words in (text := str(each.message))]

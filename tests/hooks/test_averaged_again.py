@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from .given import warned
+from ..ddp_core.errors import warned
 from .test_starting_values import KINDS, loss_of, wrapped
 
 STEPS = 6

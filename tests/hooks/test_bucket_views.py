@@ -6,7 +6,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 
-from .given import logged
+from ..ddp_core.errors import logged
 
 
 def lines_of_attach(rank, world_size, width, ours, views):

@@ -10,7 +10,8 @@ import gradwire
 from gradwire.compress.state.gauge import EVERY, IN_A_ROW, WARM_UP
 from gradwire.ddp_core.measure.step import Step
 
-from .given import SHAPES, Given, attached, average, gradients, steps, warned
+from ..ddp_core.errors import warned
+from .given import SHAPES, Given, attached, average, gradients, steps
 
 EVERYTHING = "topk:ratio=0.1,error_feedback=0.8,momentum=0.9"
 MOMENTUM = "topk:ratio=1,momentum=0.5"  # all is sent: an average is that of the momenta

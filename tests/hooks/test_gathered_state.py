@@ -9,8 +9,8 @@ import torch.distributed.checkpoint as dcp
 import gradwire
 from gradwire.ddp_core.transport import lost_ranks
 
-from ..ddp_core.errors import message_of
-from .given import attached, logged, same, steps, through_file
+from ..ddp_core.errors import logged, message_of
+from .given import attached, same, steps, through_file
 
 SPECS = ["powersgd:rank=2", "topk:ratio=0.05", "onebit:error_feedback=1", "bf16"]
 

@@ -9,7 +9,7 @@ import gradwire
 from gradwire import DistributedDataParallel as OwnDDP
 from gradwire.hooks.torch_ddp import handle_for
 
-from .given import warned
+from ..ddp_core.errors import warned
 
 
 def network():

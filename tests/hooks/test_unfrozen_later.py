@@ -9,7 +9,8 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 
-from .given import compressed, warned
+from ..ddp_core.errors import warned
+from .given import compressed
 
 FROZEN_STEPS = 5
 

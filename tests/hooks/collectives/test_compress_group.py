@@ -19,9 +19,9 @@ import gradwire
 from gradwire.compress.protocol.requests import AllReduce
 from gradwire.ddp_core.transport.process_group import over
 
+from ...ddp_core.errors import logged
 from ...ranks import LostRank
 from ...torch_versions import operations_in_cpp
-from ..given import logged
 
 LIMIT = 4096  # bytes, of these tests
 SUM, AVG, MAX = dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX

@@ -9,7 +9,8 @@ from torch.utils.data import DataLoader
 
 import gradwire
 
-from ..given import same, warned
+from ...ddp_core.errors import warned
+from ..given import same
 from .launched import BATCH, QUIET, SPEC, STEPS, TIMEOUT, data, dense_bytes, launched, needing, network, numbers
 from .test_lightning import trained
 

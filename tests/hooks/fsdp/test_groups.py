@@ -8,8 +8,8 @@ from torch.utils._pytree import tree_map_only
 
 import gradwire
 
+from ...ddp_core.errors import logged
 from ...torch_versions import fsdp_of_integers
-from ..given import logged
 from .given import mesh_of
 from .test_oracles import quantized, rows_of, sizes_of
 

@@ -9,8 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import gradwire
 
-from ...ddp_core.errors import message_of
-from ..given import logged
+from ...ddp_core.errors import logged, message_of
 from .given import mesh_of, network, trained
 
 

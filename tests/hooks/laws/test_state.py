@@ -11,8 +11,9 @@ import torch.distributed.checkpoint as dcp
 
 import gradwire
 
+from ...ddp_core.errors import logged
 from ..fsdp.given import GivenParts
-from ..given import logged, same, through_file
+from ..given import same, through_file
 from .wrappers import EVERY, HOSTS, WHOLE, WRAPPERS, Training, added, alike, counted, held, means, of_rank, over
 
 STEPS = 3  # before a save

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from ..given import logged, same
+from ...ddp_core.errors import logged
+from ..given import same
 from .wrappers import EVERY, WHOLE, WRAPPERS, Training, few, gradients, held, over
 
 STEPS, BEFORE = 4, (1, 3)  # steps, and those before which one does not count

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from ..given import warned
+from ...ddp_core.errors import warned
 from . import sites
 from .sites import EVENT, Net, descend, together, until
 from .test_local_steps import assert_same

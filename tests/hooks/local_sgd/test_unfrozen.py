@@ -6,7 +6,8 @@ from datetime import timedelta
 import pytest
 import torch
 
-from ..given import same, warned
+from ...ddp_core.errors import warned
+from ..given import same
 from . import sites as of_sites
 from .sites import Net, Town, descend, together, until
 
