@@ -147,7 +147,9 @@ WAYS |= {
         list(MODELS)[1:],
         (
             *(f"none, lr {lr:g}" for lr in (0.004, 0.008, 0.012, 0.016)),
-            "every 8, int2, lr 0.012",
+            "int4 at every step",
+            "int4 at every step, lr 0.012",
+            *(f"every 8, int2, lr {lr:g}" for lr in (0.012, 0.016)),
             "every 4, onebit",
             *(f"every 4, onebit, lr {lr:g}" for lr in (0.012, 0.016, 0.032)),
             *(f"Muon, none, AdamW's lr {lr}" for lr in (0.032, 0.064)),
