@@ -115,6 +115,8 @@ WAYS = {
             (
                 ("none", 1.0, "none", "none", 16),
                 ("int4 at every step", 1.0, "int4", "none", 16),
+                ("int4 and a core at every step", 1.0, "int4:core=4", "none", 16),
+                ("every 16, int4", 0.0, "none", "int4", 16),
                 ("every 4, int4", 0.0, "none", "int4", 4),
                 ("every 8, int2", 0.0, "none", "int2", 8),
                 ("every 4, onebit", 0.0, "none", "onebit", 4),

@@ -52,6 +52,8 @@ class Way:
     last: str = "none"
     width: int = 64
     layers: int = 2
+    tied: bool = False
+    """whether the embedding is the head's matrix"""
     batch: int = 16
     """sequences per rank and step"""
     steps: int = 400
@@ -118,6 +120,7 @@ WAYS = {
     "twice the steps": replace(BASE, steps=2 * BASE.steps),
     "twice the width and rank": replace(BASE, width=2 * BASE.width, compressor=RANK_6),
     "twice the width and rank, beta1 0": replace(BASE, width=2 * BASE.width, compressor=RANK_6, beta1=0.0),
+    "embedding tied to the head": replace(BASE, tied=True),
     "second moment of exact gradients": replace(BASE, second="exact"),
     "first moment of exact gradients": replace(BASE, first="exact"),
     "beta2 0.999": replace(BASE, beta2=0.999),
@@ -198,7 +201,9 @@ def trained(way: Way, seed: int, dataset: Dataset) -> dict[str, Any]:
     sizes = ModelConfig("gpt", width=way.width, layers=way.layers, heads=way.width // HEAD, context=CONTEXT)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = build_model(sizes, dataset)
+        model: Any = build_model(sizes, dataset)
+    if way.tied:
+        model.tokens.weight = model.head.weight
     ranks = SimulatedRanks(model, way.built(), RANKS, bucket_mb=25)
     adam, late = Adam(way, ranks.parameters), Late(way, ranks.elements)
     batches = [dataset.train_batches(way.batch, seed=seed, rank=rank, world_size=RANKS) for rank in range(RANKS)]

@@ -141,7 +141,7 @@ def played(folder, label, file, ranks, table, deadline, *, cpu, pace=0.0):
         for name in begun:
             if name in rows or time.monotonic() < deadline:
                 yield rows.get(name) or start.fate(name, table[name])
-        if not begun:
+        if not begun and "EADDRINUSE" not in tail(start.logs[0]):  # the port was another program's: again
             yield {"check": "start", "ok": False, "told": {"exit codes": start.codes, "rank 0": tail(start.logs[0])}}
             return
         left, turn = [name for name in left if name not in begun], turn + 1
