@@ -33,7 +33,8 @@ class Core:
 
     The rest is what a rank's own gradient, with its residual, lacks of its part of the core: for vectors, and matrices too
     small for a core, all of it. Errors of the codec are those of the rest alone, which has small singular values. Muon
-    makes all singular values of an update equal, those of the codec's errors, too.
+    makes all singular values of an update equal, those of the codec's errors, too. The rest travels behind the core, not in
+    two rounds less beside its Q: so it also has what the core's 8 bits lose.
     """
 
     low: PowerSGD

@@ -57,7 +57,7 @@ LR = 0.008  # the best of none's
 LOCAL = Way(start=0.0, lr=LR)
 INT4, INT2 = replace(LOCAL, compressor="int4"), replace(LOCAL, compressor="int2", every=8)
 ONEBIT = replace(LOCAL, compressor="onebit", every=4)
-OFTEN = replace(INT4, every=4)
+OFTEN, ONEBIT_2 = replace(INT4, every=4), replace(ONEBIT, every=2)
 NESTEROV = "nesterov:lr={},momentum={}"
 POWERSGD, SPARSELOCO = "powersgd:rank={},payload=int4", "sparseloco:share={},over={}"
 MUON = Way(optimizer="muon", lr=LR)
@@ -70,6 +70,7 @@ WAYS = {
     "every 16, int4": INT4,
     "every 8, int2": INT2,
     "every 4, onebit": ONEBIT,
+    **{f"every 2, onebit, lr {lr:g}": replace(ONEBIT_2, lr=lr) for lr in (0.008, 0.012, 0.016)},
     **{
         f"{name}, lr {lr:g}": replace(way, lr=lr)
         for (name, way), lr in product(
@@ -120,6 +121,7 @@ WAYS = {
                 ("every 4, int4", 0.0, "none", "int4", 4),
                 ("every 8, int2", 0.0, "none", "int2", 8),
                 ("every 4, onebit", 0.0, "none", "onebit", 4),
+                ("every 2, onebit", 0.0, "none", "onebit", 2),
             ),
             (0.016, 0.032, 0.064, 0.128, 0.256),
         )
