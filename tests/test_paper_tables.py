@@ -71,7 +71,7 @@ TABLES = {  # script: the page, and the lines that the script makes of the finis
     "few_bits": (EXACT, lambda few: few.table(EXACT.name, few.FinishedRuns(EXACT / "runs.json"))),
     "update_errors": (FEW, lambda errors: errors.table(errors.FinishedRuns(FEW / "update-errors.json"))),
     "examples_tables": (ROOT / "docs" / "examples.md", lambda examples: map(examples.table, examples.TABLES)),
-    "hundredfold": (HUNDREDFOLD, lambda local: local.table(local.FinishedRuns(HUNDREDFOLD / "runs.json"))),
+    "hundredfold": (HUNDREDFOLD / "ways.csv", lambda local: local.table(local.FinishedRuns(HUNDREDFOLD / "runs.json"))),
     "demo_bytes": (PAPERS.parent / "demo-bytes", demo_lines),
     "small_parameters": (LOSS, lambda small: starmap(small.line, rows_of("small-parameters").items())),
     "unequal_inputs": (LOSS, lambda unequal: starmap(unequal.line, rows_of("unequal-inputs", but="1").items())),

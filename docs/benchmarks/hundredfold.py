@@ -6,10 +6,12 @@
 
 GPTs of 0.14 to 0.9 M parameters train on 5, 20 or 80 tokens per parameter, at four simulated sites that share one process.
 Each site has an optimizer of its own, AdamW, or Muon for the blocks' matrices and AdamW for the rest. All ways read the
-same sequences in the same steps. Runs that the file has are skipped. `--table` runs nothing: it prints a table, and draws
-losses of the smallest model by bytes into the file's folder.
+same sequences in the same steps. Runs that the file has are skipped. `--table` runs nothing: it writes ways.csv into the
+file's folder, a line for each way, and draws losses of the smallest model by bytes there.
 """
 
+import csv
+import io
 import math
 import statistics
 from collections.abc import Iterator, Sequence
@@ -266,11 +268,9 @@ def shown(runs: dict[int, Any], others: dict[int, Any]) -> str:
     return f"{statistics.fmean(values):+.1f}{spread} ({len(values)})"
 
 
-def table(finished: FinishedRuns) -> Iterator[str]:
-    """Yield the lines of a table, one for each way that has run."""
-    after = " | ".join(f"after {steps:,} steps, % (seeds)" for steps in LENGTHS)
-    yield f"| way | fewer bytes than fp32 | than bf16 | {after} |"
-    yield "|---" * (3 + len(LENGTHS)) + "|"
+def rows(finished: FinishedRuns) -> Iterator[list[str]]:
+    """Yield the rows of a table, one for each way that has run."""
+    yield ["way", "fewer bytes than fp32", "than bf16", *(f"after {steps} steps, % (seeds)" for steps in LENGTHS)]
     both = {
         name: [steps for steps in LENGTHS if runs_of(way, steps, finished) and best(way, steps, finished)]
         for name, way in WAYS.items()
@@ -284,7 +284,14 @@ def table(finished: FinishedRuns) -> Iterator[str]:
         fewer = sent_bytes(best(way, steps, finished)) / sent_bytes(runs[steps])
         losses = [shown(runs[steps], best(way, steps, finished)) for steps in LENGTHS]
         note = " (one setting, not tuned)" if any(word in name for word in once) else ""
-        yield f"| {name}{note} | {fewer:.{int(fewer < 10)}f}x | {fewer / 2:.{int(fewer < 20)}f}x | {' | '.join(losses)} |"
+        yield [name + note, f"{fewer:.{int(fewer < 10)}f}x", f"{fewer / 2:.{int(fewer < 20)}f}x", *losses]
+
+
+def table(finished: FinishedRuns) -> list[str]:
+    """Return these rows as lines of CSV."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows(finished))
+    return text.getvalue().splitlines()
 
 
 def draw_all(finished: FinishedRuns, folder: Path) -> None:
@@ -312,12 +319,12 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", default=list(WAYS), metavar="WAY")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help=f"{[*SEEDS]} are in the table")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"{LENGTHS} are in the table")
-    parser.add_argument("--table", action="store_true", help="print the table of the file's runs, and run nothing")
+    parser.add_argument("--table", action="store_true", help="write ways.csv and pictures, and run nothing")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     finished = FinishedRuns(asked.file)
     if asked.table:
-        print(*table(finished), sep="\n")
+        asked.file.with_name("ways.csv").write_text("\n".join([*table(finished), ""]), "utf-8")
         draw_all(finished, asked.file.parent)
         return
     task = Task(MODELS[Way.size], "adamw", LR, 0, STEPS)
