@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ..compress import Ranks, compressor
+from ..compress.protocol.card_traffic import through_card
 from ..compress.state.shares import ranks_seen
 from ..ddp_core.measure.step_model import LinkCost
 from .advice.arithmetic import Arithmetic
-from .advice.card_traffic import through_card
 from .advice.network import Kind, KindCost
 from .advice.predict import Measured, Prediction, predicted, requests_on
 from .advice.shared_cores import Work
@@ -78,7 +78,8 @@ class Cluster:
 
     def seconds_a_byte(self, kind: Kind) -> float:
         """Return the seconds of a collective for each byte that a rank sends."""
-        return max(through_card(kind, self.ranks, rings=self.rings) / (GOODPUT * self.card), 1 / self.bus)
+        form, _, scope = kind
+        return max(through_card(form, scope, self.ranks, rings=self.rings) / (GOODPUT * self.card), 1 / self.bus)
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..compress import AllGather, Program, Ranks, Spec, Traffic
+from ..compress import Ranks, Spec, Traffic
 from ..compress.protocol.requests import Request
 from ..compress.shards.layout import ShardLayout
 from ..compress.shards.reduction import ShardSum, shard_sum
-from ..compress.shards.weights import HeldWeights, OwnRows, WeightGather, WeightKind, weight_gather
-from ..compress.simulate import WorkMemory, memory_of, requests_in, traffic
+from ..compress.shards.requests import gather_program, gather_requests, reduce_program, reduce_requests, rows_of_step
+from ..compress.shards.weights import WeightGather, weight_gather
+from ..compress.simulate import WorkMemory, memory_of, traffic
 from ..compress.state.shares import placed_on_hosts
 from ..ddp_core import layout_of
 from ..ddp_core.engine.in_flight import MODULES_IN_FLIGHT
@@ -57,17 +58,12 @@ class Shards:
         return cls(layouts, *placed, policy)
 
     def gather(self, layout: ShardLayout) -> Iterator[Request]:
-        """Yield the requests of a module's gather."""
-        program = _gather(layout, self.weights, self.policy.param_dtype)
-        if program is None:
-            yield AllGather(torch.empty(layout.row, dtype=self.policy.param_dtype, device=META))
-        else:
-            yield from requests_in(program, replace(layout.whole.ranks, per_host=self.weights.per_host))
+        """Return the requests of a module's gather."""
+        return gather_requests(layout, self.weights, self.policy.param_dtype)
 
     def reduce(self, layout: ShardLayout) -> Iterator[Request]:
-        """Yield the requests of a module's reduction."""
-        ranks = replace(layout.whole.ranks, per_host=self.reduction.per_host)
-        yield from requests_in(_reduce(layout, self.reduction, self.policy.reduce_dtype), ranks)
+        """Return the requests of a module's reduction."""
+        return reduce_requests(layout, self.reduction, self.policy.reduce_dtype)
 
     def traffic(self, micro_batches: int = 1) -> Traffic:
         """Return the traffic of a step: reductions, and two gathers of each module and micro-batch.
@@ -125,33 +121,9 @@ def plan_sharded(
     return Plan.of(f"{gather}/{reduce}", elements, world_size, sent, usual, state, work)
 
 
-def _gather(layout: ShardLayout, weights: WeightGather, dtype: torch.dtype) -> Program[Tensor] | None:
-    """Return the program of a module's gather; None where torch gathers it, also if it has no more bits than the codec."""
-    kind = WeightKind(dtype, layout)
-    if kind.cut(weights.codec) is None and weights.per_host == 1:
-        return None
-    row = torch.empty(layout.row, dtype=dtype, device=META)
-    rows = row.expand(layout.whole.ranks.world_size, -1).clone() if weights.differences else None
-    held = None if rows is None else HeldWeights(_own_rows(layout), rows)
-    return weights.gather(row, torch.empty(layout.numel, dtype=dtype, device=META), kind, held)
-
-
-def _own_rows(layout: ShardLayout) -> OwnRows:
-    """Return rows as they are after a step, with room for those of the next one."""
-    own = OwnRows.empty(layout)
-    own.update()
-    own.keep()
-    return own
-
-
-def _reduce(layout: ShardLayout, reduction: ShardSum, dtype: torch.dtype) -> Program[Tensor]:
-    grad, out = (torch.empty(elements, dtype=dtype, device=META) for elements in (layout.numel, layout.row))
-    return reduction.reduce(grad, reduction.init(layout), out)
-
-
 def _state_bytes(layout: ShardLayout, weights: WeightGather, reduction: ShardSum, policy: Policy) -> int:
     residual = reduction.init(layout).residual
-    own = 2 * _own_rows(layout).flat.nbytes  # for checkpoints, before and after a step
+    own = 2 * rows_of_step(layout).flat.nbytes  # for checkpoints, before and after a step
     held = policy.param_dtype.itemsize * layout.numel + own if weights.differences else 0
     return held + (0 if residual is None else residual.flat.nbytes)
 
@@ -171,7 +143,7 @@ def _shard_work_bytes(
     wholes = [policy.param_dtype.itemsize * each.numel for each in backward]
     sizes = [policy.reduce_dtype.itemsize * each.numel for each in backward]
     of_sums = replace(ranks, per_host=reduction.per_host)
-    sums = [memory_of(_reduce(each, reduction, policy.reduce_dtype), of_sums) for each in backward]
+    sums = [memory_of(reduce_program(each, reduction, policy.reduce_dtype), of_sums) for each in backward]
     gathers = [_gather_memory(each, weights, policy.param_dtype) for each in backward]
     torchs, ours = 0, max(whole + each.most for whole, each in zip(wholes, gathers, strict=True))  # in forward
     for place, size in enumerate(sizes):
@@ -189,6 +161,6 @@ def _shard_work_bytes(
 
 def _gather_memory(layout: ShardLayout, weights: WeightGather, dtype: torch.dtype) -> WorkMemory:
     """Return the memory of a module's gather beside that of torch's, which has the output, too."""
-    program = _gather(layout, weights, dtype)
+    program = gather_program(layout, weights, dtype)
     ranks = replace(layout.whole.ranks, per_host=weights.per_host)
     return WorkMemory() if program is None else memory_of(program, ranks)

@@ -138,7 +138,7 @@ def specification(built: Compressor) -> str:
     >>> specification(compressor({"name": "fp16", "inner": "powersgd:rank=4,start_iter=9"}))
     'fp16+powersgd:start_iter=9'
     """
-    return _text_of(built) or fingerprint(built)
+    return written(built) or fingerprint(built)
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ class Wrapping:
             return alone
         fed_back: Any = compressor(with_error_feedback(self.warmup))
         inner = fed_back.inner if isinstance(fed_back, ErrorFeedback) and fed_back.kept == 1 else fed_back
-        return _with_text(self._served(inner), _text_of(alone))
+        return _with_text(self._served(inner), written(alone))
 
 
 def _build(mapping: Mapping[str, Any]) -> Compressor:
@@ -261,14 +261,14 @@ def _kept(method: Registration, given: float | bool | None) -> float:
 def _text(method: Registration, values: Mapping[str, Any], nested: Mapping[str, Compressor]) -> str | None:
     """Return the string for options, those that differ from their defaults; None if a string cannot say them."""
     told: list[str] = []
-    inner = [*map(_text_of, nested.values())]
+    inner = [*map(written, nested.values())]
     for option, (_, default) in method.options.items():
         value = values.get(option, default)
         if value == default or (option == "warmup" and not values.get("start_iter")):
             continue
         if option == "error_feedback" and value in (0, 1):
             value = "1" if value and default else bool(value)  # true would be a default such as 0.9
-        text = _text_of(compressor(value)) if option == "warmup" else str(value)
+        text = written(compressor(value)) if option == "warmup" else str(value)
         if text is None or set(",+") & set(text):
             return None
         told.append(f"{option}={text.lower() if value in (None, True, False) else text}")
@@ -276,7 +276,7 @@ def _text(method: Registration, values: Mapping[str, Any], nested: Mapping[str, 
     return None if None in inner else "+".join([outer, *filter(None, inner)])
 
 
-def _text_of(built: Any) -> str | None:
+def written(built: Any) -> str | None:
     """Return the text that builds a compressor; None if it was not built from one."""
     return getattr(built, WRITTEN, None)
 

@@ -102,7 +102,6 @@ class CompressedAverager(SteppedAverager):
         self.drain: Callable[[], None] = lambda: None  # waits for averages that are handed out after backward's end
         self.starting_values = StartingValues()
         self._warned: Compressor | None = None  # the compressor of which the log has spoken
-        self._advised: set[str] = set()
 
     @property
     def scale(self) -> float:
@@ -293,7 +292,8 @@ class CompressedAverager(SteppedAverager):
             differ = agree_on_kernels(operations, engine.transport, flat.device, varies_with_threads=varies)
             self._replicas.transport = engine.transport if differ else None
             self._log_warm_up()
-            self._log_advice(layout)
+            on_hosts = ranks if ranks.per_host > 1 else on_launched_hosts(ranks)
+            self.log_advice(sent_in_vain(self.memory.compressor, flat.dtype, on_hosts))
             self._agreed = True
         return layout
 
@@ -303,14 +303,6 @@ class CompressedAverager(SteppedAverager):
         if found is not None and compressor is not self._warned and self.engines.first:
             self._warned = compressor
             logger.warning("gradwire: %s", found)
-
-    def _log_advice(self, layout: Layout) -> None:
-        """Say once, on the first rank, what the compressor sends in vain. Every rank asks: none raises alone."""
-        ranks = on_launched_hosts(layout.ranks) if layout.ranks.per_host == 1 else layout.ranks
-        for found in sent_in_vain(self.memory.compressor, layout.dtype, ranks):
-            if found not in self._advised and self.engines.first:
-                self._advised.add(found)
-                logger.warning("gradwire: %s", found)
 
     def _name(self, parameter: Tensor) -> str:
         return self.names.setdefault(parameter, str(len(self.names)))

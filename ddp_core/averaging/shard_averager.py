@@ -17,11 +17,13 @@ from ...compress.protocol.layout import Scope
 from ...compress.protocol.requests import Program
 from ...compress.shards.layout import ShardLayout
 from ...compress.shards.reduction import ShardState, ShardSum
+from ...compress.shards.requests import shards_sent_in_vain
 from ...compress.shards.weights import HeldWeights, WeightGather
 from ...compress.simulate import operations_of
 from ..measure.stats import Measured
 from ..measure.step import BucketStats, Record, Step
 from ..memory.shard_memory import Key, ShardMemory, WeightMemory
+from ..transport.launchers import on_launched_hosts
 from ..transport.process_group import over
 from ..transport.protocol import Decorator, Pending
 from ..transport.rank_messages import FINITE, true_everywhere
@@ -167,6 +169,7 @@ class ShardAverager(SteppedAverager):
         gathers *= 2 if self.weights.differences else 1  # which exact rows may follow
         scopes = [{each for each in both if each is not None} for both in zip_longest(sums, gathers)]
         engine.prepare(len(scopes), scopes)
+        self.log_advice(shards_sent_in_vain(self.weights, memory.reduction, on_launched_hosts(self.engines.ranks)))
         self._agreed = True
 
     def _operations(self) -> set[str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from enum import Enum, auto
@@ -21,6 +22,8 @@ from ..transport.protocol import Decorator
 from .engines import Engines
 from .shown_averages import Shown
 from .step_checks import DiscardedGradientCheck
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 QUIET = 10.0  # seconds without a sign of a step, after which it broke off
@@ -205,6 +208,7 @@ class SteppedAverager:
         self.steps, self.totals, self.shown, self.discarded = steps, Totals(), Shown(), DiscardedGradientCheck()
         self.step = Step()  # the record of the last one
         self.inside = False  # it takes part in the step that is under way
+        self._advised: set[str] = set()
         steps.averagers.add(self)
 
     @property
@@ -216,6 +220,13 @@ class SteppedAverager:
     def under_way(self) -> bool:
         """True if a step has begun and not ended, as far as is known."""
         return self.steps.holds(self)
+
+    def log_advice(self, sentences: Iterable[str]) -> None:
+        """Log each sentence once, on the first rank. Every rank asks for them: none raises alone."""
+        for found in sentences:
+            if found not in self._advised and self.engines.first:
+                self._advised.add(found)
+                logger.warning("gradwire: %s", found)
 
     def step_is_over(self) -> None:
         """Note the end of a step that this averager has entered, where anybody knows it. The caller holds the lock."""

@@ -11,6 +11,7 @@ from itertools import zip_longest
 from torch import Tensor
 
 from ...compress import Layout, Ranks, compressor
+from ...compress.protocol.card_traffic import TRAVELS, through_card
 from ...compress.protocol.layout import Scope
 from ...compress.protocol.requests import AllGather
 from ...compress.simulate import STEADY, requests_of
@@ -20,7 +21,6 @@ from ...ddp_core.measure.step_model import Piece, StepModel
 from ..bucket_plan import bucket_layouts, state_bytes, work_bytes
 from .arithmetic import Arithmetic
 from .candidates import PRIORITY
-from .card_traffic import TRAVELS, through_card
 from .network import FREE, Kind, KindCost, kind_of, messages
 from .shared_cores import Work
 from .simulated_step import Parcel, Pipeline, Round
@@ -110,7 +110,7 @@ def predicted(measured: Measured, spec: str, order: str, ranks: Ranks, bucket_mb
     step = Pipeline(computation.forward, computation.backward, tuple(parcels), measured.cores)
     sent_bytes = sum(request.sent_bytes for request in travelling)
     card_bytes = sum(
-        request.sent_bytes * through_card(request.kind, ranks, rings=measured.rings) for request in travelling
+        each.sent_bytes * through_card(each.kind[0], each.kind[2], ranks, rings=measured.rings) for each in travelling
     )
     encode = sum(parcel.encode for parcel in parcels)
     launches = measured.launches + measured.arithmetic[spec].launches * len(parcels)

@@ -7,7 +7,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
@@ -107,35 +107,39 @@ def check_command(config: CheckConfig) -> int:
     wanted = backend_here(config.backend)
     backend = chosen_backend(wanted, int(os.environ.get("LOCAL_WORLD_SIZE", config.nproc)))
     if launched:
-        return _told(lambda: run_rank(int(os.environ["RANK"]), None, config, backend))
+        return _told(lambda names: run_rank(int(os.environ["RANK"]), None, config, backend, names))
     with sigterm_interrupts():
-        return _told(lambda: run_ranks(run_rank, config.nproc, config, backend))
+        return _told(lambda _: run_ranks(run_rank, config.nproc, config, backend))
 
 
-def _told(check: Callable[[], None]) -> int:
-    """Run a check and return the exit code; ranks other than the first are silent about what all of them found."""
+def _told(check: Callable[[set[str]], None]) -> int:
+    """Run a check and return the exit code; ranks other than the first are silent about what all of them found.
+
+    The check adds the names of hosts to its argument. No sentence shows them.
+    """
+    names = {socket.gethostname(), os.environ.get("MASTER_ADDR", "localhost")}
     try:
-        check()
+        check(names)
     except KeyboardInterrupt:
         return INTERRUPTED
     except RankFailure as failure:
-        return _wrong(sentence(str(failure)))
+        return _wrong(sentence(str(failure)), names)
     except (WrongResult, RuntimeError, ValueError) as error:
-        return _wrong(" ".join(str(error).split())) if os.environ["RANK"] == "0" else 1
+        return _wrong(" ".join(str(error).split()), names) if os.environ["RANK"] == "0" else 1
     return 0
 
 
-def _wrong(told: str) -> int:
-    print(f"\nNOT RIGHT: {without_addresses(told)}", file=sys.stderr)
+def _wrong(told: str, names: set[str]) -> int:
+    print(f"\nNOT RIGHT: {without_addresses(told, names)}", file=sys.stderr)
     return 1
 
 
-def without_addresses(told: str) -> str:
-    """Return a sentence with `[address]` in place of addresses and of this host's name."""
+def without_addresses(told: str, names: Set[str]) -> str:
+    """Return a sentence with `[address]` in place of addresses and of the hosts' names, also with their domains."""
 
     def known(word: str) -> bool:
         with suppress(ValueError):
-            return word == socket.gethostname() or bool(ip_address(word))
+            return not names.isdisjoint((word, word.partition(".")[0])) or bool(ip_address(word))
         return False
 
     def replaced(found: re.Match[str]) -> str:
@@ -152,12 +156,19 @@ def sentence(failure: str) -> str:
     return first if first.endswith("SIGKILL") else f"{first.rstrip(':')}: {last.partition(': ')[2] or last}"
 
 
-def run_rank(rank: int, rendezvous: dict[str, Any] | None, config: CheckConfig, backend: str) -> None:
-    """This rank's part; the first one shows and writes. Raises WrongResult on all ranks for the first thing wrong."""
+def run_rank(
+    rank: int, rendezvous: dict[str, Any] | None, config: CheckConfig, backend: str, names: set[str] | None = None
+) -> None:
+    """This rank's part; the first one shows and writes. Raises WrongResult on all ranks for the first thing wrong.
+
+    `names`: takes the names of all hosts.
+    """
     os.environ.setdefault("LOCAL_RANK", str(rank))
     torch.set_num_threads(threads_here(config.threads, config.nproc))
     about, limit = (int(os.environ["LOCAL_RANK"]), socket.gethostname()), timedelta(seconds=config.timeout)
     world = join_world(rendezvous, backend, device_here(backend), limit, about)
+    if names is not None:
+        names.update(world.hosts)
     document, began = _document(config, world), time.monotonic()
     with world.joined(world.size, "check"):
         for lines in _checks(config, world, document):

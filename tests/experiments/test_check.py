@@ -182,9 +182,10 @@ def checked_with_a_dead_rank(rank, world_size):
         check_averages(SPEC, CPU)
 
 
-def test_a_dead_rank_is_named(ranks):
-    alive, dead = ranks.run(checked_with_a_dead_rank, 2, expect_errors=True)
-    assert "rank 1 " in alive.message
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_dead_rank_is_named(ranks, size):
+    first, dead, *others = ranks.run(checked_with_a_dead_rank, size, expect_errors=True)
+    assert all("rank 1 " in alive.message for alive in (first, *others))
     assert "died" in dead.fate
 
 
@@ -256,12 +257,24 @@ def test_hosts_of_two_are_checked_where_one_host_has_all_ranks(per_host, hosts, 
         ("Read error [127.0.0.1]:1248: Connection reset", "Read error [address]: Connection reset"),
         ("cannot reach 10.0.0.7:29500.", "cannot reach [address]."),
         ("cannot reach fe80::1%eth0, or [::1]:80", "cannot reach [address], or [address]"),
-        (f"no route to ({socket.gethostname()}, 29500)", "no route to ([address], 29500)"),
+        ("no route to (node7.example.org, 29500)", "no route to ([address], 29500)"),
+        ("node7: no answer from node8:29500.", "[address]: no answer from [address]."),
         ("c10d::Work of gloo 2.15.0 after 0:30:00: rank 1", "c10d::Work of gloo 2.15.0 after 0:30:00: rank 1"),
     ],
 )
 def test_a_sentence_has_no_addresses(told, shown):
-    assert without_addresses(told) == shown
+    assert without_addresses(told, {"node7", "node8"}) == shown
+
+
+def test_a_launched_check_shows_neither_its_host_nor_that_of_rank_0_nor_others(capfd):
+    def run(rank, rendezvous, config, backend, names):
+        names.add("node8")
+        raise RuntimeError(f"node7 and node8 and {socket.gethostname()} do not answer")
+
+    variables = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "node7"}
+    with mock.patch.dict(os.environ, variables | {"MASTER_PORT": "1"}), mock.patch.object(command, "run_rank", run):
+        assert main(["check", "--backend=gloo"]) == 1
+    assert capfd.readouterr().err.strip().endswith("NOT RIGHT: [address] and [address] and [address] do not answer")
 
 
 def test_a_failure_is_told_by_its_last_line():

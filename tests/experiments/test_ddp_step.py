@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from gradwire.compress import AllGather, AllReduce, AllToAll, Ranks, compressor
+from gradwire.compress.protocol.card_traffic import through_card
 from gradwire.compress.simulate import STEADY, requests_of
-from gradwire.experiments.advice.card_traffic import through_card
 from gradwire.experiments.bucket_plan import bucket_layouts
 from gradwire.experiments.ddp_step import (
     COSTS,
@@ -54,14 +54,14 @@ def crossing(ranks, form, rings):
 def test_the_bytes_through_a_card_are_those_of_the_messages_that_leave_the_host(ranks, form, rings):
     payload = torch.empty(1 if form is AllGather else ranks.world_size, dtype=torch.uint8, device="meta")
     sent = form(payload).sent_bytes(ranks.world_size)
-    found = sent * through_card((form, torch.uint8, "all"), ranks, rings=rings)
+    found = sent * through_card(form, "all", ranks, rings=rings)
     assert found == pytest.approx(crossing(ranks, form, rings))
 
 
 def test_what_stays_in_a_host_passes_no_card():
-    assert through_card((AllReduce, torch.float32, "host"), Ranks(16, 0, 8), rings=True) == 0
-    assert through_card((AllReduce, torch.float32, "all"), Ranks(8, 0, 8), rings=True) == 0
-    assert through_card((AllToAll, torch.uint8, "across"), Ranks(16, 0, 8), rings=True) == 8
+    assert through_card(AllReduce, "host", Ranks(16, 0, 8), rings=True) == 0
+    assert through_card(AllReduce, "all", Ranks(8, 0, 8), rings=True) == 0
+    assert through_card(AllToAll, "across", Ranks(16, 0, 8), rings=True) == 8
 
 
 def test_two_hosts_of_eight_gpus_send_int4_once_a_rank_and_by_hosts_once():

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import sys
 import tarfile
 
@@ -22,7 +23,7 @@ def ran(monkeypatch, tmp_path, part, *only):
 
 
 TRIED = {Run(file, 4): () for file in ("raw", "trainings", "changes", "sharded")}
-TRIED |= {Run("times", 2, pace=1): ("pace",), Run("faults", 2): ("killed_rank",)}
+TRIED |= {Run("faults", 2): (), Run("times", 2): ("step_times",), Run("times", 2, pace=1): ("pace",)}
 
 
 @pytest.mark.slow
@@ -34,10 +35,13 @@ def test_ranks_pass_the_checks_over_gloo(monkeypatch, tmp_path, run, only):
     monkeypatch.setattr(command, "PARTS", {"tried": (run,)})
     code, rows = ran(monkeypatch, tmp_path, "tried", *only)
     assert code == 0, rows
-    assert [(row["check"], row["ok"]) for row in rows] == [(name, True) for name in only or checks_in(run.file, 4)]
+    assert [(row["check"], row["ok"]) for row in rows] == [
+        (name, True) for name in only or checks_in(run.file, run.ranks)
+    ]
     told = {row["check"]: row["told"] for row in rows}
     assert told.get("hooked", {"hook int8": "bits"}) == {"hook int8": "bits"}
-    assert "killed_rank" not in told or told["killed_rank"]["exit codes"] == [1, -9]
+    for name, code in (("killed_rank", -signal.SIGKILL), ("raising_rank", 3)):
+        assert name not in told or told[name]["exit codes"] == [1, code]
     with tarfile.open(tmp_path / "logs.tgz") as archive:
         assert f"shared/{run.label}-0-rank1.log" in archive.getnames()
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradwire.compress import AllToAll, Layout, Ranks, compressor
+from gradwire.compress import AllGather, AllToAll, Layout, Ranks, compressor, dry_run
 from gradwire.compress.builder.sent_in_vain import sent_in_vain
 from gradwire.compress.simulate import STEADY, requests_of
 
@@ -16,27 +16,46 @@ def told(spec, dtype=FLOAT32, ranks=HOSTS):
 
 
 def through_card(spec, ranks):
-    """Bytes that leave a host: each pair's in an all-to-all, one rank's of a ring over all, each rank's of rings across."""
-    layout = Layout(("w",), ((2560, 2560),), FLOAT32, torch.device("meta"), ranks)
+    """Bytes that leave a host: of each pair in an all-to-all, of one rank of a ring over all, of each rank across hosts."""
+    shapes = ((1024, 1024),) * ranks.per_host
+    layout = Layout(tuple(map(str, range(ranks.per_host))), shapes, FLOAT32, torch.device("meta"), ranks)
     sent = 0.0
     for request in requests_of(compressor(spec), layout, STEADY):
         size, across = request.tensor.nbytes, request.scope == "across"
         if isinstance(request, AllToAll):
             parts = ranks.hosts if across else ranks.world_size
             sent += ranks.per_host * size / parts * (ranks.hosts - 1) * (1 if across else ranks.per_host)
-        elif request.scope != "host":
+        elif isinstance(request, AllGather) and request.scope != "host":
             sent += size * (ranks.per_host * (ranks.hosts - 1) if across else ranks.world_size - 1)
+    if spec.startswith("hosts"):
+        assert sent == pytest.approx(ranks.per_host * dry_run(compressor(spec), layout).sent_bytes, rel=0.01)
     return sent
 
 
-@pytest.mark.parametrize("spec", ["int8", "int4", "int2", "int4:block=32,error_feedback=false"])
+def ratio_in(text):
+    return float(text.rpartition(" sends ")[2].partition("x ")[0])
+
+
+SENT_TO_ALL = [
+    "int8",
+    "int4",
+    "int2",
+    "int4:block=32,error_feedback=false",
+    "onebit",
+    "int4:core=4",
+    "adaptive",
+    "topk",
+]
+SENT_TO_ALL += ["powersgd:payload=int4", "powersgd:payload=int8", "bf16:sum=float32"]
+
+
+@pytest.mark.parametrize("spec", SENT_TO_ALL)
 @pytest.mark.parametrize("ranks", [HOSTS, Ranks(4, per_host=2), Ranks(12, per_host=4)])
 def test_ranks_that_share_a_host_are_told_what_a_sum_inside_it_spares(spec, ranks):
     (text,) = told(spec, ranks=ranks)
-    ratio = float(text.partition(" sends ")[2].partition(" and sends ")[2].partition("x ")[0])
     assert f"hosts+{spec} " in text
     hosts = f"hosts:ranks={ranks.per_host}+{spec}"
-    assert ratio == pytest.approx(through_card(spec, ranks) / through_card(hosts, ranks), rel=0.03)
+    assert ratio_in(text) == pytest.approx(through_card(spec, ranks) / through_card(hosts, ranks), rel=0.03)
 
 
 @pytest.mark.parametrize(
@@ -47,9 +66,11 @@ def test_ranks_that_share_a_host_are_told_what_a_sum_inside_it_spares(spec, rank
         ("hosts+int4", HOSTS),
         ("powersgd", HOSTS),
         ("bf16", HOSTS),
+        ("none", HOSTS),
+        ("acp-powersgd", HOSTS),
     ],
 )
-def test_nothing_is_said_of_hosts_where_there_is_one_rank_each_or_one_host_or_no_all_to_all(spec, ranks):
+def test_nothing_is_said_of_hosts_where_there_is_one_rank_each_or_one_host_or_sums_alone(spec, ranks):
     assert told(spec, ranks=ranks) == []
 
 

@@ -1,6 +1,7 @@
 """What changes in mid-training: groups, compressors, orders, checkpoints, loss scales, inputs that end early."""
 
 import copy
+import tempfile
 
 import torch
 from torch import nn
@@ -75,6 +76,21 @@ def resumed(world):
         apart = float((ends[1] - ends[0]).norm() / ends[0].norm())
         world.told[f"{kind} {spec}"] = "bits" if torch.equal(*ends) else f"{apart:.1e}"
         assert apart == 0 or (spec.startswith("powersgd") and apart < NEAR), f"{spec} does not resume: {apart}"
+
+
+@check()
+def watched(world):
+    """A training that is watched goes on from the states that rank 0 gathers and scatters."""
+    folder = world.everyone(tempfile.mkdtemp())[0]
+    ddp, handle = wrapped(world, "own", "int4")
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    with handle.watch(every=5, to=lambda report, *_: None, folder=folder):
+        train(world, ddp, optimizer, world.device)
+    assert handle.metrics()["ratio"] > 1
+    handle.scatter_state_dict(handle.gather_state_dict())
+    train(world, ddp, optimizer, world.device, range(2))
+    check_alike(world, flat(ddp.parameters()), "watched")
+    handle.close()
 
 
 @check()

@@ -1,6 +1,7 @@
 """What a handle of shards says of itself, and what is said once of a model, on whatever number of ranks."""
 
 import logging
+from unittest import mock
 
 import pytest
 import torch
@@ -109,3 +110,21 @@ def test_a_handle_names_the_compressors_as_they_are_written(ranks):
     )
     assert refused.endswith("got 'int4': name them, as in swap(gather='int8', reduce='int8')")
     assert "FSDP2 has two compressors" in refused
+
+
+def in_vain(rank, world_size):
+    """Lines about bytes that leave a host, in training with compressors that are swapped, where two ranks share a host."""
+    model = network(0, mesh_of(world_size))
+    handle = gradwire.attach(model, gather="int8", reduce="int8")
+    with logged() as lines, mock.patch.dict("os.environ", WORLD_SIZE="4", LOCAL_WORLD_SIZE="2"):
+        for following in ({"reduce": "int4"}, {"reduce": "int8"}, {"gather": "hosts:ranks=2+int8"}):
+            trained(model, rank, steps=1)
+            handle.swap(**following)
+    handle.close()
+    return [line.rpartition(" sends ")[0].rpartition(" ")[2] for line in lines if "network card" in line]
+
+
+def test_the_first_rank_says_once_what_shards_send_in_vain(ranks):
+    first, *others = ranks.run(in_vain, 4)
+    assert first == ["gather=hosts+int8", "reduce=hosts+int8", "reduce=hosts+int4"]
+    assert others == [[], [], []]
