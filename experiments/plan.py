@@ -64,6 +64,8 @@ def plan_command(config: PlanConfig) -> int:
         if config.parallel == "fsdp" and config.step_seconds:
             torchs = f" Its step takes {_milliseconds(steps[0].step)}."
         console.print(NOTE, HIDDEN[config.parallel] + torchs, soft_wrap=True)
+    if not (steps or config.optimizer or config.local_every) and any("int4" in each.compressor for each in plans):
+        console.print(WITHOUT_OPTIMIZER, soft_wrap=True)
     if config.optimizer:
         console.print(_memory_note(model, order, plans, config), soft_wrap=True)
     if config.parallel == "fsdp" and config.optimizer == "muon":
@@ -91,6 +93,10 @@ LOW_RANK = (
     "steps. Do not take PowerSGD above 20 million parameters."
 )
 SMALL = 20e6  # parameters
+WITHOUT_OPTIMIZER = (
+    "state: that of int4 is its residual, as with Muon or SGD. With an Adam alone as optimizer= it keeps none: add "
+    "--optimizer adamw."
+)
 MUON = (
     "Rows of FSDP2 contain the bytes that the step of torch's Muon sends, uncompressed. Rows with DDP hold for replicate(), "
     "too: each rank has the whole model there, and Muon's step sends nothing. Prefer "

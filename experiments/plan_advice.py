@@ -9,8 +9,9 @@ from functools import cached_property
 
 import torch
 
+from .advice.candidates import ADAMW, CANDIDATES, SGD
 from .advice.predict import Prediction
-from .advice.recommendation import LAUNCH, LEAST, Rule
+from .advice.recommendation import LAUNCH, LEAST, MEGA, Rule, taken, wide
 from .plan_config import OF_DDP, OF_HOSTS, PlanConfig
 
 SHORTEST, LONGEST = 1e-4, 3600.0  # seconds of a step's computation that the search for the longest one looks at
@@ -58,7 +59,7 @@ class Advice:
 
     @cached_property
     def pairs(self) -> list[str]:
-        """The compressors to try, one after the other: with Muon, fewer than 8 bits cost loss."""
+        """The compressors to choose from, in the order of bytes: with Muon, fewer than 8 bits cost loss."""
         first, then = simplest(self.config, self.steps)
         found = dict.fromkeys((first, then, then.replace("int8", "int4")))
         kept = [each for each in found if not (each.endswith("int4") and self.config.optimizer == "muon")]
@@ -68,17 +69,17 @@ class Advice:
 
     @property
     def chosen(self) -> str | None:
-        """The compressor to try first; None if none saves enough of a step."""
-        return next(iter(self.worth), None)
+        """The compressor to take; None if none saves enough of a step."""
+        return self.worth[taken(self.worth)] if self.worth else None
 
     @cached_property
     def worth(self) -> list[str]:
-        """The compressors that save enough of a step; without a network's rate, all to try."""
+        """The compressors that save enough of a step; without a network's rate, all of them."""
         return Rule().worth(self.faster or self._faster(SHORTEST)) if self.config.timed else self.pairs
 
     @cached_property
     def faster(self) -> dict[str, float]:
-        """By how much each compressor to try makes a step faster; empty without a step's seconds."""
+        """By how much each compressor makes a step faster; empty without a step's seconds."""
         return {} if self.config.step_seconds is None else self._faster(self.config.step_seconds)
 
     def _faster(self, seconds: float) -> dict[str, float]:
@@ -94,28 +95,39 @@ class Advice:
             words = f"{where}Do not compress: {_named(best)} saves less than {LEAST} of a step ({faster[best]:.2f}x)."
             words += self._until
             return words + (" If the model fits on a rank, take DDP." if self.config.parallel == "fsdp" else "")
-        first, *then = map(_named, self.worth)
-        costs = ", which can cost loss" * self.worth[-1].endswith("int4")
-        words = f"Try {first} first{'' if then else costs}.{self._until}"
-        if len(self.pairs) == 1:
-            return f"{words} Stop there: with Muon, 4 bits cost loss."
-        if then:
-            words += f" If steps still wait for the network, take {', then '.join(then)}{costs}."
-        beyond = self.pairs[self.pairs.index(self.worth[-1]) + 1 :]
-        return words + (f" {_named(beyond[0])} would save less than {LEAST} of its step." if beyond else "")
+        words = f"Take {_named(self.chosen)}{self._cost(self.chosen)}.{self._until}"
+        beyond = self.pairs[self.pairs.index(self.chosen) + 1 :]
+        if less := [_named(each) for each in beyond if each not in self.worth]:
+            words += f" {' and '.join(less)} would save less than {LEAST} of its step."
+        words += "".join(f" Next step: {_named(each)}{self._cost(each)}." for each in beyond if each in self.worth)
+        return words + " Stop there: with Muon, 4 bits cost loss." * (self.config.optimizer == "muon")
+
+    def _cost(self, spec: str) -> str:
+        """The clause for fewer than 8 bits: the time that they save over the compressor to take, and the cost in loss."""
+        if wide(spec):
+            return ""
+        (candidate,) = (each for each in CANDIDATES if each.spec == "int4")
+        kind = SGD if self.config.optimizer == "sgd" else ADAMW
+        saves = ""
+        if self.faster and spec != self.chosen:
+            saves = f"saves {1 - self.faster[self.chosen or spec] / self.faster[spec]:.0%} of its step and "
+        loss = (
+            f"{candidate.losses[kind]:+.1%} with {kind}, measured with at most {candidate.largest[kind] / MEGA:.3g} M"
+        )
+        return f", which {saves}can cost loss ({loss} parameters)".replace("%", " %")
 
     @property
     def _until(self) -> str:
-        """Up to which computation of a step one of the compressors to try pays; nothing without a network's rate."""
+        """Up to which computation of a step one of the compressors pays; nothing without a network's rate."""
         if not (self.config.timed and self._pays(SHORTEST)):
             return ""
         if self._pays(LONGEST):
-            return " It pays even if a step computes for an hour."
+            return " Compression pays even if a step computes for an hour."
         low, high = math.log(SHORTEST), math.log(LONGEST)
         while high - low > 0.05:
             middle = (low + high) / 2
             low, high = (middle, high) if self._pays(math.exp(middle)) else (low, middle)
-        return f" It pays while a step computes for less than about {float(f'{math.exp(low):.2g}'):,g} s."
+        return f" Compression pays while a step computes for less than about {float(f'{math.exp(low):.2g}'):,g} s."
 
     def _pays(self, seconds: float) -> bool:
         return bool(Rule().worth(self._faster(seconds)))
@@ -132,7 +144,7 @@ def with_ddp(config: PlanConfig) -> PlanConfig:
 
 
 def simplest(config: PlanConfig, steps: Callable[[PlanConfig], Sequence[Prediction]]) -> Sequence[str]:
-    """Return the two compressors to try first. `bf16` saves nothing of gradients in 16 bits.
+    """Return the first two compressors to choose from. `bf16` saves nothing of gradients in 16 bits.
 
     Exact sums inside a host come first where ranks share its card, unless they take longer on the bus than they save.
     """

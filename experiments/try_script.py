@@ -21,7 +21,7 @@ from rich.table import Table
 from ..compress import compressor
 from ..hooks.report_loss import COMPRESSOR, FOLDER, PLACE, STEPS
 from .advice.candidates import uncertainty
-from .advice.recommendation import LEAST, Rule
+from .advice.recommendation import LEAST, Rule, taken
 from .ranks.child import CommandFailure, run_to_end
 from .ranks.stopping import sigterm_interrupts
 from .results.files import check_file, figures_document, prepared_folder, write_json
@@ -160,7 +160,7 @@ def _measured(spec: str, ranks: Sequence[Sequence[dict[str, float]]], *, on_cpus
 
 
 def _verdict(rows: Sequence[Tried]) -> str:
-    """Return which compressor to take: the last that is worth it in the order given, among those that keep the loss."""
+    """Return which compressor to take of those that keep the loss, in the order given, and the next step."""
     rule, first = Rule(), rows[0]
     if first.on_cpus_of_one_host:
         return ON_ONE_HOST
@@ -168,7 +168,13 @@ def _verdict(rows: Sequence[Tried]) -> str:
     steps = {row.compressor: first.step_seconds / row.step_seconds for row in rows[1:] if row.loss <= most}
     what = f"of the step of {first.compressor}, at a training loss at most {100 * rule.tolerance:.0f} % above"
     if worth := rule.worth(steps):
-        return f"Take {worth[-1]}: it saves {100 * (1 - 1 / steps[worth[-1]]):.0f} % {what}."
+        best, *beyond = worth[taken(worth) :]
+        words = f"Take {best}: it saves {100 * (1 - 1 / steps[best]):.0f} % {what}."
+        for spec in beyond[:1]:
+            words += (
+                f" Next step: {spec} saves {100 * (1 - steps[best] / steps[spec]):.0f} % of that, and can cost loss."
+            )
+        return words
     kept = "your script" if first.compressor in ("none", TORCH) else first.compressor
     return f"Keep {kept}: no other compressor saves {LEAST} or more {what}."
 

@@ -95,7 +95,10 @@ def warm(row: dict[str, Any], document: dict[str, Any]) -> float:
 
 
 def best_measured(pairs: Pairs) -> Key:
-    """What the rule of `advise` takes of the measured steps. None is not measured where it takes many times as long."""
+    """The last of the measured choices that are worth it by the rule of `advise`.
+
+    None is not measured where it takes many times as long.
+    """
     losses = {each.spec: each.losses[SGD] for each in CANDIDATES if SGD in each.losses}
     found = {key: seconds for key, (_, seconds) in pairs.items()}
     measured = {("none", BACKWARD): 10 * max(found.values()), **found}
@@ -103,7 +106,7 @@ def best_measured(pairs: Pairs) -> Key:
         Choice(Candidate(spec), order, Prediction(seconds, 0.0, 0.0), losses[spec.removeprefix(TWO_LEVELS)])
         for (spec, order), seconds in measured.items()
     ]
-    best = Rule().chosen(choices)
+    best = Rule().ladder(choices)[-1]
     return best.spec, best.order
 
 

@@ -57,8 +57,9 @@ def advise(
 ) -> Advice:
     """Measure the ranks of a training, and recommend whether and how to compress its gradients. All ranks call it.
 
-    It takes the compressors whose expected loss is within `tolerance` of `none`'s, in the order of losses. It recommends the
-    last one that makes a step `worthwhile` times as fast as the last one before it that did, and else no compression.
+    It takes the compressors whose expected loss is within `tolerance` of `none`'s, in the order of losses. Each is worth it
+    if it makes a step `worthwhile` times as fast as the last one before it that was. The last one of 8 bits or more that is
+    worth it is recommended, and the one behind it is named as the next step. If none is worth it, that is no compression.
 
     Args:
         model: the model. Steps run on a copy, with the weights of rank 0: model, optimizer and torch's random state do not

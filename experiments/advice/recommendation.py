@@ -13,6 +13,7 @@ from .predict import Measured, Prediction
 
 K = TypeVar("K")
 TIE = 0.03  # of a step: what is nearer than that is as fast
+WIDE = ("none", "bf16", "fp16", "int8")  # 8 bits or more of each number: no study saw a loss with any optimizer
 MILLI, MEGA = 1e3, 1e6
 LAUNCH = "torchrun --nnodes {hosts} --nproc-per-node {per_host} --rdzv-backend c10d --rdzv-endpoint HOST:29400 train.py"
 ASSUMED = (
@@ -82,10 +83,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Rule:
-    """The rule of recommendation, in the order of expected losses up to `tolerance` above none's.
+    """The rule of recommendation, in the order of expected losses up to `tolerance` above none's, 8 bits or more first.
 
     A compressor is worth it if it makes a step `worthwhile` times as fast as the one before it that was worth it, the first
-    as none does. The last one that is worth it is recommended.
+    as none does. Of these the one to take is `taken`, and the one behind it the next step.
     """
 
     tolerance: float = 0.03
@@ -97,9 +98,13 @@ class Rule:
         if not 1 <= self.worthwhile < math.inf:
             raise ValueError(f"worthwhile is a speed-up of at least 1, such as 1.1; got {self.worthwhile}")
 
-    def chosen(self, choices: Sequence[Choice]) -> Choice:
-        """Return the recommended choice: the last that is worth it, or none."""
-        return self.ladder(choices)[-1]
+    def chosen(self, choices: Sequence[Choice]) -> tuple[Choice, Choice | None]:
+        """Return the recommended choice, which is none if no other is worth it, and the next step."""
+        none, *worth = self.ladder(choices)
+        if not worth:
+            return none, None
+        best, *beyond = worth[taken([each.spec for each in worth]) :]
+        return best, next(iter(beyond), None)
 
     def ladder(self, choices: Sequence[Choice]) -> list[Choice]:
         """Return none and the choices that are worth it, one over the other.
@@ -107,8 +112,8 @@ class Rule:
         Of those with one loss, in whole per cents, only the fastest may be; of those as fast, the simplest.
         """
         none = next(each for each in choices if each.is_none)
-        lossy = sorted((each for each in self.kept(choices) if not each.free), key=_whole_loss)
-        steps = [self.plain(choices), *(_first(list(group)) for _, group in groupby(lossy, _whole_loss))]
+        lossy = sorted((each for each in self.kept(choices) if not each.free), key=_rung)
+        steps = [self.plain(choices), *(_first(list(group)) for _, group in groupby(lossy, _rung))]
         worth = self.worth({place: none.step / each.step for place, each in enumerate(steps)})
         return [none, *(steps[place] for place in worth)]
 
@@ -131,6 +136,25 @@ class Rule:
     def plain(self, choices: Sequence[Choice]) -> Choice:
         """The best of those that give nothing up."""
         return _first([choice for choice in choices if choice.free])
+
+
+def wide(spec: str) -> bool:
+    """Return True if a compressor, or both of FSDP2, send 8 bits or more of each number."""
+    return all(each.rpartition("+")[2].partition(":")[0] in WIDE for each in spec.split("/"))
+
+
+def taken(worth: Sequence[str]) -> int:
+    """Return the place of the compressor to take, of those that are worth it: the last of 8 bits or more, else the first.
+
+    >>> taken(["bf16", "int8", "int4"]), taken(["hosts+bf16", "hosts+int4"]), taken(["int4", "onebit"])
+    (1, 0, 0)
+    """
+    return max((place for place, spec in enumerate(worth) if wide(spec)), default=0)
+
+
+def _rung(choice: Choice) -> tuple[bool, float]:
+    """Return the place of a choice in the order of losses."""
+    return not wide(choice.spec), _whole_loss(choice)
 
 
 def _whole_loss(choice: Choice) -> float:
@@ -158,18 +182,20 @@ class Forecast:
         per_host: the number of ranks on each host.
         choices: the choices, the fastest first.
         best: the recommended choice.
+        beyond: the next step; None if no other choice is worth it.
     """
 
     ranks: int
     per_host: int
     choices: tuple[Choice, ...]
     best: Choice
+    beyond: Choice | None = None
 
     @classmethod
     def ranked(cls, ranks: int, per_host: int, choices: Iterable[Choice], rule: Rule) -> Forecast:
         """Return the forecast of choices, given in any order."""
         ordered = tuple(sorted(choices, key=lambda choice: choice.step))
-        return cls(ranks, per_host, ordered, rule.chosen(ordered))
+        return cls(ranks, per_host, ordered, *rule.chosen(ordered))
 
     def tried(self, choice: Choice, seconds: float, rule: Rule) -> Forecast:
         """After one of the choices took so many seconds a step."""
@@ -191,7 +217,8 @@ class Forecast:
         tried = [choice for choice in self.choices if choice.tried is not None]
         if self.best.tried is not None or not tried:
             return self
-        return replace(self, best=rule.chosen([*tried, rule.plain(self.choices), self.of("none")]))
+        best, beyond = rule.chosen([*tried, rule.plain(self.choices), self.of("none")])
+        return replace(self, best=best, beyond=beyond)
 
     def of(self, spec: str, order: str = BACKWARD) -> Choice:
         """One of the choices. Raises KeyError where it is none."""
@@ -215,13 +242,23 @@ class Forecast:
             both = f"{best.name} takes {_ms(best.step)} per step, and none {self._seconds(none)}"
             return f"Do not compress; overlap alone pays: {both}."
         if best.free:
-            more = "Compressing more does not pay here."
-            return f"Use {best.name}: it takes {_ms(best.step)} per step, and none {self._seconds(none)}. {more}"
+            words = f"Use {best.name}: it takes {_ms(best.step)} per step, and none {self._seconds(none)}."
+            return words + self._next
         return (
             f"Use {best.name}: {_ms(best.step)} per step, a speed-up of {none.step / best.step:.2f}x over none "
             f"({self._seconds(none)}) and {self.gain:.2f}x over the faster of none and bf16, at an expected validation loss "
-            f"of {_percent(best.loss)}.{LOW_RANK if 'powersgd' in best.spec else ''}"
+            f"of {_percent(best.loss)}.{LOW_RANK if 'powersgd' in best.spec else ''}{self._next}"
         )
+
+    @property
+    def _next(self) -> str:
+        """The sentence about the next step, which has fewer bits and may cost loss."""
+        if self.beyond is None:
+            return " Compressing more does not pay here."
+        step, loss = self._seconds(self.beyond), _percent(self.beyond.loss)
+        low_rank = LOW_RANK * ("powersgd" in self.beyond.spec)
+        faster = self.best.step / self.beyond.step
+        return f" Next step: {self.beyond.name} takes {step}, {faster:.2f}x faster, at an expected loss of {loss}.{low_rank}"
 
     def to_paste(self) -> Iterator[str]:
         """Yield the lines of a script and the command that trains with the recommended choice, to be run on each host."""

@@ -125,14 +125,26 @@ def test_ranks_of_a_host_share_its_card_unless_hosts_average_first(planned):
     assert ratios["int8"] < 1 < ratios["int4"]
 
 
-@pytest.mark.parametrize(("bus", "first"), [("12gbit", "bf16"), ("8000gbit", "hosts+bf16")])
+@pytest.mark.parametrize(("bus", "first"), [("12gbit", "int8"), ("8000gbit", "hosts+int8")])
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_hosts_are_tried_first_unless_their_bus_is_slow(planned, plan, bus, first, parallel):
     flags = ("--parameters=2M", f"--parallel={parallel}", "--hosts=4", "--gpus-per-host=8", "--rate=25gbit")
     flags = (*flags, f"--bus={bus}", "--step-seconds=0.001")
     seconds = {row["compressor"]: row["step_seconds"] for row in planned(*flags)["rows"]}
     assert min([*HOSTS_FIRST[:2], "bf16", "int8"], key=seconds.get).startswith("hosts+") == first.startswith("hosts+")
-    assert f'Try "{first}" first.' in plan(*flags)
+    assert f'Take "{first}".' in plan(*flags)
+
+
+def test_the_state_of_int4_names_the_option_for_an_adam(planned, plan):
+    flags = ("--parameters=2M", "--workers=2")
+    states = [
+        planned(*flags, *more)["rows"][-1]["state_bytes"] for more in ((), ("--optimizer=sgd",), ("--optimizer=adamw",))
+    ]
+    assert states[0] == states[1] > 0 == states[2]
+    assert ["keeps none: add --optimizer adamw" in plan(*flags, *more) for more in ((), ("--optimizer=adamw",))] == [
+        True,
+        False,
+    ]
 
 
 def test_one_host_sends_nothing_through_its_card(planned):

@@ -20,7 +20,7 @@ LOW_RANK, LARGE_LOW_RANK = "powersgd:rank=8,payload=int8", "powersgd:rank=32,pay
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the tables of networks: what to try first, what next, and the claims of their speed-ups over bf16.
+    """A row of the tables of networks: what to take, the next step, and the claims of their speed-ups over bf16.
 
     `briefly`: the network as README names it; None if README leaves the row out.
     """
@@ -46,7 +46,7 @@ def of_training(network: str, rate: str) -> Row:
 
 
 def chosen(prefix: str, gain: Callable[[str], float]) -> tuple[str, str]:
-    """Return what to try first and next, by their speed-ups over bf16: the rule of `advise`."""
+    """Return what to take and the next step, by their speed-ups over bf16: the rule of `advise`."""
     one, other = (f"{prefix}{spec}" for spec in ONE_ANSWER[1:])
     worth = Rule().worth({spec: gain(spec) for spec in (one, other)})
     return one if one in worth else f"{prefix}bf16", other if other in worth else "-"
@@ -86,14 +86,13 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def cells(row: Row, claims: Mapping[str, Claim]) -> tuple[str, ...]:
-    """Return what to try first and next, each with its speed-up, and the kind of the figures."""
+    """Return what to take and the next step, each with its speed-up, and the kind of the figures."""
     found = [claims.get(name) for name in (row.first_claim, row.following_claim)]
     base = "hosts+bf16" if row.first.startswith("hosts+") else "bf16"
     over = f" over `{base}`" if base != "bf16" else ""
     gain, more = (each.text + over if each else "not measured" for each in found)
-    first = f"`{base}`" if row.first == base else f"`{base}`, then `{row.first}`"
     following = ("-", "-") if row.following == "-" else (f"`{row.following}`", more)
-    return (first, gain, *following, row.kind)
+    return (f"`{row.first}`", gain, *following, row.kind)
 
 
 def networks(claims: Mapping[str, Claim], kind: str) -> str:
@@ -115,16 +114,8 @@ def networks(claims: Mapping[str, Claim], kind: str) -> str:
 
 def machines(claims: Mapping[str, Claim]) -> str:
     """Return the table of networks of docs/choosing.md, with model, GPU and hosts."""
-    heads = (
-        "your network",
-        "hosts x GPUs",
-        "model, GPU",
-        "try first",
-        "over `bf16`",
-        "next step",
-        "over `bf16`",
-        "source",
-    )
+    steps = ("take", "over `bf16`", "next step", "over `bf16`")
+    heads = ("your network", "hosts x GPUs", "model, GPU", *steps, "source")
     return table(heads, ((each.network, each.hosts, each.machine, *cells(each, claims)) for each in all_rows()))
 
 
