@@ -41,7 +41,7 @@ def main(version: str, page: str) -> None:
 
 def trains_on_two_ranks() -> None:
     """By the command, with a method of every kind of collective; without pictures where matplotlib is not installed."""
-    data = [] if importlib.util.find_spec("sklearn") else ["--model=gpt", "--data=text"]
+    data = [] if importlib.util.find_spec("sklearn") else ["--model=gpt-0.9m", "--data=text"]
     methods = "--compressors=none,int8,powersgd:rank=1,topk:ratio=0.1"
     assert "powersgd:rank=1" in printed(*COMPARE, *data, methods, "--out=out")
 

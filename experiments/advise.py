@@ -62,7 +62,7 @@ class AdviseConfig(EmulationConfig):
         super().__post_init__()
         if self.batch_size < 1:
             raise ValueError(f"batch_size is at least 1, got {self.batch_size}")
-        if self.optimizer == "muon" and (self.trace is not None or self.model.name != "gpt"):
+        if self.optimizer == "muon" and (self.trace is not None or self.model.family != "gpt"):
             raise ValueError("optimizer muon is for --model gpt without an emulated accelerator: choose adamw or sgd")
         if self.optimizer == "muon" and not hasattr(torch.optim, "Muon"):
             raise ValueError("optimizer muon is torch.optim.Muon, which torch has since 2.9: install a newer torch")

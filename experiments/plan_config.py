@@ -113,7 +113,7 @@ class PlanConfig:
             raise ValueError(
                 f"--parameters is in place of --model: leave one out, got {self.parameters} and {self.model.name}"
             )
-        if self.optimizer == "muon" and self.parameters is None and self.model.name != "gpt":
+        if self.optimizer == "muon" and self.parameters is None and self.model.family != "gpt":
             raise ValueError(f"optimizer muon is for gpt and --parameters, and the model is {self.model.name}")
         if self.optimizer is not None and (self.sites or self.local_every):
             raise ValueError("--optimizer is of gradients that are averaged in each step: leave it out of local SGD")

@@ -186,7 +186,13 @@ import runpy, sys
 sys.argv = {!r}
 runpy.run_module("gradwire", run_name="__main__")
 """
-SMALL = ["--model.width=32", "--model.layers=1", "--compressors=int4", "--trial-seconds=1"]  # seconds, not minutes
+SMALL = [
+    "--model=gpt",
+    "--model.width=32",
+    "--model.layers=1",
+    "--compressors=int4",
+    "--trial-seconds=1",
+]  # seconds, not minutes
 
 
 @pytest.mark.slow

@@ -118,7 +118,7 @@ def _models_rows(
 ) -> Iterator[list[dict[str, Any]]]:
     """The rows of a model, world size by world size, then shown."""
     cases = config.cases()
-    title = f"\nBenchmark: {task.name} with batch size {_batch_size(task, config)}, {common(cases)}"
+    title = f"\nBenchmark: {task.size} with batch size {_batch_size(task, config)}, {common(cases)}"
     console.print(title, *config.labels(), sep="\n", **PLAIN)
     shown: list[dict[str, Any]] = []
     with progress_bar(console) as bar:

@@ -44,6 +44,13 @@ class Task:
     batch_size: int | None = None
     fused: bool = False
 
+    @property
+    def size(self) -> str:
+        """The name and the number of parameters."""
+        with torch.device("meta"):
+            count = sum(parameter.numel() for parameter in self.build().parameters())
+        return f"{self.name} ({count:,} parameters)"
+
 
 def task_names() -> list[str]:
     """The models that there are, and torchvision:NAME."""
@@ -131,7 +138,7 @@ def _gpt(name: str) -> Task:
     config = ModelConfig(name)
 
     def sample(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        tokens = torch.randint(config.vocabulary or 0, (count, config.context + 1), generator=generator)
+        tokens = torch.randint(SIZED[name]["vocabulary"], (count, config.context + 1), generator=generator)
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
     return Task(name, lambda: build_model(config), sample, loss_of)

@@ -198,7 +198,7 @@ def _checks(config: CheckConfig, world: World, document: dict[str, Any]) -> Iter
     setup = Setup(task, timing.batch_size, timing.seed, world.device, world.timeout)
     for case, measured in measure(timing.cases(), setup, timing, world, lambda turn: None):
         document["rows"].append(row(task.name, timing.batch_size, case, placement, measured, timing))
-    yield steps_table(document["rows"], timing.steps)
+    yield steps_table(document["rows"], task.size, timing.steps)
 
 
 def _document(config: CheckConfig, world: World) -> dict[str, Any]:

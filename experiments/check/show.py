@@ -36,8 +36,8 @@ def averages_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return ["", "Distance of averages from the mean in float64, as a part of its norm:", "", *_table(AVERAGES, cells)]
 
 
-def steps_table(rows: Sequence[Mapping[str, Any]], steps: int) -> list[str]:
-    """Return a table of the step times, against the first row."""
+def steps_table(rows: Sequence[Mapping[str, Any]], model: str, steps: int) -> list[str]:
+    """Return a table of the step times of a model, against the first row."""
     first = rows[0]["measurements"]["sec_per_iter"]["p50"] if rows else 0.0
     cells = []
     for row in rows:
@@ -45,7 +45,7 @@ def steps_table(rows: Sequence[Mapping[str, Any]], steps: int) -> list[str]:
         sent, ratio = decimal(round(row["sent_bytes_per_step"])), row["compression_ratio"]
         times = f"{1000 * seconds:.1f} ms", f"{first / seconds:.2f}x", f"{1000 * row['phases']['exposed']:.1f} ms"
         cells.append((row["compressor"], *times, sent, f"{ratio:.1f}x"))
-    title = f"{rows[0]['model']}, medians of {steps} steps on all ranks:" if rows else ""
+    title = f"{model}, medians of {steps} steps on all ranks:"
     return ["", title, "", *_table(STEPS, cells)]
 
 

@@ -71,10 +71,10 @@ COMMANDS: dict[str, Command] = {
         "Show how many bytes each compressor sends for a model, and the time it saves on a network, without training.",
         function=".plan:plan_command",
         examples=(
-            "gradwire plan --model gpt --compressors none,int8,int4 --workers 16",
+            "gradwire plan --model gpt-0.9m --compressors none,int8,int4 --workers 16",
             "gradwire plan --parameters 124M --hosts 2 --gpus-per-host 8 --rate 10gbit --step-seconds 0.12",
             "gradwire plan --parameters 1.2B --hosts 4 --parallel fsdp --rate 10gbit --step-seconds 0.5",
-            "gradwire plan --model gpt --sites 4 --up 110mbit --down 500mbit --step-seconds 0.1",
+            "gradwire plan --model gpt-0.9m --sites 4 --up 110mbit --down 500mbit --step-seconds 0.1",
         ),
         common=(
             "compressors",
@@ -92,7 +92,7 @@ COMMANDS: dict[str, Command] = {
         "Measure a DDP training and its network, and recommend whether and how to compress. For FSDP2 and accumulated "
         "micro-batches see gradwire plan.",
         function=".advise:advise_command",
-        examples=("gradwire advise", "gradwire advise --model gpt --optimizer adamw --link 1gbit --hosts 16,64"),
+        examples=("gradwire advise", "gradwire advise --model gpt-0.9m --optimizer adamw --link 1gbit --hosts 16,64"),
         common=("model", "optimizer", "batch_size", "compressors", "hosts", "nproc", "json"),
     ),
     "check": Command(
@@ -165,7 +165,7 @@ COMMANDS: dict[str, Command] = {
     "ready": Command(
         "Time when each gradient of a backward pass is ready.",
         function=".ready:ready",
-        examples=("gradwire ready --model gpt", "gradwire ready --model mlp --steps 20 --json ready.json"),
+        examples=("gradwire ready --model gpt-0.9m", "gradwire ready --model mlp --steps 20 --json ready.json"),
         common=("model", "steps", "batch_size", "json"),
     ),
     "netlab": Command(

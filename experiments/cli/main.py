@@ -20,7 +20,7 @@ Try, measure and monitor gradient compression for PyTorch data-parallel training
 
 examples:
   gradwire compare --link 100mbit
-  gradwire plan --model gpt --workers 16"""
+  gradwire plan --model gpt-0.9m --workers 16"""
 REFUSED, INTERRUPTED = 2, 130  # exit codes, as shells have them
 
 

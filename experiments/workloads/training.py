@@ -108,7 +108,7 @@ class TrainingConfig(RanksConfig):
                 raise ValueError(f"{name} is above 0, got {getattr(self, name)}")
         if not 1 <= self.sync_every <= self.steps:
             raise ValueError(f"sync_every is from 1 to steps, {self.steps}, got {self.sync_every}")
-        if self.optimizer == "muon" and self.model.name != "gpt":
+        if self.optimizer == "muon" and self.model.family != "gpt":
             raise ValueError(f"optimizer muon is for gpt, and the model is {self.model.name}: choose adamw or sgd")
         if self.order != BACKWARD and self.ddp == "torch":
             raise ValueError(f"order {self.order} needs gradwire's DistributedDataParallel: leave out --ddp torch")

@@ -200,7 +200,9 @@ def ran(tmp_path, code, text):
 
 def test_a_check_shows_averages_and_steps_without_names_of_hosts_and_folders(tmp_path):
     document = ran(tmp_path, 0, MINE)
-    shown = "\n".join([*heading(document), *averages_table(document["averages"]), *steps_table(document["rows"], 2)])
+    tables = *averages_table(document["averages"]), *steps_table(document["rows"], "mine.py:build (9 parameters)", 2)
+    shown = "\n".join([*heading(document), *tables])
+    assert "mine.py:build (9 parameters), medians of 2 steps on all ranks:" in shown
     specs = ["none", "bf16", "int8", "int4", "hosts:ranks=2+bf16", "hosts:ranks=2+int8", "hosts:ranks=2+int4"]
     assert [row["compressor"] for row in document["rows"]] == specs
     assert [row["compressor"] for row in document["averages"]] == ["int4"]

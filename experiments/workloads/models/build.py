@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -29,9 +29,9 @@ CIFAR10 = ((3, 32, 32), 10)  # the shape of an image and the number of classes w
 class ModelConfig:
     """A model and its sizes; a size that is null is the model's own."""
 
-    name: str = "gpt"
-    """model: gpt (0.9 M parameters, without other sizes), gpt-0.9m, gpt-162m, resnet18-cifar, lstm, mlp, resnet50,
-    resnet101, resnext50_32x4d, resnext101_32x8d, vgg19 or torchvision:NAME"""
+    name: str = "gpt-0.9m"
+    """model: gpt-0.9m, gpt-162m, gpt (with sizes of your own), resnet18-cifar, lstm, mlp, resnet50, resnet101,
+    resnext50_32x4d, resnext101_32x8d, vgg19 or torchvision:NAME"""
     width: int | None = None
     """width of the model: embedding size (gpt: 128, lstm: 650), hidden units (mlp: 256) or first channels
     (resnet18-cifar: 64)"""
@@ -54,12 +54,9 @@ class ModelConfig:
         for size, value in SIZED.get(self.name, {}).items():
             if getattr(self, size) not in (None, value):
                 raise ValueError(f"{self.name} has model.{size} {value}, got {getattr(self, size)}: name gpt to choose")
-            object.__setattr__(self, size, value)
-        if self.name in SIZED:
-            object.__setattr__(self, "name", "gpt")
         if self.name in VISION:
             object.__setattr__(self, "name", f"{TORCHVISION}{self.name}")
-        if self.name not in MODELS and not self.name.startswith(TORCHVISION):
+        if self.family not in MODELS and not self.name.startswith(TORCHVISION):
             hint = did_you_mean(self.name, (*MODELS, *SIZED, *VISION))
             own = OF_ONE_S_OWN if ".py:" in self.name else ""
             raise ValueError(f"unknown model {self.name!r}{hint}; there are: {', '.join(model_names())}{own}")
@@ -67,7 +64,12 @@ class ModelConfig:
     @property
     def kind(self) -> str:
         """The samples that the model reads: `tokens` or `images`."""
-        return MODELS[self.name].kind if self.name in MODELS else "images"
+        return MODELS[self.family].kind if self.family in MODELS else "images"
+
+    @property
+    def family(self) -> str:
+        """The name without a size."""
+        return "gpt" if self.name in SIZED else self.name
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class Model:
 
 
 def _gpt(config: ModelConfig, dataset: SampleShape | None) -> nn.Module:
+    config = replace(config, **SIZED.get(config.name, {}))
     width = config.width or 128
     return GPT(
         vocabulary=config.vocabulary or (dataset.classes if dataset else 256),
@@ -139,8 +142,8 @@ def build_model(config: ModelConfig, dataset: SampleShape | None = None) -> nn.M
         raise ValueError(
             f"model.vocabulary is at least {dataset.classes} for {dataset.name!r}, got {config.vocabulary}"
         )
-    if config.name in MODELS:
-        return MODELS[config.name].build(config, dataset)
+    if config.family in MODELS:
+        return MODELS[config.family].build(config, dataset)
     from .vision import Classifier, classifier  # here, since torchvision is optional
 
     network = classifier(config.name.removeprefix(TORCHVISION), _pictures(dataset)[1])

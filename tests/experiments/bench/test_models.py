@@ -33,6 +33,10 @@ def test_every_model_gives_each_of_its_parameters_a_gradient(name):
     assert [name for name, each in model.named_parameters() if each.grad is None] == []
 
 
+def test_a_model_is_shown_with_its_size():
+    assert task("gpt-0.9m", 64).size == "gpt-0.9m (875,264 parameters)"
+
+
 def test_bench_and_plan_know_each_other_s_names():
     assert set(model_names()) - set(task_names()) == {"gpt", "lstm", f"{TORCHVISION}NAME"}
     assert task(f"{TORCHVISION}vgg19", 64).name == task("vgg19", 64).name
