@@ -60,6 +60,7 @@ PAGE, BEFORE_A_BLOCK = (
     1500,
     100,
 )  # words on a page (a how-to page's tables count), and before a how-to page's first block
+ALL_PAGES = 40_000  # words of README and docs/*.md together
 HEADING = 9  # words in a heading
 
 FENCE = re.compile(r"^(?P<fence>```|:::|~~~).*?^(?P=fence)$\n?", re.MULTILINE | re.DOTALL)
@@ -198,6 +199,14 @@ def broken(name, text):
     return [*of_sentences(text), *of_words(text), *of_headings(text), *of_size(name, text)]
 
 
+def of_all_pages():
+    """The number of words of README and docs/*.md without blocks of code, if it is too large."""
+    found = [ROOT / "README.md", *ROOT.glob("docs/*.md")]
+    count = sum(len(words(readable(page.read_text("utf-8")))) for page in found)
+    if count > ALL_PAGES:
+        yield f"README and docs/*.md: {count:,} words, at most {ALL_PAGES:,}: cut what several pages repeat"
+
+
 def pages():
     """{path in the tree: text} of README and of the other pages that people write."""
     found = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
@@ -280,7 +289,7 @@ def of_code(file):
 def main():
     """Print what breaks a rule; return the number of it."""
     found = [f"{page}: {rule}" for page, text in pages().items() for rule in broken(called(page), text)]
-    found += of_studies()
+    found += [*of_all_pages(), *of_studies()]
     found += (rule for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.py")) for rule in of_code(file))
     print(*found or ["in plain English"], sep="\n")
     return len(found)
