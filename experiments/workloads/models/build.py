@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import nn
 
@@ -81,13 +81,13 @@ class Model:
 
 
 def _gpt(config: ModelConfig, dataset: SampleShape | None) -> nn.Module:
-    config = replace(config, **SIZED.get(config.name, {}))
-    width = config.width or 128
+    sizes = SIZED.get(config.name, {})
+    width = config.width or sizes.get("width", 128)
     return GPT(
-        vocabulary=config.vocabulary or (dataset.classes if dataset else 256),
+        vocabulary=config.vocabulary or sizes.get("vocabulary") or (dataset.classes if dataset else 256),
         context=config.context,
         width=width,
-        layers=config.layers or 4,
+        layers=config.layers or sizes.get("layers", 4),
         heads=config.heads or max(1, width // 64),
     )
 
