@@ -104,6 +104,22 @@ def test_a_release_needs_a_tag_of_its_version_a_heading_in_the_changelog_and_no_
     assert all(f"{name} has placeholders, see .github/PUBLISHER.md" in problems("v9.9.9") for name in unfilled)
 
 
+def test_the_notes_of_a_release_are_its_section_of_the_changelog_with_whole_links_and_joined_lines():
+    notes, page = run("notes.py")["notes"], "https://host/us/tree"
+    parts = ["# Changes", "## [Unreleased]\n- a", "## [0.2.0] - today\nOne\nline.", "### Added\n- b [c](d.md)\n  e"]
+    changelog = "\n\n".join([*parts, "## [0.1.0]\n- f"])
+    assert notes(changelog, "v0.2.0", page) == f"One line.\n\n### Added\n- b [c]({page}/blob/v0.2.0/d.md) e"
+    with pytest.raises(SystemExit, match=r"nothing under a heading \[0\.3\.0\]"):
+        notes(changelog, "v0.3.0", page)
+
+
+def test_a_release_gets_its_notes():
+    making, releasing = [step["run"] for step in steps(JOBS["wheels.yml"]["release"]) if "run" in step]
+    assert making.startswith("python3 .ci/notes.py ")
+    assert making.endswith(" > notes.md")
+    assert " --notes-file notes.md " in releasing
+
+
 @pytest.mark.skipif(shutil.which("readelf") is None, reason="needs readelf, of binutils")
 def test_native_code_has_relro_bind_now_and_a_stack_protector():
     built = [path for layer in ("kernels", "ddp_core") for path in (ROOT / layer).rglob("*.so")]
