@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 CI = ROOT / ".ci"
 WORKFLOWS = {path.name: path.read_text("utf-8") for path in sorted((ROOT / ".github" / "workflows").glob("*.yml"))}
 JOBS = {name: yaml.safe_load(text)["jobs"] for name, text in WORKFLOWS.items()}
+LAYERS = ("compress", "kernels", "ddp_core", "hooks", "experiments")
 LOCKS = {name: (CI / "locks" / f"{name}.txt").read_text("utf-8") for name in ("develop", "run", "tools")}
 FROM_ELSEWHERE = ("torch", "torchvision")  # by .ci/torch
 PYPROJECT = (ROOT / "pyproject.toml").read_text("utf-8")
@@ -93,6 +94,15 @@ def test_a_lock_fits_what_pyproject_asks_for(name, tables):
 def test_what_users_install_has_lower_bounds():
     for requirement in table("dependencies"):
         assert [each.operator for each in requirement.specifier] == [">="], requirement
+
+
+def test_pages_and_messages_name_extras_that_there_are_in_the_form_for_an_installed_gradwire():
+    extras = set(re.findall(r"^([\w-]+) = \[", PYPROJECT.split("[project.optional-dependencies]")[1], re.MULTILINE))
+    sources = [path for layer in LAYERS for path in (ROOT / layer).rglob("*.py")]
+    paths = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *sources]
+    text = "".join(path.read_text("utf-8") for path in paths)
+    assert {"experiments", "lightning", "ray", "vision"} <= set(re.findall(r"gradwire\[([a-z\d-]+)\]", text)) <= extras
+    assert not re.search(r"pip install '?\.\[", text)
 
 
 def test_a_release_needs_a_tag_of_its_version_a_heading_in_the_changelog_and_no_placeholder():
