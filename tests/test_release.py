@@ -130,6 +130,13 @@ def test_a_release_gets_its_notes():
     assert " --notes-file notes.md " in releasing
 
 
+def test_one_wheel_serves_every_torch_since_native_code_includes_none_of_its_headers():
+    sources = [path for layer in ("kernels", "ddp_core") for path in (ROOT / layer).rglob("*.[ch]pp")]
+    included = {name for path in sources for name in re.findall(r'#\s*include [<"](.+?)[>"]', path.read_text("utf-8"))}
+    assert "Python.h" in included
+    assert not [name for name in included if re.match("torch|ATen|c10|pybind11", name)]
+
+
 @pytest.mark.skipif(shutil.which("readelf") is None, reason="needs readelf, of binutils")
 def test_native_code_has_relro_bind_now_and_a_stack_protector():
     built = [path for layer in ("kernels", "ddp_core") for path in (ROOT / layer).rglob("*.so")]
