@@ -25,10 +25,13 @@ NEEDS = {
     "dcp": "torch",
     "muon": "torch",
 }
-TASKS = {  # of a real task: what a short run needs, and packages
-    "gpt": ("--steps 2 --width 32 --layers 1 --heads 2 --optimizer muon", ()),
-    "gpt_fsdp": ("--steps 2 --width 32 --layers 1 --heads 2", ()),
-    "finetune": ("--steps 2 --pretrain-steps 2 --width 32 --lora", ("transformers", "peft")),
+GPT, PRETRAINED = "--steps 2 --width 32 --layers 1 --heads 2", "--steps 2 --pretrain-steps 2 --width 32"
+TASKS = {  # short runs of a real task: script, options, packages
+    "a GPT with Muon": ("gpt", f"{GPT} --optimizer muon", ()),
+    "FSDP2": ("gpt_fsdp", GPT, ()),
+    "FSDP2 with Muon": ("gpt_fsdp", f"{GPT} --optimizer muon", ()),
+    "LoRA": ("finetune", f"{PRETRAINED} --lora", ("transformers", "peft")),
+    "full fine-tuning": ("finetune", PRETRAINED, ("transformers", "peft")),
 }
 PROGRAMS = {"torchrun": [sys.executable, "-m", "torch.distributed.run"], "python": [sys.executable]}
 SHOWN = r"32 (synchronized )?steps"
@@ -54,7 +57,7 @@ def printed(words, folder):
     [
         each
         for each in sorted(FOLDER.glob("*.py"))
-        if each.stem.removeprefix("train_") not in {"sites", "dcp_fsdp", *TASKS}
+        if each.stem.removeprefix("train_") not in {"sites", "dcp_fsdp", *(script for script, *_ in TASKS.values())}
     ],
     ids=lambda script: script.stem,
 )
@@ -65,9 +68,8 @@ def test_an_example_runs_as_it_says(script, tmp_path):
     assert re.search(SHOWN, printed(command(script), tmp_path))
 
 
-@pytest.mark.parametrize("script", TASKS)
-def test_an_example_of_a_real_task_prints_its_outcome(script, tmp_path):
-    options, packages = TASKS[script]
+@pytest.mark.parametrize(("script", "options", "packages"), TASKS.values(), ids=TASKS)
+def test_an_example_of_a_real_task_prints_its_outcome(script, options, packages, tmp_path):
     for package in packages:
         if not importlib.util.find_spec(package):
             pytest.skip(f"{package} is not installed")

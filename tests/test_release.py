@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 CI = ROOT / ".ci"
 WORKFLOWS = {path.name: path.read_text("utf-8") for path in sorted((ROOT / ".github" / "workflows").glob("*.yml"))}
 JOBS = {name: yaml.safe_load(text)["jobs"] for name, text in WORKFLOWS.items()}
+LAYERS = ("compress", "kernels", "ddp_core", "hooks", "experiments")
 LOCKS = {name: (CI / "locks" / f"{name}.txt").read_text("utf-8") for name in ("develop", "run", "tools")}
 FROM_ELSEWHERE = ("torch", "torchvision")  # by .ci/torch
 PYPROJECT = (ROOT / "pyproject.toml").read_text("utf-8")
@@ -95,6 +96,15 @@ def test_what_users_install_has_lower_bounds():
         assert [each.operator for each in requirement.specifier] == [">="], requirement
 
 
+def test_pages_and_messages_name_extras_that_there_are_in_the_form_for_an_installed_gradwire():
+    extras = set(re.findall(r"^([\w-]+) = \[", PYPROJECT.split("[project.optional-dependencies]")[1], re.MULTILINE))
+    sources = [path for layer in LAYERS for path in (ROOT / layer).rglob("*.py")]
+    paths = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *sources]
+    text = "".join(path.read_text("utf-8") for path in paths)
+    assert {"experiments", "lightning", "ray", "vision"} <= set(re.findall(r"gradwire\[([a-z\d-]+)\]", text)) <= extras
+    assert not re.search(r"pip install '?\.\[", text)
+
+
 def test_a_release_needs_a_tag_of_its_version_a_heading_in_the_changelog_and_no_placeholder():
     names = run("version.py")
     problems, unfilled = names["problems"], names["unfilled"]()
@@ -102,6 +112,29 @@ def test_a_release_needs_a_tag_of_its_version_a_heading_in_the_changelog_and_no_
     released = f"## [{gradwire.__version__}]" in (ROOT / "CHANGELOG.md").read_text("utf-8")
     assert (problems(f"v{gradwire.__version__}") == []) == (released and not unfilled)
     assert all(f"{name} has placeholders, see .github/PUBLISHER.md" in problems("v9.9.9") for name in unfilled)
+
+
+def test_the_notes_of_a_release_are_its_section_of_the_changelog_with_whole_links_and_joined_lines():
+    notes, page = run("notes.py")["notes"], "https://host/us/tree"
+    parts = ["# Changes", "## [Unreleased]\n- a", "## [0.2.0] - today\nOne\nline.", "### Added\n- b [c](d.md)\n  e"]
+    changelog = "\n\n".join([*parts, "## [0.1.0]\n- f"])
+    assert notes(changelog, "v0.2.0", page) == f"One line.\n\n### Added\n- b [c]({page}/blob/v0.2.0/d.md) e"
+    with pytest.raises(SystemExit, match=r"nothing under a heading \[0\.3\.0\]"):
+        notes(changelog, "v0.3.0", page)
+
+
+def test_a_release_gets_its_notes():
+    making, releasing = [step["run"] for step in steps(JOBS["wheels.yml"]["release"]) if "run" in step]
+    assert making.startswith("python3 .ci/notes.py ")
+    assert making.endswith(" > notes.md")
+    assert " --notes-file notes.md " in releasing
+
+
+def test_one_wheel_serves_every_torch_since_native_code_includes_none_of_its_headers():
+    sources = [path for layer in ("kernels", "ddp_core") for path in (ROOT / layer).rglob("*.[ch]pp")]
+    included = {name for path in sources for name in re.findall(r'#\s*include [<"](.+?)[>"]', path.read_text("utf-8"))}
+    assert "Python.h" in included
+    assert not [name for name in included if re.match("torch|ATen|c10|pybind11", name)]
 
 
 @pytest.mark.skipif(shutil.which("readelf") is None, reason="needs readelf, of binutils")

@@ -36,7 +36,7 @@ def probe() -> str:
     try:
         cupy = _cupy()
     except ImportError as error:
-        return f"CuPy cannot be imported ({error}); install {_extra()}"
+        return f"CuPy cannot be imported ({error}); {_way_to_install()}"
     source = next(iter(THREADS))
     try:
         with cupy.cuda.Device(torch.cuda.current_device()):
@@ -44,13 +44,14 @@ def probe() -> str:
                 _module(source, torch.cuda.current_device())
     except (RuntimeError, ImportError, OSError, cupy.cuda.compiler.CompileException) as error:
         reason = f"CuPy does not compile or load {source}.cu: {type(error).__name__}: {error}"
-        return f"{reason}; the CuPy for torch's CUDA {torch.version.cuda} comes with {_extra()}"
+        return f"{reason}; for torch's CUDA {torch.version.cuda}: {_way_to_install()}"
     return ""
 
 
-def _extra() -> str:
-    """Name the extra that installs the CuPy for torch's CUDA."""
-    return "gradwire[gpu-cuda12]" if str(torch.version.cuda).startswith("12.") else "gradwire[gpu]"
+def _way_to_install() -> str:
+    """Return the command that installs the CuPy for torch's CUDA."""
+    extra = "gpu-cuda12" if str(torch.version.cuda).startswith("12.") else "gpu"
+    return f"pip install 'gradwire[{extra}]'"
 
 
 def packed(**fields: int) -> NDArray[Any]:

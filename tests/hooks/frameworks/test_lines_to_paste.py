@@ -33,8 +33,36 @@ scaler.scale(model(torch.ones(2, 64)).sum()).backward()
 """
 STEPPED = "assert not any(map(torch.equal, before, model.parameters()))"
 STEP = "ddp_model(torch.ones(2, 64)).sum().backward()\nassert handle.stats().steps == 1"
+NANO = """
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+scaler = torch.amp.GradScaler("cpu", init_scale=8.0, enabled=True)
+model = torch.compile(model, backend="eager")
+model = DDP(model)
+"""
+NANO_TRAINS = """
+raw_model, before = model.module, [each.detach().clone() for each in model.parameters()]
+for iteration in range(3):
+    if dist.get_rank() == 0:  # evaluates alone
+        raw_model.eval()
+        with torch.no_grad():
+            model(torch.ones(2, 64))
+        raw_model.train()
+    for micro_step in range(2):
+        model.require_backward_grad_sync = micro_step == 1
+        scaler.scale(model(torch.ones(2, 64) + dist.get_rank()).square().mean() / 2).backward()
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+assert handle.stats().steps == 3 and handle.metrics()["ratio"] > 3
+handle.check_parameters()
+assert not any(map(torch.equal, before, raw_model.parameters()))
+"""
 LINES = [  # a page, a word of its block, lines before and after it, and packages that they need
     ("frameworks", "comm_hooks.int8", "", STEP, []),
+    ("frameworks", "scaler=scaler", NANO, NANO_TRAINS, []),
     ("frameworks", "gather_state_dict", "handle = gradwire.attach(ddp_model, 'int4')", "", []),
     ("frameworks", "pl.Trainer(", "import pytorch_lightning as pl", "", ["pytorch_lightning"]),
     (
