@@ -11,7 +11,8 @@ import torch
 
 from .advice.candidates import ADAMW, CANDIDATES, SGD
 from .advice.predict import Prediction
-from .advice.recommendation import LAUNCH, LEAST, MEGA, Rule, taken, wide
+from .advice.recommendation import LAUNCH, MEGA
+from .advice.rule import LEAST, Rule, taken, wide
 from .plan_config import OF_DDP, OF_HOSTS, PlanConfig
 
 SHORTEST, LONGEST = 1e-4, 3600.0  # seconds of a step's computation that the search for the longest one looks at

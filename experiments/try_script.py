@@ -21,7 +21,7 @@ from rich.table import Table
 from ..compress import compressor
 from ..hooks.report_loss import COMPRESSOR, FOLDER, PLACE, STEPS
 from .advice.candidates import uncertainty
-from .advice.recommendation import LEAST, Rule, taken
+from .advice.rule import LEAST, Rule, taken
 from .ranks.child import CommandFailure, run_to_end
 from .ranks.stopping import sigterm_interrupts
 from .results.files import check_file, figures_document, prepared_folder, write_json

@@ -29,7 +29,8 @@ from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED, Candidate,
 from .network import Kind, Network
 from .predict import Measured, buckets, memory, peak_bytes, predicted, requests_on
 from .rank_group import RankGroup, tried
-from .recommendation import Advice, Choice, Forecast, Rule, megabytes
+from .recommendation import Advice, Forecast, megabytes
+from .rule import Choice, Rule
 from .shared_cores import Work
 from .timed_training import Computation, Loss, Training
 from .trials import TRIAL_SECONDS, Trials, checked_seconds, confirmed

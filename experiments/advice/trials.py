@@ -20,7 +20,8 @@ from ...ddp_core.transport.private_group import known_group
 from ...hooks.overlap import overlap
 from .candidates import BACKWARD, PRIORITY
 from .rank_group import RankGroup
-from .recommendation import Choice, Forecast, Rule
+from .recommendation import Forecast
+from .rule import Choice, Rule
 from .timed_training import Training
 
 TRIAL_SECONDS = 40.0

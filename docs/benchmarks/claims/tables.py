@@ -11,7 +11,7 @@ from claims.losses import COLD, ENOUGH, NETWORKS
 from claims.predicted import name_of, predicted
 from claims.settings import sharded
 from claims.speeds import smoothed
-from gradwire.experiments.advice.recommendation import Rule
+from gradwire.experiments.advice.rule import Rule
 
 ONE_ANSWER = ("bf16", "int8", "int4")  # from first to last
 CORED = "int4:core=4"
