@@ -51,7 +51,7 @@ class Advice:
         told.append(launch.format(hosts=self.config.hosts, per_host=self.config.cluster.gpus_per_host))
         with_ddp = " with DDP" * (self.chosen is None and "ddp_model" in told[0])
         runs = f"Each host runs this{with_ddp}; HOST is the first" if several else f"Run this{with_ddp}"
-        runs += "; on GPUs with torch 2.15, put TORCH_DIST_USE_NCCL2=0 before it"
+        runs += "; on GPUs with torch 2.15 or later, put TORCH_DIST_USE_NCCL2=0 before it"
         return "\n    ".join([f"{self._words} {runs}:", *told])
 
     @property

@@ -57,7 +57,7 @@ class Route:
         needs_future: a future of torch's has the average: torch's DDP or a user's hook waits for it, or FSDP2's replicas.
         on_wait: the waiting thread runs them, where a thread of its own would have nothing to compute.
         lent: the result is memory of whoever waits.
-        gathers: the number of the module whose weights they gather, as of `Engine.submit`.
+        gathers: they gather weights, which on a GPU do not wait for what reductions compute.
         per_host: ranks of a host, if they travel in two levels; else 1.
     """
 
@@ -65,7 +65,7 @@ class Route:
     needs_future: bool = False
     on_wait: bool = False
     lent: bool = False
-    gathers: int | None = None
+    gathers: bool = False
     per_host: int = 1
 
     def send(

@@ -94,7 +94,7 @@ class ShardAverager(SteppedAverager):
         """Begin to fill `out` with the rows of all ranks, by a program of `weights`; outside of training, in no step."""
         way = self._gathers.get(index)
         if way is None or way[1].nbytes != out.nbytes:
-            way = self._gathers[index] = self._route(index), Sent.of(labelled(index, names), names, out)
+            way = self._gathers[index] = self._route(gathers=True), Sent.of(labelled(index, names), names, out)
         if training and self._ended:
             self._record()
         route, sent = way
@@ -139,12 +139,12 @@ class ShardAverager(SteppedAverager):
             program = self.shown.average_of(program, partial(parts_of_row, names, layout.shapes), names)
         return route.send(program, sent, self.step.costs, self.step.now)
 
-    def _route(self, gathers: int | None = None) -> Route:
-        """Return the way of a module's programs, which the ranks have agreed on. `gathers`: as of `Engine.submit`."""
+    def _route(self, *, gathers: bool = False) -> Route:
+        """Return the way of a module's programs, which the ranks have agreed on."""
         if not self._agreed:
             self._agree()
         on_wait = self.device.type == "cpu" and not self._beside
-        per_host = (self.memory.reduction if gathers is None else self.weights).per_host
+        per_host = (self.weights if gathers else self.memory.reduction).per_host
         return Route(self.engines.of(self.device, 0), on_wait=on_wait, lent=True, gathers=gathers, per_host=per_host)
 
     def _note(self, stats: BucketStats, training: bool) -> None:

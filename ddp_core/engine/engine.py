@@ -61,8 +61,8 @@ class Engine:
         self._beside: Driver = (
             SideStream(transport, device, self._ended) if self._on_cuda else Lanes(transport, timeout, self._ended)
         )
-        self._gathers = [SideStream(transport, device, self._ended) for _ in range(2 if self._on_cuda else 0)]
-        self._drivers: list[Driver] = [self._beside, *self._gathers]
+        self._gathers: Driver = SideStream(transport, device, self._ended) if self._on_cuda else self._beside
+        self._drivers = dict.fromkeys((self._beside, self._gathers))  # each once, in this order
 
     def prepare(self, rounds: int, scopes: Sequence[Collection[Scope]] = ()) -> None:
         """Make ready for tasks of `rounds` rounds, each among the ranks of some scopes, or all of them.
@@ -78,22 +78,22 @@ class Engine:
         way_out = "; use the same compressor and model on all ranks, and load the same checkpoint of it on all of them"
         agree(text, self.transport, what="the setup of their first bucket", way_out=way_out)
 
-    def submit(self, task: Task, *, on_wait: bool = False, gathers: int | None = None) -> Pending:
+    def submit(self, task: Task, *, on_wait: bool = False, gathers: bool = False) -> Pending:
         """Run a bucket's task after those submitted before; returns at once.
 
         `on_wait`: whoever waits for it runs it, once its first request was started here: with nothing to compute beside
         backward, no other thread or stream need take part. Until all tasks so far have ended, the next ones go the same
         way, and are waited for in this order: otherwise ranks would differ in the order of later rounds, where there are
-        any. `gathers`: the number of the module whose weights it gathers, which on a GPU wait neither for what reductions
-        compute nor for the decoding of a neighbour's weights; but all collectives share the group, in the order in which
-        they were started. Waiting gives the program's result, or raises RuntimeError with the task's label and the cause.
+        any. `gathers`: it gathers weights, which on a GPU do not wait for what reductions compute; but the collectives of
+        both share the group, in the order in which they were started. Waiting gives the program's result, or raises
+        RuntimeError with the task's label and the cause.
         """
         with self._lock:
             if self._failure is not None or self._closed:
                 self._refuse_if_failed()
             self._live[task] = None
-        if gathers is not None and self._on_cuda:
-            return self._gathers[gathers % len(self._gathers)].submit(task)
+        if gathers and self._on_cuda:
+            return self._gathers.submit(task)
         if not on_wait:
             return self._beside.submit(task)
         task.left_to_waiter, waited = True, WaitedTask(task, self.transport, self._ended)
@@ -117,8 +117,7 @@ class Engine:
 
     def follow_gathers(self) -> None:
         """Have the current stream of a GPU wait for the gathers of weights that were submitted."""
-        for driver in self._gathers:
-            driver.follow()
+        self._gathers.follow()
 
     @property
     def failed(self) -> bool:

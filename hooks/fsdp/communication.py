@@ -35,11 +35,7 @@ DIVIDES = (
 
 
 class GatherWork(dist._Work):
-    """Weights on their way. Whoever waits for them decodes them; on CPUs with `hosts+` lanes do.
-
-    torch waits where it copies them out. Until then its stream of gathers is free, so that on a GPU the next module's are
-    encoded while the network carries these.
-    """
+    """Weights on their way. Whoever waits for them decodes them; with `hosts+` lanes do."""
 
     def __init__(self, pending: Pending, timeout: timedelta) -> None:
         super().__init__()
@@ -85,9 +81,10 @@ class ShardGather:
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
-        """Fill the output. torch waits for it where it needs the weights, so that what it prefetches overlaps."""
-        averager, module, weights = self._averager, self._module, self._averager.weights
+        """Fill the output. On the CPU torch waits for it where it needs the weights, so that what it prefetches overlaps."""
+        averager, module = self._averager, self._module
         training: bool = module.module.training  # in which steps are counted
+        weights, on_cpu = averager.weights, output_tensor.device.type == "cpu"
         regathers = group.size() != module.shard_group.size()
         kinds = () if regathers else self._kinds(input_tensor)
         cuts = [kind.cut(weights.codec) for kind in kinds]
@@ -95,7 +92,6 @@ class ShardGather:
         # ranks (`reshard_after_forward` a number), which must stay what it was; and all, without a codec, a link or hosts.
         if not kinds or (not any(cuts) and not averager.decorated and weights.per_host == 1):
             averager.note_gather(module.names, input_tensor, output_tensor, training=training)
-            on_cpu = output_tensor.device.type == "cpu"
             return start_all_gather(output_tensor, input_tensor, group, async_op=async_op or on_cpu)
         in_backward = torch._C._current_graph_task_id() != -1
         # else no later gather mends what a codec loses
@@ -110,7 +106,11 @@ class ShardGather:
         else:  # rows of one type, or their differences to those in use
             program = weights.gather(input_tensor, output_tensor, kinds[0], held[0], advances=advances)
         pending = averager.gather(module.index, module.names, program, output_tensor, training=training)
-        return GatherWork(pending, averager.engines.timeout)
+        timeout = averager.engines.timeout
+        if on_cpu:
+            return GatherWork(pending, timeout)
+        pending.wait(timeout)
+        return None
 
     def _kinds(self, mine: Tensor) -> Sequence[WeightKind]:
         """Return the types of numbers in a row; none if it has other numbers than the parameters.

@@ -67,7 +67,7 @@ def test_a_plan_has_no_limit_beyond_an_hour(plan):
 def test_a_plan_of_one_host_with_a_bus_ends_with_lines_to_paste_too(plan, host, flags, first):
     *_, words, line, launch = plan("--parameters=1M", "--bus=91gbit", *host, *flags).splitlines()
     assert words.startswith(f'Take "{first}". ')
-    assert words.endswith(" Run this; on GPUs with torch 2.15, put TORCH_DIST_USE_NCCL2=0 before it:")
+    assert words.endswith(" Run this; on GPUs with torch 2.15 or later, put TORCH_DIST_USE_NCCL2=0 before it:")
     assert line.strip() == attach(first, flags)
     assert launch.strip() == "torchrun --nproc-per-node 8 train.py"
 

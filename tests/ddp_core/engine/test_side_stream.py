@@ -253,39 +253,20 @@ def test_a_wait_that_blocks_until_the_groups_time_limit_fails_with_the_bucket(st
 
 def test_weights_are_gathered_on_a_stream_of_their_own(streams):
     engine = engine_on(streams)
-    engine._gathers[0]._stream.name = "gathers"
+    engine._gathers._stream.name = "gathers"
     reduction = engine.submit(Task(two_rounds(torch.tensor([1.0])), "module 1"))
-    gather = engine.submit(Task(one_round(torch.tensor([2.0])), "module 0"), gathers=0)
+    gather = engine.submit(Task(one_round(torch.tensor([2.0])), "module 0"), gathers=True)
     gather.wait(LIMIT)
     assert "gathers sends [2.0]" in streams.log
     assert not any("side records" in line for line in streams.log)  # the reduction has not come to its end
     assert reduction.runs
 
 
-def test_a_neighbours_weights_are_sent_without_waiting_for_the_decoding_of_these(streams):
-    """torch gathers on a stream of its own, and has backward's wait where it copies weights out."""
-    engine, gathering = engine_on(streams), streams.named("torch's gathers")
-    for module, driver in enumerate(engine._gathers):
-        driver._stream.name = f"stream {module}"
-    for module in range(3):
-        with streams.stream(gathering):
-            gather = engine.submit(Task(one_round(torch.tensor([module])), "module"), gathers=module)
-        gather.wait(LIMIT)
-    assert [line for line in streams.log if "sends" in line] == [
-        "stream 0 sends [0]", "stream 1 sends [1]", "stream 0 sends [2]"
-    ]  # fmt: skip
-    decoded = {line.split()[-1] for line in streams.log if line.startswith("stream") and "records" in line}
-    behind = [line for line in streams.log if "waits" in line and line.split()[-1] in decoded]
-    assert len(behind) == 3
-    assert all(line.startswith("backward") for line in behind)
-
-
-def test_whoever_reads_a_state_waits_for_what_all_streams_were_given(streams):
+def test_whoever_reads_a_state_waits_for_what_both_streams_were_given(streams):
     engine = engine_on(streams)
-    for module, driver in enumerate(engine._gathers):
-        driver._stream.name = f"gathers {module}"
+    engine._gathers._stream.name = "gathers"
     engine.follow()
-    assert streams.log == [f"backward waits for all of {name}" for name in ("side", "gathers 0", "gathers 1")]
+    assert streams.log == ["backward waits for all of side", "backward waits for all of gathers"]
 
 
 @pytest.mark.parametrize("lent", [False, True])

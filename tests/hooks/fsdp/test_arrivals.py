@@ -74,7 +74,7 @@ def followed(rank, world_size):
         filled.append(bool(outputs[-1].any()))
 
     def submitted(engine, task, **way):
-        lent.append((way["gathers"] is not None, task.lent))
+        lent.append((way["gathers"], task.lent))
         return submit(engine, task, **way)
 
     model = network(world_size)
