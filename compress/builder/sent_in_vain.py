@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 
 import torch
 
@@ -39,11 +38,14 @@ def sent_in_vain(compressor: Compressor, dtype: torch.dtype, ranks: Ranks) -> It
             "as none: try int8, which sends half of them"
         )
     text = written(compressor)
-    if text is not None and 1 < ranks.per_host < ranks.world_size:
-        with suppress(ValueError):  # of what has two levels already
-            hosts = built(f"hosts:ranks={ranks.per_host}+{text}")
-            sent = (_through_card(each, dtype, ranks) for each in (compressor, hosts))
-            yield from of_hosts(f"hosts+{text}", sent, ranks)
+    if text is None or not 1 < ranks.per_host < ranks.world_size:
+        return
+    try:
+        hosts = built(f"hosts:ranks={ranks.per_host}+{text}")
+    except ValueError:  # it has two levels already
+        return
+    sent = (_through_card(each, dtype, ranks) for each in (compressor, hosts))
+    yield from of_hosts(f"hosts+{text}", sent, ranks)
 
 
 def of_hosts(text: str, sent: Iterable[float], ranks: Ranks) -> Iterator[str]:
