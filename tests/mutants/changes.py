@@ -420,7 +420,7 @@ MUTANTS = [
     ),
     Mutant(
         "a compressor is recommended that saves little over one that loses less",
-        "experiments/advice/recommendation.py",
+        "experiments/advice/rule.py",
         "if faster >= self.worthwhile * (speed_ups[found[-1]] if found else 1.0):",
         "if faster >= self.worthwhile:",
         "tests/experiments/advice/test_recommendation.py",
