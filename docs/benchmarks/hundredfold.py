@@ -25,13 +25,16 @@ from compressor_loss import MUON_LR, Task
 from driver import parser_of
 from few_bits import group_of
 from finished_runs import FinishedRuns
-from hundredfold_ways import LR, MODELS, WAYS, Way
+from hundredfold_ways import FITTED, LR, MODELS, WAYS, Way
+from muon_feedback import FittedInt2
 from sparseloco import SparseLoCo
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import AdamW, Optimizer
 
 from gradwire.compress import Layout, Ranks, Simulation, compressor, tuned
+from gradwire.compress.algorithms.adapters import TwoShot
+from gradwire.compress.feedback.error_feedback import ErrorFeedback
 from gradwire.experiments.results.statistics import interval
 from gradwire.experiments.sweep.config import Figure
 from gradwire.experiments.sweep.picture import draw
@@ -143,7 +146,9 @@ def logits(config: ModelConfig, parameters: dict[str, Tensor], tokens: Tensor) -
 
 
 def averages_of(spec: str, layout: Layout) -> Simulation | SparseLoCo:
-    """Return what averages differences: by a compressor, or "sparseloco:share=0.015625,over=senders"."""
+    """Return what averages differences: a compressor, "int2, fitted levels" or "sparseloco:share=0.015625,over=senders"."""
+    if spec == FITTED:
+        return Simulation(ErrorFeedback(TwoShot(FittedInt2())), layout)
     name, _, options = spec.partition(":")
     if name != "sparseloco":
         return Simulation(compressor(spec), layout)

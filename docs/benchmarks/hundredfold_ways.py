@@ -59,6 +59,7 @@ INT4, INT2 = replace(LOCAL, compressor="int4"), replace(LOCAL, compressor="int2"
 ONEBIT = replace(LOCAL, compressor="onebit", every=4)
 OFTEN, ONEBIT_2 = replace(INT4, every=4), replace(ONEBIT, every=2)
 NESTEROV = "nesterov:lr={},momentum={}"
+FITTED = "int2, fitted levels"
 POWERSGD, SPARSELOCO = "powersgd:rank={},payload=int4", "sparseloco:share={},over={}"
 MUON = Way(optimizer="muon", lr=LR)
 WAYS = {
@@ -70,6 +71,7 @@ WAYS = {
     "every 16, int4": INT4,
     "every 8, int2": INT2,
     "every 4, onebit": ONEBIT,
+    "every 4, int4": OFTEN,
     **{f"every 2, onebit, lr {lr:g}": replace(ONEBIT_2, lr=lr) for lr in (0.008, 0.012, 0.016)},
     **{
         f"{name}, lr {lr:g}": replace(way, lr=lr)
@@ -120,6 +122,7 @@ WAYS = {
                 ("every 16, int4", 0.0, "none", "int4", 16),
                 ("every 4, int4", 0.0, "none", "int4", 4),
                 ("every 8, int2", 0.0, "none", "int2", 8),
+                (f"every 8, {FITTED}", 0.0, "none", FITTED, 8),
                 ("every 4, onebit", 0.0, "none", "onebit", 4),
                 ("every 2, onebit", 0.0, "none", "onebit", 2),
             ),

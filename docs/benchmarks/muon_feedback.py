@@ -22,13 +22,13 @@ from gradwire.compress import Compressor, Layout, Program, all_reduce
 from gradwire.compress.algorithms.adapters import TwoShot
 from gradwire.compress.algorithms.dense import Dense
 from gradwire.compress.algorithms.powersgd import PowerSGD
-from gradwire.compress.algorithms.quantized import Int2
+from gradwire.compress.algorithms.quantized import Int2, places_in_row
 from gradwire.compress.algorithms.shared_random import seeded_generator, signs_of
 from gradwire.compress.feedback.error_feedback import ErrorFeedback
 from gradwire.compress.feedback.partition import Partition
 from gradwire.experiments.workloads.data import load_dataset
 from gradwire.experiments.workloads.muon import orthonormalized
-from gradwire.kernels import Residual, rotate_blocks
+from gradwire.kernels import Places, Residual, rotate_blocks
 
 MOMENTUM, DECAY = 0.95, 0.1  # torch.optim.Muon's
 MATRICES = ("*.in_proj_weight", "*.out_proj.weight", "*.linear1.weight", "*.linear2.weight")  # of the blocks
@@ -94,28 +94,48 @@ class Dion:
 class FittedInt2(Int2):
     """2 bits with the four levels that lose least of normal numbers, times the root mean square of a rotated block."""
 
-    def encode(self, grad: Tensor, residual: Residual | None, rows: Tensor, length: int, **_: int) -> None:
+    def encode(
+        self, grad: Tensor, residual: Residual | None, rows: Tensor, length: int, places: Places | None = None, **_: int
+    ) -> None:
         """Write codes and scales; `residual` keeps the difference."""
-        flat = torch.zeros(len(rows) * length)
-        flat[: grad.numel()] = grad if residual is None else residual.plus(grad)
-        rotate_blocks(flat, signs := signs_of(self.block, flat))
-        blocks = flat.view(-1, self.block)
+        flat = grad if residual is None else residual.plus(grad)
+        blocks = torch.zeros(len(rows) * length // self.block, self.block)
+        at, inside = elements(blocks, flat.numel(), places)
+        blocks[inside] = flat[at[inside]]
+        rotate_blocks(blocks.view(-1), signs := signs_of(self.block, flat))
         scale = blocks.square().mean(1, keepdim=True).sqrt()
         chosen = torch.bucketize(blocks / scale.clamp(min=1e-30), EDGES)
-        scales, codes = self._parts(rows, length)
+        scales, codes = self.parts(rows, length)
         scales.copy_(scale.view_as(scales))
-        codes.copy_((chosen.view(*codes.shape, 4) << torch.arange(0, 8, 2)).sum(-1).to(torch.uint8).view(torch.int8))
+        codes.copy_((chosen.view(*codes.shape, 4) << torch.arange(0, 8, 2)).sum(-1).to(torch.uint8))
         if residual is not None:
-            rotate_blocks(lost := flat - (LEVELS[chosen] * scale).view(-1), signs, True)
-            residual.after.copy_(lost[: grad.numel()])
+            rotate_blocks((lost := blocks - LEVELS[chosen] * scale).view(-1), signs, True)
+            residual.after[at[inside]] = lost[inside]
 
-    def decode(self, rows: Tensor, out: Tensor, length: int, residual: Tensor | None = None) -> None:
+    def decode(
+        self, rows: Tensor, out: Tensor, length: int, residual: Tensor | None = None, places: Places | None = None
+    ) -> None:
         """Write the mean over voters."""
-        scales, codes = self._parts(rows, length)
-        chosen = (codes.view(torch.uint8).unsqueeze(-1) >> torch.arange(0, 8, 2)) & 3
+        scales, codes = self.parts(rows, length)
+        chosen = (codes.unsqueeze(-1) >> torch.arange(0, 8, 2)) & 3
         values = LEVELS[chosen.int()].view(*scales.shape, self.block) * scales.unsqueeze(-1)
-        rotate_blocks(flat := values.mean(0).view(-1), signs_of(self.block, out), True)
-        out.copy_(flat[: out.numel()])
+        blocks = values.mean(0).view(-1, self.block)
+        rotate_blocks(blocks.view(-1), signs_of(self.block, out), True)
+        at, inside = elements(blocks, out.numel(), places)
+        out[at[inside]] = blocks[inside]
+
+    def parts(self, rows: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Return the scales and the codes of rows."""
+        scales, codes = places_in_row(self.bits, self.block, length)
+        return rows[..., scales].view(torch.float32), rows[..., codes]
+
+
+def elements(blocks: Tensor, numel: int, places: Places | None) -> tuple[Tensor, Tensor]:
+    """Return the place of each element of blocks in a vector of `numel` elements, and whether it is there."""
+    if places is not None:
+        return places.elements(blocks.shape[1])
+    at = torch.arange(blocks.numel()).view_as(blocks)
+    return at, at < numel
 
 
 class Orthonormalized(Optimizer):
