@@ -43,6 +43,7 @@ class Task:
     steps: int
     batch_size: int = 4
     data: DataConfig = field(default_factory=DataConfig)
+    bucket_mb: float = 25
 
     def config(self, seed: int) -> CompareConfig:
         """Return the training of one seed."""
@@ -55,7 +56,7 @@ class Task:
             warmup=self.warmup,
             schedule="cosine",
             seed=seed,
-            bucket_mb=25,
+            bucket_mb=self.bucket_mb,
         )
 
     def optimizers(self, model: nn.Module) -> list[Optimizer]:
@@ -80,6 +81,8 @@ TASKS = {
 LONGER = {
     "gpt-adamw-400": Task(GPT, "adamw", 0.01, 30, 400),
     "gpt-muon-400": Task(GPT, "muon", 0.01, 30, 400),
+    "gpt-adamw-400-buckets": Task(GPT, "adamw", 0.01, 30, 400, bucket_mb=0.05),
+    "gpt-muon-400-buckets": Task(GPT, "muon", 0.01, 30, 400, bucket_mb=0.05),
     "gpt-muon-0.9m": Task(replace(GPT, width=128, layers=4, heads=4), "muon", 0.006, 30, 400),
 }
 
