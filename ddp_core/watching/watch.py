@@ -15,14 +15,13 @@ from ..averaging.shard_averager import ShardAverager
 from ..measure.clock import Clock
 from ..measure.stats import RECENT
 from ..measure.step import Step
+from .advice import Adviser
 from .dense_step import dense_step_seconds
 from .report import Report
 from .report_folder import FolderOfRanks
 from .sinks import Sink, sink_of
 
 logger = logging.getLogger(__name__)
-MARGIN = 0.95  # of the measured step: a dense one that is predicted to be shorter is worth a word
-IN_A_ROW = 3  # reports that say so
 
 
 class Watched(Protocol):
@@ -60,7 +59,7 @@ class Watch:
 
     def __init__(self, handle: Watched, every: int, sinks: list[Sink]) -> None:
         self._handle, self._every, self._sinks = handle, every, sinks
-        self._advised, self._slower = "", 0
+        self._adviser = Adviser()
         self._next: Due | None = None  # of the step under way
         self._due: deque[Due] = deque()
         self._watchers = handle.reported.totals.watchers
@@ -97,22 +96,10 @@ class Watch:
         measured, what = self._handle.reported.measured(), due.compressor
         seen = None if due.marked is None else due.marked.read(clock)
         found, dense = self._handle._metrics(RECENT, seen), dense_step_seconds(measured)
-        advice = None
         if dense is not None:
             found["dense_step_seconds"] = dense
-            advice = self._advice(what, found["step_seconds"], dense)
-        return Report(due.number, what, found | {"steps": due.number}, advice, measured.warm_up)
-
-    def _advice(self, what: str, now: float, dense: float) -> str | None:
-        """A warning, once a compressor, where several reports in a row agree."""
-        self._slower = self._slower + 1 if dense < MARGIN * now else 0
-        if self._slower < IN_A_ROW or self._advised == what:
-            return None
-        self._advised = what
-        return (
-            f"an uncompressed step would be faster now: about {dense * 1e3:.1f} ms, by a replay of the last steps, against "
-            f"{now * 1e3:.1f} ms with {what}. By handle.swap, try 'none' on all ranks, or a compressor with less arithmetic"
-        )
+        found["steps"] = due.number
+        return Report(due.number, what, found, self._adviser.advice(what, found), measured.warm_up)
 
     def close(self) -> None:
         """End the reports. You may call it twice, and from a report."""

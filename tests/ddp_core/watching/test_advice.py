@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire.compress import ErrorFeedback, Gathered, TopK
 from gradwire.ddp_core import Link, Paced
+from gradwire.ddp_core.watching.advice import Adviser
 
 STEPS = 9  # a report of each but the last
 SECONDS = 0.1  # of a bucket's arithmetic; there are two in a step
@@ -58,3 +59,24 @@ def test_a_training_on_a_slow_link_is_not_told_so(ranks):
     assert reports[-1]["dense_step_seconds"] > 2 * min(
         each["step_seconds"] for each in reports if "step_seconds" in each
     )
+
+
+def told(ratios, first=200, what="powersgd"):
+    """What an adviser says of reports with these residuals, in units of the gradient."""
+    adviser = Adviser()
+    return [
+        adviser.advice(what, {"steps": step, "step_seconds": 0.1, "residual_ratio": ratio})
+        for step, ratio in enumerate(ratios, first)
+    ]
+
+
+def test_a_residual_that_stays_large_is_told_once_with_its_size_and_what_to_do():
+    *before, said, after = told([0.5, 1.2, 1.3, 1.4, 1.5])
+    assert before == [None] * 3
+    assert after is None
+    for part in ("powersgd is 1.4x the gradient", "validation loss", "rank", "bits"):
+        assert part in said
+
+
+def test_a_residual_that_is_small_or_large_now_and_then_or_in_the_first_steps_alone_is_not_told():
+    assert not any([*told([0.4] * 6), *told([1.2, 1.2, 0.4] * 3), *told([1.2] * 6, first=100)])
