@@ -47,5 +47,5 @@ def late(what: str, found: Mapping[str, float]) -> str | None:
         return None
     return (
         f"the residual of {what} is {ratio:.1f}x the gradient. With Adam, PowerSGD at 0.7x to 2x ended 11 to 40 % of the "
-        "steps behind uncompressed training: compare validation losses, and if yours is late, take a higher rank or more bits"
+        "steps behind uncompressed training: compare validation losses, and if it is late, take a higher rank or more bits"
     )
