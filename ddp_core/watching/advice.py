@@ -1,4 +1,4 @@
-"""What a watch says beside its numbers: once a compressor, where several reports in a row agree."""
+"""Remarks of a watch beside its numbers: once a compressor, where several reports in a row agree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Adviser:
         self._agree: Counter[tuple[str, str]] = Counter()
 
     def advice(self, what: str, found: Mapping[str, float]) -> str | None:
-        """Return what is worth saying now about the compressor `what`, by a report's numbers."""
+        """Return the remarks that are due about the compressor `what`, by a report's numbers."""
         said = []
         for remark in (slower, late):
             key, text = (what, remark.__name__), remark(what, found)
