@@ -72,7 +72,7 @@ WAYS = {
     "every 8, int2": INT2,
     "every 4, onebit": ONEBIT,
     "every 4, int4": OFTEN,
-    **{f"every 2, onebit, lr {lr:g}": replace(ONEBIT_2, lr=lr) for lr in (0.008, 0.012, 0.016)},
+    **{f"every 2, onebit, lr {lr:g}": replace(ONEBIT_2, lr=lr) for lr in (0.008, 0.012, 0.016, 0.032)},
     **{
         f"{name}, lr {lr:g}": replace(way, lr=lr)
         for (name, way), lr in product(

@@ -183,30 +183,46 @@ def of_long_runs(optimizer: str) -> Trainings:
     return Trainings(optimizer, 0.1, source, gathered(rows))
 
 
+INT4 = {"start": 0.0, "every": 4, "compressor": "int4"}
+ONEBIT = INT4 | {"compressor": "onebit"}
+FEWER_BYTES = (  # of hundredfold.py: a name, the optimizer, steps, the rate of `none`, and a way with its best rate
+    ("sites onebit AdamW 20", ADAMW, 2688, 0.012, "every 4, onebit", ONEBIT | {"lr": 0.016}),
+    ("sites onebit AdamW 80", ADAMW, 10752, 0.008, "every 4, onebit", ONEBIT | {"lr": 0.016}),
+    ("sites onebit Muon 20", MUON, 2688, 0.064, "every 4, onebit", ONEBIT | {"lr": 0.128}),
+    ("sites onebit Muon 80", MUON, 10752, 0.064, "every 4, onebit", ONEBIT | {"lr": 0.128}),
+    ("sites often AdamW", ADAMW, 10752, 0.008, "every 4, int4", INT4 | {"lr": 0.012}),
+    ("sites often Muon", MUON, 10752, 0.064, "every 2, onebit", ONEBIT | {"every": 2, "lr": 0.128}),
+    (
+        "loss core Muon, longest",
+        MUON,
+        2688,
+        0.064,
+        "int4 and a core at every step",
+        {"first": "int4:core=4", "lr": 0.064},
+    ),
+)
+
+
 def of_a_hundredth() -> Iterator[Claim]:
-    """Yield the loss and the bytes of rounds every 4 steps in 1 bit, against averages at every step, at their best rates."""
-    local = {"start": 0.0, "every": 4, "compressor": "onebit"}
-    for optimizer, tokens, steps, lr, of_rounds in (
-        (ADAMW, 20, 2688, 0.012, 0.016),
-        (ADAMW, 80, 10752, 0.008, 0.016),
-        (MUON, 20, 2688, 0.064, 0.128),
-        (MUON, 80, 10752, 0.064, 0.128),
-    ):
-        changes, names = {ADAMW: ({}, "{}, lr {}"), MUON: ({"optimizer": "muon"}, "Muon, {}, AdamW's lr {}")}[optimizer]
+    """Yield losses and bytes of fewer rounds and of fewer bits, against averages at every step, at their best rates."""
+    for name, optimizer, steps, lr, named, changes in FEWER_BYTES:
+        of_optimizer, names = {ADAMW: ({}, "{}, lr {}"), MUON: ({"optimizer": "muon"}, "Muon, {}, AdamW's lr {}")}[
+            optimizer
+        ]
         runs = [run for run in raw(LONG_RUNS)["runs"] if run["steps"] == steps]
-        both = changes | {"lr": lr}, changes | local | {"lr": of_rounds}
+        both = of_optimizer | {"lr": lr}, of_optimizer | changes
         base, rounds = ({run["seed"]: run for run in runs if run["way"] == way} for way in both)
-        ways = f'"{names.format("none", lr)}" "{names.format("every 4, onebit", of_rounds)}"'
+        ways = f'"{names.format("none", lr)}" "{names.format(named, changes["lr"])}"'
         command = f"python docs/benchmarks/hundredfold.py {LONG_RUNS} --steps {steps} --ways {ways}"
         source = Source(LONG_RUNS, command, "4 simulated sites on two CPU cores", "0.14 M", f"{steps:,}")
         excess = [100 * (rounds[seed]["loss"] / base[seed]["loss"] - 1) for seed in sorted(base)]
-        yield Claim(f"sites onebit {optimizer} {tokens}", MEASURED, source, lambda it=excess: it, loss)
-        if tokens == 80:  # 2,688 steps with int4 take as long, where one takes 5.6 times its computation
-            before = of_long_runs(optimizer).losses["int4"]
+        fewer = base[0]["sent_bytes"] / rounds[0]["sent_bytes"]
+        yield Claim(name, MEASURED, source, lambda it=excess: it, loss)
+        yield Claim(f"bytes {name}", MEASURED, source, lambda it=fewer: [it], times)
+        if name in ("sites onebit AdamW 80", "sites onebit Muon 80"):  # 2,688 steps with int4 take as long, where one
+            before = of_long_runs(optimizer).losses["int4"]  # takes 5.6 times its computation
             against = [100 * (rounds[seed]["loss"] / before[seed] - 1) for seed in sorted(base)]
-            yield Claim(f"sites onebit {optimizer} {tokens} over int4", MEASURED, source, lambda it=against: it, loss)
-    fewer = base[0]["sent_bytes"] / rounds[0]["sent_bytes"]
-    yield Claim("bytes sites onebit", MEASURED, source, lambda: [fewer], times)
+            yield Claim(f"{name} over int4", MEASURED, source, lambda it=against: it, loss)
     for size, optimizer in (("0.4 M", ADAMW), ("0.9 M", ADAMW), ("0.9 M", MUON)):  # at the best rates that ran
         of_muon = optimizer == MUON
         runs = [
