@@ -54,7 +54,7 @@ def plan_command(config: PlanConfig) -> int:
             row.update(times)
         about = {"model": config.subject, "parameters": elements, "world_size": config.ranks}
         if config.optimizer:
-            about["whole_bytes"] = sum(_whole_bytes(model, config, config.policy.reduce_dtype).values())
+            about["whole_bytes"] = sum(_whole_bytes(model, config).values())
         print(json.dumps({**about, "rows": rows}, indent=2))
         return 0
     console = Console()
@@ -75,8 +75,8 @@ def plan_command(config: PlanConfig) -> int:
         console.print(SHARED[config.bus is None], *_rings(model, order, config), *hybrid, soft_wrap=True)
     if elements > SMALL and any("powersgd" in spec for spec in config.specs):
         console.print(LOW_RANK, soft_wrap=True)
-    if (config.hosts > 1 or config.box) and not config.local_every:
-        advice = Advice(config, partial(_steps, model, order))
+    if config.advised:
+        advice = Advice(config, partial(_steps, model, order), sum(_whole_bytes(model, config).values()))
         console.print(advice.text, soft_wrap=True, markup=False, highlight=False)
     return 0
 
@@ -99,8 +99,7 @@ WITHOUT_OPTIMIZER = (
 )
 MUON = (
     "Rows of FSDP2 contain the bytes that the step of torch's Muon sends, uncompressed. Rows with DDP hold for replicate(), "
-    "too: each rank has the whole model there, and Muon's step sends nothing. Prefer "
-    "them if the model fits on a rank."
+    "too: each rank has the whole model there, and Muon's step sends nothing."
 )
 SHARED = (
     "NCCL is assumed to sum in trees. In rings it sends up to twice as much through a host's card.",
@@ -180,42 +179,52 @@ def _named(model: nn.Module, config: PlanConfig) -> dict[str, Tensor]:
     return {name: each for part in _modules(model, config) for name, each in part.items()}
 
 
-def _whole_bytes(model: nn.Module, config: PlanConfig, dtype: torch.dtype) -> dict[str, int]:
-    """Return the bytes of a rank that has the whole model in a dtype, without compression and activations."""
-    named = _named(model, config)
+def _whole_bytes(model: nn.Module, config: PlanConfig) -> dict[str, int]:
+    """Return the bytes of a rank that has the whole model, without compression and activations; of AdamW if none is named.
+
+    DDP has the model in the dtype of its gradients. FSDP2 and `replicate()` keep weights, gradients and optimizer in float32
+    under any policy. What forward casts takes no more than the gradients that replace it.
+    """
+    named, optimizer = _named(model, config), config.optimizer or "adamw"
     elements = sum(each.numel() for each in named.values())
-    found = {"weights": dtype.itemsize * elements, "gradients": dtype.itemsize * elements}
-    if config.optimizer:
-        found[config.optimizer] = dtype.itemsize * optimizer_elements(named, config.optimizer)
-    return found
+    counts = {"weights": elements, "gradients": elements, optimizer: optimizer_elements(named, optimizer)}
+    dtype = torch.float32 if config.parallel == "fsdp" else config.policy.reduce_dtype
+    return {name: dtype.itemsize * count for name, count in counts.items()}
 
 
 def _memory_note(model: nn.Module, order: Sequence[Tensor], plans: Sequence[Plan], config: PlanConfig) -> str:
     """Say what a rank keeps before activations, and what compression adds to that.
 
-    DDP has the model in the dtype of its gradients. FSDP2 keeps shards in float32, whatever it sends. With Muon, 4 bits are
-    not recommended, so only the compressors to try count.
+    With Muon, 4 bits are not recommended, so only the compressors to try count.
     """
     dtype, steps = config.policy.reduce_dtype, partial(_steps, model, order)
     named = set(simplest(config, steps)) if config.optimizer == "muon" else set()
     tried = [each for each in plans if each.compressor.removeprefix("DDP ") in named and "int4" not in each.compressor]
     most = max(tried or plans, key=lambda each: each.peak_bytes)
-    size = decimal(most.peak_bytes)
     adds = (
         "Of the compressors to try, {1} adds the most, {0}."
         if tried
         else "Compression adds {} at its peak, by computation, with {}."
     )
-    whole, shards = (sum(_whole_bytes(model, config, each).values()) for each in (dtype, torch.float32))
-    sizes = _whole_bytes(model, config, dtype).items()
-    parts = ", ".join(f"{name} {size / plans[0].parameters:.1f}" for name, size in sizes)
-    sharded = f"; {decimal(shards // config.ranks)} with FSDP2 and float32 shards, and whole modules in use"
-    return (
-        f"Memory of a rank before activations: {decimal(whole)} with DDP{' or replicate()' * (dtype.itemsize == 4)} and "
-        f"{str(dtype).removeprefix('torch.')} weights (bytes per parameter: {parts})"
-        f"{sharded if config.parallel == 'fsdp' else ''}. "
-        f"{adds.format(size, most.compressor)}"
-    )
+    sizes = _whole_bytes(model, config)
+    whole = sum(sizes.values())
+    parts = ", ".join(f"{name} {size / plans[0].parameters:.1f}" for name, size in sizes.items())
+    note = f"Memory of a rank before activations: {decimal(whole)} with "
+    if config.parallel == "fsdp":
+        sharded = decimal(whole // config.ranks)
+        note += (
+            f"DDP or replicate(), in float32 under any policy (bytes per parameter: {parts}); {sharded} with FSDP2, and "
+            "whole modules in use. "
+        )
+    elif dtype == torch.float32:
+        note += f"DDP or replicate() (bytes per parameter: {parts}). "
+    else:
+        kept = decimal(torch.float32.itemsize // dtype.itemsize * whole)
+        words = str(dtype).removeprefix("torch.")
+        note += (
+            f"DDP and {words} weights (bytes per parameter: {parts}); {kept} with replicate(), which keeps float32. "
+        )
+    return note + adds.format(decimal(most.peak_bytes), most.compressor)
 
 
 def _times(steps: Sequence[Prediction], config: PlanConfig) -> Iterator[dict[str, float]]:

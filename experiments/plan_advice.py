@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
+from rich.filesize import decimal
 
 from .advice.candidates import ADAMW, CANDIDATES, SGD
 from .advice.predict import Prediction
@@ -19,42 +20,115 @@ SHORTEST, LONGEST = 1e-4, 3600.0  # seconds of a step's computation that the sea
 
 
 @dataclass(frozen=True)
+class Way:
+    """A way to train: its name, bytes of a GPU before activations, and the line to paste."""
+
+    name: str
+    size: int
+    line: str
+
+    def __str__(self) -> str:
+        return f"{self.line}  # {self.name}: {decimal(self.size)} of a GPU"
+
+
+@dataclass(frozen=True)
 class Advice:
     """The recommendation for the hosts of a plan, as the page on choosing has it.
 
-    `steps`: predicts a step without gradwire, then with each compressor.
+    `steps`: predicts a step without gradwire, then with each compressor. `whole_bytes`: of a rank that has the whole model,
+    its gradients and optimizer.
     """
 
     config: PlanConfig
     steps: Callable[[PlanConfig], Sequence[Prediction]]
+    whole_bytes: int
 
     @property
     def text(self) -> str:
         """The sentences, and the lines behind them."""
-        several, whole = self.config.hosts > 1, self.of_ddp
-        optimizer = "[muon, adamw]" if self.config.optimizer == "muon" else "optimizer"
-        told = []
-        if self.chosen and self.config.parallel == "fsdp":
-            gather, reduce = self.chosen.split("/")
-            told.append(f'handle = gradwire.attach(model, gather="{gather}", reduce="{reduce}", optimizer={optimizer})')
-        if whole.chosen and (self.config.parallel == "ddp" or self.config.optimizer == "muon"):
-            line = f'handle = gradwire.attach(ddp_model, "{whole.chosen}", optimizer={optimizer})'
-            in_place = "  # in its place, with DDP, if the model fits on a rank"
-            told.append(line + in_place * (self.config.parallel == "fsdp"))
-        if whole.chosen and self.config.beside_ddp and self.config.optimizer != "muon":
-            inner = whole.chosen.removeprefix("hosts+")
-            line = f'handle = gradwire.attach(model, replicas="{inner}", optimizer={optimizer})'
-            told.append(f"{line}  # in its place, with hybrid sharding")
-        if not told:
-            return self._words
+        several, lines = self.config.hosts > 1, self._lines()
+        words = self._leaving if self.leaves else self._words
+        if not lines:
+            return words
         launch = LAUNCH if several else "torchrun --nproc-per-node {per_host} train.py"
-        told.append(launch.format(hosts=self.config.hosts, per_host=self.config.cluster.gpus_per_host))
-        with_ddp = " with DDP" * (self.chosen is None and "ddp_model" in told[0])
-        runs = f"Each host runs this{with_ddp}; HOST is the first" if several else f"Run this{with_ddp}"
+        lines.append(launch.format(hosts=self.config.hosts, per_host=self.config.cluster.gpus_per_host))
+        runs = "Each host runs this; HOST is the first" if several else "Run this"
         runs += "; on GPUs with torch 2.15 or later, put TORCH_DIST_USE_NCCL2=0 before it"
-        return "\n    ".join([f"{self._words} {runs}:", *told])
+        return "\n    ".join([f"{words} {runs}:", *lines])
+
+    def _lines(self) -> list[str]:
+        """Return the lines to paste, the best first."""
+        attach, optimizer = "handle = gradwire.attach", self._optimizer
+        if self.config.parallel == "ddp":
+            return [f'{attach}(ddp_model, "{self.chosen}", optimizer={optimizer})'] if self.chosen else []
+        sharded = []
+        if self.chosen:
+            gather, reduce = self.chosen.split("/")
+            line = f'{attach}(model, gather="{gather}", reduce="{reduce}", optimizer={optimizer})'
+            sharded = [str(Way("fully_shard on all ranks", self._sharded_bytes, line))]
+        if self.config.timed and not self.leaves:
+            return sharded
+        others = [str(each) for each in self.ways]
+        return [*others, *sharded] if self.leaves else [*sharded, *others]
+
+    @cached_property
+    def leaves(self) -> bool:
+        """True if leaving shards on all ranks is the answer, by the rule: first without gradwire, then compressed shards."""
+        if not (self.config.timed and self.ways):
+            return False
+        whole = self.of_ddp
+        ladder = {"whole": whole.times[None], "shards": self.best_seconds, "compressed": whole.best_seconds}
+        worth = Rule().worth({way: self.times[None] / seconds for way, seconds in ladder.items()})
+        return worth[-1:] not in ([], ["shards"])
 
     @property
+    def best_seconds(self) -> float:
+        """The seconds of a step with the compressor to take, or without gradwire."""
+        return self.times[self.chosen]
+
+    @cached_property
+    def ways(self) -> list[Way]:
+        """The ways in place of shards on all ranks, but for those that are known not to fit. The fastest is the first."""
+        if self.config.parallel == "ddp":
+            return []
+        config, spec, optimizer = self.config, self.of_ddp.chosen, self._optimizer
+        if config.policy.reduce_dtype == torch.float32:
+            name, line = "DDP", "ddp_model = torch.nn.parallel.DistributedDataParallel(model)"
+        else:
+            name, line = "replicate()", "replicate(model, mesh=mesh, mp_policy=policy)"
+        hybrid = 'mesh = init_device_mesh("cuda", (hosts, per_host), mesh_dim_names=("replicate", "shard"))'
+        if spec:
+            model = "ddp_model" if name == "DDP" else "model"
+            line = f'handle = gradwire.attach({model}, "{spec}", optimizer={optimizer})'
+            hybrid = f'handle = gradwire.attach(model, replicas="{spec.removeprefix("hosts+")}", optimizer={optimizer})'
+        found = [Way(name, self.whole_bytes, line)]
+        if config.shared_card and config.bus is None and config.optimizer != "muon":
+            found.append(Way("hybrid sharding", self.whole_bytes // config.gpus_per_host, hybrid))
+        return [each for each in found if config.gpu_memory is None or each.size <= 1e9 * config.gpu_memory]
+
+    @property
+    def _leaving(self) -> str:
+        """The verdict for leaving shards on all ranks, its condition, and what to do else."""
+        best, whole = self.ways[0], self.of_ddp
+        what = "A step" if self.config.step_seconds else "The network"
+        sharded = f", or {self.best_seconds:.3g} s with {_named(self.chosen)}" if self.chosen else ""
+        words = (
+            f"Leave fully_shard on all ranks for {best.name} if the model fits: weights, gradients and "
+            f"{self.config.optimizer or 'adamw'} take {decimal(best.size)} of a GPU before activations, and "
+            f"{decimal(self._sharded_bytes)} with shards on all ranks. {what} takes {whole.best_seconds:.3g} s there, and "
+            f"{self.times[None]:.3g} s with shards{sharded}. {best.name}: {whole._words}"
+        )
+        return words + ("" if self.chosen else " If it does not fit, keep fully_shard without gradwire.")
+
+    @property
+    def _sharded_bytes(self) -> int:
+        return self.whole_bytes // self.config.ranks
+
+    @property
+    def _optimizer(self) -> str:
+        return "[muon, adamw]" if self.config.optimizer == "muon" else "optimizer"
+
+    @cached_property
     def of_ddp(self) -> Advice:
         """The advice for the same hosts with DDP."""
         return replace(self, config=with_ddp(self.config))
@@ -77,26 +151,28 @@ class Advice:
     @cached_property
     def worth(self) -> list[str]:
         """The compressors that save enough of a step; without a network's rate, all of them."""
-        return Rule().worth(self.faster or self._faster(SHORTEST)) if self.config.timed else self.pairs
+        return Rule().worth(self.faster) if self.config.timed else self.pairs
 
     @cached_property
-    def faster(self) -> dict[str, float]:
-        """By how much each compressor makes a step faster; empty without a step's seconds."""
-        return {} if self.config.step_seconds is None else self._faster(self.config.step_seconds)
+    def times(self) -> dict[str | None, float]:
+        """The seconds of a step without gradwire (None) and with each compressor; by the network alone if none are given."""
+        return self._times(self.config.step_seconds or SHORTEST)
 
-    def _faster(self, seconds: float) -> dict[str, float]:
-        before, *steps = self.steps(replace(self.config, compressors=self.pairs, step_seconds=seconds))
-        return {spec: before.step / each.step for spec, each in zip(self.pairs, steps, strict=True)}
+    @property
+    def faster(self) -> dict[str, float]:
+        """By how much each compressor makes a step faster."""
+        return _speed_ups(self.times)
+
+    def _times(self, seconds: float) -> dict[str | None, float]:
+        steps = self.steps(replace(self.config, compressors=self.pairs, step_seconds=seconds))
+        return {spec: each.step for spec, each in zip((None, *self.pairs), steps, strict=True)}
 
     @property
     def _words(self) -> str:
         if self.chosen is None:
-            faster = self.faster or self._faster(SHORTEST)
-            best = max(faster, key=faster.__getitem__)
-            where = "" if self.config.parallel == "ddp" else "With FSDP2: "
-            words = f"{where}Do not compress: {_named(best)} saves less than {LEAST} of a step ({faster[best]:.2f}x)."
-            words += self._until
-            return words + (" If the model fits on a rank, take DDP." if self.config.parallel == "fsdp" else "")
+            best = max(self.faster, key=self.faster.__getitem__)
+            words = f"Do not compress: {_named(best)} saves less than {LEAST} of a step ({self.faster[best]:.2f}x)."
+            return words + self._until
         words = f"Take {_named(self.chosen)}{self._cost(self.chosen)}.{self._until}"
         beyond = self.pairs[self.pairs.index(self.chosen) + 1 :]
         if less := [_named(each) for each in beyond if each not in self.worth]:
@@ -111,7 +187,7 @@ class Advice:
         (candidate,) = (each for each in CANDIDATES if each.spec == "int4")
         kind = SGD if self.config.optimizer == "sgd" else ADAMW
         saves = ""
-        if self.faster and spec != self.chosen:
+        if self.config.step_seconds and spec != self.chosen:
             saves = f"saves {1 - self.faster[self.chosen or spec] / self.faster[spec]:.0%} of its step and "
         loss = (
             f"{candidate.losses[kind]:+.1%} with {kind}, measured with at most {candidate.largest[kind] / MEGA:.3g} M"
@@ -132,7 +208,11 @@ class Advice:
         return f" Compression pays while a step computes for less than about {float(f'{math.exp(low):.2g}'):,g} s."
 
     def _pays(self, seconds: float) -> bool:
-        return bool(Rule().worth(self._faster(seconds)))
+        return bool(Rule().worth(_speed_ups(self._times(seconds))))
+
+
+def _speed_ups(times: Mapping[str | None, float]) -> dict[str, float]:
+    return {spec: times[None] / seconds for spec, seconds in times.items() if spec is not None}
 
 
 def _named(spec: str) -> str:
@@ -142,7 +222,7 @@ def _named(spec: str) -> str:
 
 def with_ddp(config: PlanConfig) -> PlanConfig:
     """Return the plan of the same hosts with DDP."""
-    return replace(config, parallel="ddp", compressors=list(OF_DDP), dtype=config.dtype.split("/")[-1])
+    return replace(config, parallel="ddp", compressors=list(OF_DDP), dtype=config.dtype.split("/")[-1], gpu_memory=None)
 
 
 def simplest(config: PlanConfig, steps: Callable[[PlanConfig], Sequence[Prediction]]) -> Sequence[str]:

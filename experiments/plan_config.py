@@ -60,6 +60,9 @@ class PlanConfig:
     optimizer: OptimizerName | None = None
     """sets the error feedback that compressors leave open, and adds the memory of a rank; muon is for gpt and
     --parameters, and with fsdp adds the bytes of its step"""
+    gpu_memory: float | None = None
+    """with fsdp: memory of a GPU in GB, such as 80; DDP and hybrid sharding are left out if they need more
+    before activations"""
     bucket_mb: float | None = None
     """DDP's bucket size in MiB; null gives 1 for the first bucket and 25 for the others"""
     local_every: int = 0
@@ -117,6 +120,8 @@ class PlanConfig:
             raise ValueError(f"optimizer muon is for gpt and --parameters, and the model is {self.model.name}")
         if self.optimizer is not None and (self.sites or self.local_every):
             raise ValueError("--optimizer is of gradients that are averaged in each step: leave it out of local SGD")
+        if self.gpu_memory is not None and not (self.parallel == "fsdp" and self.gpu_memory > 0):
+            raise ValueError(f"--gpu-memory is in GB, above 0, and goes with --parallel fsdp; got {self.gpu_memory}")
         if self.sites and (self.parallel == "fsdp" or self.local_every or self.timed):
             raise ValueError(
                 "--sites plans local SGD between sites: leave out --parallel, --local-every, --rate, --bus"
@@ -186,9 +191,14 @@ class PlanConfig:
         return self.gpus_per_host > 1 and self.hosts > 1
 
     @property
+    def advised(self) -> bool:
+        """True if the plan ends with a recommendation."""
+        return (self.hosts > 1 or self.box) and not self.local_every
+
+    @property
     def beside_ddp(self) -> bool:
-        """True if DDP is planned beside FSDP2: where Muon's step sends much, and for hosts with hybrid sharding."""
-        return self.parallel == "fsdp" and (self.optimizer == "muon" or self.shared_card)
+        """True if DDP is planned beside FSDP2: where it may be recommended, and where Muon's step sends much."""
+        return self.parallel == "fsdp" and (self.optimizer == "muon" or self.advised)
 
     @property
     def box(self) -> bool:

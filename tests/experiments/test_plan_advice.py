@@ -5,10 +5,9 @@ import re
 import pytest
 
 
-def attach(first, flags):
-    """The line to paste of a compressor."""
-    given = f'model, gather="{first}", reduce="{first}"' if "--parallel=fsdp" in flags else f'ddp_model, "{first}"'
-    return f"handle = gradwire.attach({given}, optimizer=optimizer)"
+def attach(first):
+    """The line to paste of a compressor with DDP."""
+    return f'handle = gradwire.attach(ddp_model, "{first}", optimizer=optimizer)'
 
 
 @pytest.mark.parametrize(
@@ -16,29 +15,71 @@ def attach(first, flags):
     [
         (("--gpus-per-host=8",), "hosts+int8", '"hosts+int4"'),
         ((), "int8", '"int4"'),
-        (("--parallel=fsdp",), "int8", 'gather="int8", reduce="int4"'),
         (("--gpus-per-host=8", "--dtype=bf16"), "hosts+int8", '"hosts+int4"'),
-        (
-            ("--gpus-per-host=8", "--dtype=bf16", "--parallel=fsdp"),
-            "hosts+int8",
-            'gather="hosts+int8", reduce="hosts+int4"',
-        ),
     ],
 )
 def test_a_plan_of_hosts_ends_with_lines_to_paste(flags, first, then, plan):
-    several = "--gpus-per-host=8" in flags
-    *_, launch = printed = plan("--parameters=1M", "--hosts=2", "--rate=10gbit", *flags).splitlines()
-    words, line, *hybrid = printed[next(at for at, line in enumerate(printed) if line.startswith("Take ")) : -1]
-    assert [line.strip() for line in hybrid] == [
-        f'handle = gradwire.attach(model, replicas="{first[6:]}", optimizer=optimizer)  # in its place, with hybrid sharding'
-    ] * ("--parallel=fsdp" in flags and several)
+    *_, words, line, launch = plan("--parameters=1M", "--hosts=2", "--rate=10gbit", *flags).splitlines()
     assert words.startswith(f'Take "{first}". Compression pays while a step computes for less than about ')
     assert (
         f" Next step: {then}, which can cost loss (+1.2 % with AdamW, measured with at most 128 M parameters)." in words
     )
-    assert line.strip() == attach(first, flags)
-    ranks = f"--nproc-per-node {8 if several else 1}"
+    assert line.strip() == attach(first)
+    ranks = f"--nproc-per-node {8 if '--gpus-per-host=8' in flags else 1}"
     assert launch.strip().startswith(f"torchrun --nnodes 2 {ranks} --rdzv-backend c10d --rdzv-endpoint HOST:29400")
+
+
+SHARDED = ("--parallel=fsdp", "--parameters=100M", "--hosts=2")
+WHOLE = {
+    "fp32": 'handle = gradwire.attach(ddp_model, "{}", optimizer=optimizer)  # DDP: 1.6 GB of a GPU',
+    "bf16": 'handle = gradwire.attach(model, "{}", optimizer=optimizer)  # replicate(): 1.6 GB of a GPU',
+}
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(("gpus", "level"), [(1, ""), (8, "hosts+")])
+def test_a_plan_of_shards_has_a_line_for_each_memory_the_fastest_first(gpus, level, dtype, plan):
+    flags = (*SHARDED, f"--gpus-per-host={gpus}", "--rate=1gbit", f"--dtype={dtype}", "--step-seconds=0.01")
+    words, *lines, _ = plan(*flags).splitlines()[-5 + (gpus == 1) :]
+    name, sharded = {"fp32": "DDP", "bf16": "replicate()"}[dtype], 0.8 / gpus
+    assert words.startswith(f"Leave fully_shard on all ranks for {name} if the model fits: ")
+    whole, *hybrid, last = map(str.strip, lines)
+    assert whole == WHOLE[dtype].format(f"{level}int8")
+    expected = (
+        'handle = gradwire.attach(model, replicas="int8", optimizer=optimizer)  # hybrid sharding: 200.0 MB of a GPU'
+    )
+    assert hybrid == [expected] * (gpus == 8)
+    assert last == (
+        f'handle = gradwire.attach(model, gather="{level}int8", reduce="{level}int8", optimizer=optimizer)'
+        f"  # fully_shard on all ranks: {sharded * 1e3:.1f} MB of a GPU"
+    )
+
+
+@pytest.mark.parametrize("seconds", [0.005, 0.05, 0.2, 0.3, 0.5, 2.0])
+@pytest.mark.parametrize("gpus", [1, 8])
+def test_a_plan_of_shards_leaves_them_where_the_rule_prefers_a_whole_model(gpus, seconds, planned, plan):
+    flags = (*SHARDED, f"--gpus-per-host={gpus}", "--rate=10gbit", "--dtype=bf16", f"--step-seconds={seconds}")
+    rows = {row["compressor"]: row["speed_up"] for row in planned(*flags)["rows"]}
+    faster = 1.0
+    answer = "torch"
+    for name in ("DDP none", "hosts+int8" if gpus == 8 else "int8", "DDP hosts+int8" if gpus == 8 else "DDP int8"):
+        if rows[name] >= 1.1 * faster:
+            answer, faster = name, rows[name]
+    printed = plan(*flags)
+    assert ("Leave fully_shard" in printed) == answer.startswith("DDP")
+    assert ("replicate(model, mesh=mesh, mp_policy=policy)" in printed) == (answer == "DDP none")
+    assert ("attach" in printed) == (answer != "torch")
+
+
+def test_memory_that_is_known_leaves_out_what_does_not_fit(plan):
+    flags = (*SHARDED, "--gpus-per-host=8", "--rate=1gbit", "--step-seconds=0.01")
+    for memory, name in ((2, "DDP"), (1, "hybrid sharding")):
+        assert f"Leave fully_shard on all ranks for {name} if the model fits: " in plan(
+            *flags, f"--gpu-memory={memory}"
+        )
+    printed = plan(*flags, "--gpu-memory=0.15")
+    assert "Leave fully_shard" not in printed
+    assert 'Take "hosts+int8". ' in printed
 
 
 @pytest.mark.parametrize("flags", [(), ("--parallel=fsdp",), ("--gpus-per-host=8",)])
@@ -61,14 +102,12 @@ def test_a_plan_has_no_limit_beyond_an_hour(plan):
 
 
 @pytest.mark.parametrize("host", [("--workers=8",), ("--hosts=1", "--gpus-per-host=8")])
-@pytest.mark.parametrize(
-    ("flags", "first"), [((), "int8"), (("--dtype=bf16",), "int8"), (("--parallel=fsdp",), "int8")]
-)
+@pytest.mark.parametrize(("flags", "first"), [((), "int8"), (("--dtype=bf16",), "int8")])
 def test_a_plan_of_one_host_with_a_bus_ends_with_lines_to_paste_too(plan, host, flags, first):
     *_, words, line, launch = plan("--parameters=1M", "--bus=91gbit", *host, *flags).splitlines()
     assert words.startswith(f'Take "{first}". ')
     assert words.endswith(" Run this; on GPUs with torch 2.15 or later, put TORCH_DIST_USE_NCCL2=0 before it:")
-    assert line.strip() == attach(first, flags)
+    assert line.strip() == attach(first)
     assert launch.strip() == "torchrun --nproc-per-node 8 train.py"
 
 
@@ -105,9 +144,8 @@ def test_a_plan_names_no_further_compressor_that_saves_too_little(plan):
     assert ' gather="int8", reduce="int4" would save less than 9 % of its step.' in words
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_a_plan_says_up_to_which_computation_compression_pays_and_has_no_line_beyond(planned, plan, parallel):
-    flags = ("--parameters=124M", "--hosts=2", "--rate=10gbit", f"--parallel={parallel}")
+def test_a_plan_says_up_to_which_computation_compression_pays_and_has_no_line_beyond(planned, plan):
+    flags = ("--parameters=124M", "--hosts=2", "--rate=10gbit")
     words = next(line for line in plan(*flags, "--step-seconds=0.1").splitlines() if line.startswith("Take "))
     (limit,) = re.findall(r" Compression pays while a step computes for less than about ([\d.]+) s\.", words)
     for seconds, pays in ((0.9 * float(limit), True), (1.1 * float(limit), False)):
@@ -118,12 +156,13 @@ def test_a_plan_says_up_to_which_computation_compression_pays_and_has_no_line_be
         assert ("attach" in printed) == pays
 
 
-def test_a_plan_of_muon_under_fsdp2_has_a_line_for_each_way(plan):
+def test_a_plan_of_muon_under_fsdp2_leaves_shards_and_has_a_line_for_each_way(plan):
     flags = ("--parallel=fsdp", "--optimizer=muon", "--dtype=bf16")
-    *_, words, sharded, whole, _ = plan("--parameters=1M", "--hosts=2", "--rate=10gbit", *flags).splitlines()
-    assert words.startswith('Take "int8". ')
+    *_, words, whole, sharded, _ = plan("--parameters=1M", "--hosts=2", "--rate=10gbit", *flags).splitlines()
+    assert words.startswith("Leave fully_shard on all ranks for replicate() if the model fits: ")
+    assert ' replicate(): Take "int8". ' in words
     assert " Stop there: with Muon, 4 bits cost loss." in words
-    assert sharded.strip() == 'handle = gradwire.attach(model, gather="int8", reduce="int8", optimizer=[muon, adamw])'
-    assert whole.strip().startswith(
-        'handle = gradwire.attach(ddp_model, "int8", optimizer=[muon, adamw])  # in its place'
+    assert whole.strip().startswith('handle = gradwire.attach(model, "int8", optimizer=[muon, adamw])')
+    assert sharded.strip().startswith(
+        'handle = gradwire.attach(model, gather="int8", reduce="int8", optimizer=[muon, adamw])'
     )

@@ -1,9 +1,13 @@
 """Bytes that a plan computes are the bytes that a step sends."""
 
+import gc
+import itertools
+import warnings
+
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -16,7 +20,8 @@ from gradwire.experiments.sharded_plan import Policy, Shards, plan_sharded
 from gradwire.experiments.sharded_step import predicted_shards
 
 from ..hooks.fsdp.given import mesh_of, network, trained
-from ..torch_versions import muon_of_shards
+from ..hooks.replicate.given import replicate
+from ..torch_versions import muon_of_shards, replicate_of_fsdp
 
 RANKS = 4
 PAIRS = [("none", "none"), ("bf16", "bf16"), ("int8", "int4"), ("int4", "int2"), ("int4:send=weights", "onebit")]
@@ -120,3 +125,47 @@ def test_the_bytes_planned_for_muon_are_those_that_torchs_muon_sends(ranks, shap
     planned = sum(each.sent_bytes(RANKS) for each in muon_requests([torch.empty(shape, device="meta")], RANKS))
     for sent in ranks.run(muon_sent, RANKS, shape):
         assert sent == pytest.approx(planned, abs=10)  # but for the norm, of one number
+
+
+def held():
+    """The bytes of all tensors of this process."""
+    gc.collect()
+    with warnings.catch_warnings():  # of what gc looks at
+        warnings.simplefilter("ignore")
+        tensors = [each for each in gc.get_objects() if isinstance(each, torch.Tensor) and not each.is_meta]
+    local = [each.to_local() if isinstance(each, DTensor) else each for each in tensors]
+    return sum({each.data_ptr(): each.untyped_storage().nbytes() for each in local}.values())
+
+
+def bytes_a_parameter(rank, world_size, policies):
+    """The most bytes of a training's second step, by torch's replicate and by shards, with some policies."""
+    found, mesh = [], mesh_of(world_size)
+    for wrapped, options in itertools.product((replicate, fully_shard), policies):
+        before = held()
+        model = nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(8)))
+        elements = sum(each.numel() for each in model.parameters())
+        for part in (*model, model):
+            wrapped(part, mesh=mesh, mp_policy=MixedPrecisionPolicy(**options))
+        optimizer, most = torch.optim.AdamW(model.parameters()), 0
+        for _ in range(2):
+            loss = model(torch.ones(1, 256)).sum()
+            most = max(most, held())
+            loss.backward()
+            most = max(most, held())
+            optimizer.step()
+            most = max(most, held())
+            optimizer.zero_grad()
+        found.append((most - before) / elements)
+        del model, part, optimizer, loss
+    return found
+
+
+@replicate_of_fsdp
+def test_a_policy_keeps_float32_weights_gradients_and_adamw_also_under_replicate(ranks, planned):
+    half = {"param_dtype": torch.bfloat16}
+    policies = [{}, half, half | {"reduce_dtype": torch.bfloat16}]
+    whole = planned("--model=mlp", "--parallel=fsdp", "--workers=2", "--dtype=bf16", "--optimizer=adamw")
+    counted = whole["whole_bytes"] / whole["parameters"]
+    for found in ranks.run(bytes_a_parameter, 2, policies):
+        assert found[:3] == pytest.approx([counted] * 3, rel=0.02)
+        assert found[3:] == pytest.approx([counted / 2] * 3, rel=0.02)
