@@ -7,12 +7,12 @@ import math
 from typing import TypeAlias
 
 from ..advice.candidates import uncertainty
+from ..advice.rule import Rule
 from .comparison import NO_LINK, SIMULATED, Results, RunResult
-from .statistics import NEAR, smoothed
+from .statistics import smoothed
 from .time_to_loss import FEWEST_REPEATS, UNCOMPRESSED, TimeToLoss, digits, reference, times_to_loss
 from .words import filled_in
 
-WORTHWHILE = 1.1  # a speed-up below this is not worth a lossy compressor
 NO_DIFFERENCE = "No difference measured."
 ONE_SEED = "One seed cannot decide differences of less than 2 to 3%."
 UNDECIDED = f"{ONE_SEED} --seeds 3 prints the interval that three leave."
@@ -84,14 +84,14 @@ def _decided(results: Results, timed: list[Timed], wanted: RunResult) -> str:
     if not others:
         return (
             f"Do not compress further here: no other compressor reaches the training loss of {wanted.compressor} and keeps "
-            f"the validation loss (at most {NEAR:.0%} above). {_where(results)}"
+            f"the validation loss (at most {Rule.tolerance:.0%} above). {_where(results)}"
         )
     best, sooner = others[0]
     if not sooner.differs_from(usual):
         return NO_DIFFERENCE
     gain, early, late = usual.seconds / sooner.seconds, digits(sooner.seconds), digits(usual.seconds)
-    if gain < WORTHWHILE:
-        why = f" A lossy compressor must be {WORTHWHILE:.1f}x faster." if gain > 1 else ""
+    if gain < Rule.worthwhile:
+        why = f" A lossy compressor must be {Rule.worthwhile:.1f}x faster." if gain > 1 else ""
         return (
             f"Do not compress further here: {_name(baseline)} takes {late} s to the loss, and {best.compressor}, the "
             f"fastest other compressor, {early} s.{why} {_where(results)}"
@@ -110,8 +110,8 @@ def _name(run: RunResult) -> str:
 
 
 def _keeps_loss(run: RunResult, results: Results) -> bool:
-    """Return True if the validation loss is at most `NEAR` above the best one that gives nothing up."""
-    return _excess(run, results) <= NEAR
+    """Return True if the validation loss is at most `Rule.tolerance` above the best one that gives nothing up."""
+    return _excess(run, results) <= Rule.tolerance
 
 
 def _excess(run: RunResult, results: Results) -> float:

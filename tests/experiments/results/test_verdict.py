@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from gradwire.experiments.advice.rule import Rule
 from gradwire.experiments.results.verdict import NO_DIFFERENCE, recommendation
 
 from ..given import results_of, run_of, timed_run
@@ -100,7 +101,11 @@ VERDICTS = {  # a case: its runs, and what a verdict says
         [WHOLE, steady("int4", 4.02), steady("topk", 4.0), steady("onebit", 5.0)],
         "Use topk or int4 (no difference measured between them). topk takes 4.08 s to the loss",
     ),
-    "another validation loss": ([WHOLE, steady("onebit", 1.0, held_out=2.03)], NOT_HERE),
+    "another validation loss": ([WHOLE, steady("onebit", 1.0, held_out=2.0 + 2.1 * Rule.tolerance)], NOT_HERE),
+    "a validation loss within the rule's tolerance": (
+        [WHOLE, steady("onebit", 1.0, held_out=2.0 + 1.9 * Rule.tolerance)],
+        "Use onebit.",
+    ),
     "a loss that diverges": ([WHOLE, steady("onebit", 1.0, held_out=math.nan)], NOT_HERE),
     "a loss that is never reached": (
         [steady("bf16", 8.0), steady("onebit", 1.0, loss=(2.1,) * 6)],
