@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from rich.filesize import decimal
 
-from .advice.candidates import ADAMW, CANDIDATES, SGD
+from .advice.candidates import ADAMW, CANDIDATES, MUON, SGD, TWO_LEVELS
 from .advice.predict import Prediction
 from .advice.recommendation import LAUNCH, MEGA
 from .advice.rule import LEAST, Rule, taken, wide
@@ -100,7 +100,9 @@ class Advice:
         if spec:
             model = "ddp_model" if name == "DDP" else "model"
             line = f'handle = gradwire.attach({model}, "{spec}", optimizer={optimizer})'
-            hybrid = f'handle = gradwire.attach(model, replicas="{spec.removeprefix("hosts+")}", optimizer={optimizer})'
+            hybrid = (
+                f'handle = gradwire.attach(model, replicas="{spec.removeprefix(TWO_LEVELS)}", optimizer={optimizer})'
+            )
         found = [Way(name, self.whole_bytes, line)]
         if config.shared_card and config.bus is None and config.optimizer != "muon":
             found.append(Way("hybrid sharding", self.whole_bytes // config.gpus_per_host, hybrid))
@@ -174,6 +176,7 @@ class Advice:
             words = f"Do not compress: {_named(best)} saves less than {LEAST} of a step ({self.faster[best]:.2f}x)."
             return words + self._until
         words = f"Take {_named(self.chosen)}{self._cost(self.chosen)}.{self._until}"
+        words += f" Loss: no difference seen {self._measured(self.chosen)}." * wide(self.chosen)
         beyond = self.pairs[self.pairs.index(self.chosen) + 1 :]
         if less := [_named(each) for each in beyond if each not in self.worth]:
             words += f" {' and '.join(less)} would save less than {LEAST} of its step."
@@ -184,15 +187,18 @@ class Advice:
         """The clause for fewer than 8 bits: the time that they save over the compressor to take, and the cost in loss."""
         if wide(spec):
             return ""
-        (candidate,) = (each for each in CANDIDATES if each.spec == "int4")
-        kind = SGD if self.config.optimizer == "sgd" else ADAMW
         saves = ""
         if self.config.step_seconds and spec != self.chosen:
             saves = f"saves {1 - self.faster[self.chosen or spec] / self.faster[spec]:.0%} of its step and "
-        loss = (
-            f"{candidate.losses[kind]:+.1%} with {kind}, measured with at most {candidate.largest[kind] / MEGA:.3g} M"
-        )
-        return f", which {saves}can cost loss ({loss} parameters)".replace("%", " %")
+        return f", which {saves}can cost loss ({self._measured(spec)})".replace("%", " %")
+
+    def _measured(self, spec: str) -> str:
+        """Return with which optimizer and how large a model the loss of a compressor of gradients was measured."""
+        (candidate,) = (each for each in CANDIDATES if each.spec == spec.rpartition("/")[2].removeprefix(TWO_LEVELS))
+        kind = {"sgd": SGD, "muon": MUON}.get(self.config.optimizer or "", ADAMW)
+        loss = "" if wide(spec) else f"{candidate.losses[kind]:+.1%} "
+        under = " under DDP" * (self.config.parallel == "fsdp")
+        return f"{loss}with {kind}, measured{under} with at most {candidate.largest[kind] / MEGA:.3g} M parameters"
 
     @property
     def _until(self) -> str:
