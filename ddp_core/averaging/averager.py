@@ -155,6 +155,8 @@ class CompressedAverager(SteppedAverager):
                 self._diverges.check(memory.live)
             self.totals.count(self.step.costs, self.step)
             self.step, step.number = step, memory.begin_step()
+            warming = warm_up(memory.compressor, step.number - 1)
+            step.setup = memory.compressor, warming and warming.until
             self.engines.agreement.step += 1
             self.inside = True
 

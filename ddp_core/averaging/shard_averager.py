@@ -195,6 +195,7 @@ class ShardAverager(SteppedAverager):
             self._record()
         with self.steps.lock:
             self.discarded.check(lambda: self.memory.counts)
+            self.step.setup = self.memory.reduction, self.weights
             self.step.number = self.memory.begin_step()
             self.engines.agreement.step += 1
             self.inside = True

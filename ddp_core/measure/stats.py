@@ -122,10 +122,12 @@ class Measured:
 def metrics(measured: Measured, most: int = 1, seen: Step | None = None) -> dict[str, float]:
     """Numbers by flat names: counts since the beginning, and of a step the mean over the last ones, `most` at most.
 
-    `seen`: a step by the clock of a GPU, where the host's tells nothing of a step's parts. Names end in their unit; what is
-    not known is left out. docs/watch.md tells what each one says.
+    A mean is of steps with one compressor: it begins anew after a swap and at the end of a warm-up. `seen`: a step by the
+    clock of a GPU, where the host's tells nothing of a step's parts. Names end in their unit; what is not known is left
+    out. docs/watch.md tells what each one says.
     """
-    steps = measured.steps[-most:]
+    newest = seen or next(reversed(measured.steps), None)
+    steps = [each for each in measured.steps if newest and each.setup == newest.setup][-most:]
     found: dict[str, float] = {
         "steps": measured.stats.steps,
         "steps_here": measured.begun,

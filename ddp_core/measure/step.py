@@ -50,7 +50,7 @@ class Step:
     gradient was there, when it was given to what averages it, and when its average was there, by time.perf_counter.
     `interval`: seconds from the first bucket of the step before to its own, 0 where there was none. `now`: takes the marks
     of what a planner or a watch wants to know of it (`clock.py`), which are time.perf_counter's as well. `overlapped`:
-    averages are handed out after backward.
+    averages are handed out after backward. `setup`: the compressor, and the warm-up that it is in; equal ones send alike.
     """
 
     number: int = 0
@@ -65,6 +65,7 @@ class Step:
     interval: float = 0.0
     now: Callable[[], float] = time.perf_counter
     overlapped: bool = False
+    setup: object = None
 
     def watch(self, index: int, average: object) -> None:
         """Note when the average of somebody's hook is there, if it is a future; those of programs tell by their spans."""
@@ -97,7 +98,7 @@ class Step:
             spans = [(kind, since(begin), since(end)) for kind, begin, end in cost.record.spans]
             record = Record(cost.record.requests, spans, cost.record.earlier)
             costs.append(replace(cost, record=record, given=since(cost.given) if spans else 0.0))
-        return Step(self.number, costs=costs, interval=self.interval, overlapped=self.overlapped)
+        return Step(self.number, costs=costs, interval=self.interval, overlapped=self.overlapped, setup=self.setup)
 
 
 @dataclass

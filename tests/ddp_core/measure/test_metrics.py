@@ -1,5 +1,6 @@
 """Flat numbers of steps, against numbers counted by hand."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -71,6 +72,15 @@ def test_a_mean_is_over_the_last_steps_that_know_a_number():
     assert found["sent_bytes"] == (990 + 750) / 2
     assert found["step_seconds"] == 20.0
     assert metrics(measured(first, second))["sent_bytes"] == 750
+
+
+def test_a_mean_is_of_steps_with_one_compressor():
+    steps = [replace(hooked_step(), setup=setup) for setup in ("int8", "int8", "none", "int8")]
+    steps[0].costs, steps[2].costs = steps[0].costs[:1], []
+    assert metrics(measured(*steps), most=8)["sent_bytes"] == (750 + 990 + 990) / 3
+    assert metrics(measured(*steps[:3]), most=8)["sent_bytes"] == 0
+    of_int8 = metrics(measured(*steps[:3], on_host=False), most=8, seen=steps[1])  # reported late, by a GPU's clock
+    assert of_int8["sent_bytes"] == (750 + 990) / 2
 
 
 def test_on_a_gpu_only_whole_steps_are_timed():

@@ -5,9 +5,13 @@ import io
 import pytest
 from rich.console import Console
 from torch import nn, ones
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
+import gradwire
 from gradwire.compress import compressor, warm_up
 
+from ...torch_versions import fsdp_sums
 from ..errors import logged
 from ..wrapping import wrapped
 
@@ -63,3 +67,34 @@ def test_a_warm_up_names_the_compressor_in_use():
     assert str(warm_up(compressor("int4:start_iter=9,warmup=int8"), 4)) == "warm-up: int8 until step 9 (now 4)"
     assert warm_up(compressor("topk:start_iter=9"), 9) is None
     assert warm_up(compressor("topk"), 0) is None
+
+
+def ratios(rank, world_size, kind):
+    """What reports of every step say of the ratio, with a warm-up of three steps, three of int8 and three of none."""
+    found, model = [], nn.Linear(64, 64, bias=False)
+    if kind == "shards":
+        handle = gradwire.attach(
+            fully_shard(model, mesh=init_device_mesh("cpu", (world_size,))), gather="bf16", reduce="bf16"
+        )
+    else:
+        model, handle = wrapped(kind == "own", model, "int8:start_iter=3")
+    handle.watch(every=1, to=lambda numbers, step: found.append(numbers["ratio"]))
+    for step in range(10):
+        if step == 3 and kind == "shards":
+            handle.swap(gather="int8", reduce="int8")
+        if step == 6:
+            handle.swap(**({"gather": "none", "reduce": "none"} if kind == "shards" else {"spec": "none"}))
+        model(ones(2, 64)).sum().backward()
+    handle.close()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["torch", "own", pytest.param("shards", marks=fsdp_sums)])
+def test_a_report_after_a_warm_up_or_a_swap_is_of_one_compressor_alone(kind, ranks):
+    found, _ = ranks.run(ratios, 2, kind)  # the first rank reports
+    first, compressed, last = found[:3], found[3:6], found[6:]
+    for each in (first, compressed, last):
+        assert len(each) == 3
+        assert each == pytest.approx(each[:1] * 3)
+    assert compressed[0] > 1.9 * first[0]
+    assert last[0] < 0.6 * compressed[0]
