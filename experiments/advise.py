@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -26,6 +27,7 @@ from .results.files import check_file, command_line, environment, write_json
 from .workloads.data import data_shape
 from .workloads.emulation import EmulatedModel, EmulationConfig
 from .workloads.models import ModelConfig, build_model
+from .workloads.models.own import on_device, own_training
 from .workloads.optimizers import OptimizerName, optimizers_for
 from .workloads.training import loss_of
 
@@ -40,7 +42,7 @@ class AdviseConfig(EmulationConfig):
     model: ModelConfig = field(default_factory=ModelConfig)
     """model to train, and its sizes"""
     batch_size: int = 8
-    """samples per rank and step; the trace of an emulated accelerator has its own"""
+    """samples per rank and step; a FILE.py:FUNCTION and the trace of an emulated accelerator have their own"""
     optimizer: OptimizerName = "sgd"
     """optimizer (sgd: momentum 0.9; muon: for gpt, with adamw beside it); a compressor's loss depends on it"""
     compressors: list[str] = field(default_factory=list)
@@ -113,13 +115,12 @@ def run_rank(rank: int, rendezvous: dict[str, Any] | None, config: AdviseConfig,
     device = device_here(backend)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = _model(config).to(device)
-        batch = _batch(config, device)
+        model, batch, loss = _training(config, device)
     limit = timedelta(seconds=config.timeout)
     with joined(backend, limit, rendezvous) as group:
         advice = advise(
             model,
-            _loss,
+            loss,
             batch,
             _optimizers(config, model),
             compressors=config.compressors or None,
@@ -140,11 +141,13 @@ def _model(config: AdviseConfig) -> nn.Module:
     return build_model(config.model) if config.trace is None else EmulatedModel(config.trace, config.dilate)
 
 
-def _batch(config: AdviseConfig, device: torch.device) -> tuple[Tensor, Tensor] | None:
-    if config.trace is not None:
-        return None
-    inputs, targets = data_shape(None, config.model).example(config.batch_size)
-    return inputs.to(device), targets.to(device)
+def _training(config: AdviseConfig, device: torch.device) -> tuple[nn.Module, Any, Callable[[nn.Module, Any], Tensor]]:
+    """Return the model, a batch on the device, and the loss of both."""
+    if config.trace is None and config.model.own:
+        model, batch, loss = own_training(config.model.name)
+        return model.to(device), on_device(batch, device), loss
+    batch = None if config.trace is not None else data_shape(None, config.model).example(config.batch_size)
+    return _model(config).to(device), on_device(batch, device), _loss
 
 
 def _loss(model: nn.Module, batch: tuple[Tensor, Tensor] | None) -> Tensor:

@@ -38,6 +38,7 @@ class ReadyConfig:
     """write all figures to this file"""
 
     def __post_init__(self) -> None:
+        self.model.refuse_own("ready")
         for name in ("batch_size", "steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is at least 1, got {getattr(self, name)}")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
-import runpy
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -17,6 +15,7 @@ from ...compress.builder.spelling import did_you_mean
 from ..workloads.emulation import EmulatedModel, Trace
 from ..workloads.models import SIZED, TORCHVISION, VISION, ModelConfig, build_model
 from ..workloads.models.networks import MLP, ResNet18
+from ..workloads.models.own import IN_FILE, own_file, own_training
 from ..workloads.training import loss_of
 
 RESNETS = VISION[:4]
@@ -25,7 +24,6 @@ TOKENS = 128  # of a sample
 BERT_WORDS = 30522
 TINY_LAYERS, TINY_WIDTH = 600, 16
 SMALL_IMAGE = (3, 32, 32)
-IN_FILE = ".py:"  # between the file and the function of a user's model
 Sampler: TypeAlias = Callable[[int, torch.Generator], tuple[Any, ...]]  # so many inputs and targets, or a batch
 
 
@@ -58,7 +56,7 @@ def task_names() -> list[str]:
 
 
 def task(name: str, image_size: int) -> Task:
-    """A model by its name, or a user's by FILE.py:FUNCTION. Raises ValueError for an unknown one."""
+    """Return a model by its name, or a user's by FILE.py:FUNCTION. Raises ValueError for an unknown one."""
     if IN_FILE in name:
         return _own(name)
     if name in VISION or name.startswith(TORCHVISION):
@@ -72,28 +70,10 @@ def task(name: str, image_size: int) -> Task:
 
 
 def _own(place: str) -> Task:
-    """The model, the batch and the loss that a function of a user's file returns; every rank calls it with one seed."""
-    path, _, function = place.rpartition(":")
-    if not Path(path).is_file():
-        raise ValueError(f"there is no file {path} here; a model of your own is FILE.py:FUNCTION, got {place}")
-
-    @functools.cache  # bench builds a model for each setting, and looks at the size of one before
-    def made() -> tuple[nn.Module, Any, Callable[[nn.Module, Any], Tensor]]:
-        with torch.random.fork_rng(), torch.device("cpu"):
-            torch.manual_seed(0)
-            found = runpy.run_path(path).get(function)
-            if not callable(found):
-                raise ValueError(f"{path} has no function {function}, which returns model, batch, loss")
-            returned = found()
-        if not (isinstance(returned, tuple) and len(returned) == 3 and isinstance(returned[0], nn.Module)):
-            raise ValueError(
-                f"{place} returns a module, a batch and a function loss(model, batch); got {returned!r:.200}"
-            )
-        model, batch, loss = returned
-        return model, batch, loss
-
+    """The training of a user's file, which bench builds for each setting; the file is run once."""
+    made = functools.cache(functools.partial(own_training, place))
     return Task(
-        f"{Path(path).name}:{function}",
+        f"{own_file(place).name}:{place.rpartition(':')[2]}",
         lambda: copy.deepcopy(made()[0]),
         lambda count, generator: (made()[1],),
         lambda model, batch: made()[2](model, batch),

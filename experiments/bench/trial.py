@@ -10,11 +10,11 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from ...compress.builder.optimizer_defaults import tuned_specification
 from ...ddp_core import Decorator, exchange, over
 from ...ddp_core.measure.clock import Clock, clock_of
+from ..workloads.models.own import on_device
 from ..workloads.order import BACKWARD, drain, ordered, waited_seconds
 from .models import Task
 from .rows import PHASES, Case, Measured
@@ -79,8 +79,7 @@ class Trial:
         self._optimizer = ordered(self._model, optimizer, case.order, case.bucket_mb)
         self._lead = 0 if case.order == BACKWARD else CHOSEN_AFTER
         generator = torch.Generator().manual_seed(setup.seed + groups[0].rank())
-        batch = setup.task.sample(setup.batch_size, generator)
-        self._batch = tree_map(lambda each: each.to(setup.device) if isinstance(each, Tensor) else each, batch)
+        self._batch = on_device(setup.task.sample(setup.batch_size, generator), setup.device)
         self._seconds: list[float] = []
         self._phases: dict[str, list[float]] = {name: [] for name in PHASES}
 

@@ -92,7 +92,10 @@ COMMANDS: dict[str, Command] = {
         "Measure a DDP training and its network, and recommend whether and how to compress. For FSDP2 and accumulated "
         "micro-batches see gradwire plan.",
         function=".advise:advise_command",
-        examples=("gradwire advise", "gradwire advise --model gpt-0.9m --optimizer adamw --link 1gbit --hosts 16,64"),
+        examples=(
+            "torchrun --nproc-per-node 4 -m gradwire advise --model mine.py:build --optimizer adamw",
+            "gradwire advise --model gpt-0.9m --optimizer adamw --link 1gbit --hosts 16,64",
+        ),
         common=("model", "optimizer", "batch_size", "compressors", "hosts", "nproc", "json"),
     ),
     "check": Command(

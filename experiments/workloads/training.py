@@ -98,6 +98,7 @@ class TrainingConfig(RanksConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.model.refuse_own("compare")
         if self.lr is None:
             object.__setattr__(self, "lr", RATES[self.optimizer])  # what results and checkpoints have
         for name in ("steps", "batch_size", "eval_batches"):

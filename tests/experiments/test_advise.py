@@ -58,3 +58,16 @@ def test_muon_is_torchs_for_matrices_of_blocks_with_adamw_for_the_rest():
     assert family([muon, adamw]) == "Muon"
     parameters = [each for group in muon.param_groups + adamw.param_groups for each in group["params"]]
     assert {*parameters} == {*model.parameters()}
+
+
+def test_a_model_of_a_file_is_advised_on_with_its_own_batch_and_loss(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import torch\ndef build():\n    batch = {'x': torch.ones(4, 256)}\n"
+        "    return torch.nn.Linear(256, 256), batch, lambda model, batch: model(batch['x']).square().mean()"
+    )
+    flags = [f"--model={tmp_path / 'mine.py'}:build", "--nproc=2", "--compressors=int8", "--trial-seconds=0"]
+    assert main(["advise", *flags, f"--json={tmp_path / 'a.json'}"]) == 0
+    document = json.loads((tmp_path / "a.json").read_text())
+    assert {row["compressor"] for row in document["here"]["rows"]} >= {"none", "int8"}
+    sent = [row["sent_bytes"] for row in document["here"]["rows"] if row["compressor"] == "none"]
+    assert sent[0] == 4 * (256 * 256 + 256)

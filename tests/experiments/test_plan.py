@@ -287,3 +287,12 @@ def test_two_levels_are_compared_with_two_uncompressed_levels():
     assert half.compression_ratio == 2
     assert quarter.compression_ratio == pytest.approx(3.88, abs=0.01)
     assert gradwire.plan(model, "hosts:ranks=2+none", world_size=4).compression_ratio == 1
+
+
+def test_a_model_of_a_file_is_planned_by_its_own_parameters(tmp_path, planned):
+    (tmp_path / "mine.py").write_text(
+        "import torch\ndef build():\n    return torch.nn.Linear(2000, 1000, bias=False), torch.ones(1, 2000), None"
+    )
+    document = planned(f"--model={tmp_path / 'mine.py'}:build", "--compressors=none,bf16")
+    assert document["parameters"] == 2_000_000
+    assert [row["compression_ratio"] for row in document["rows"]] == [1, 2]

@@ -10,6 +10,7 @@ from torch import nn
 from ....compress.builder.spelling import did_you_mean
 from ..sample import SampleShape
 from .networks import GPT, LSTM, MLP, ResNet18
+from .own import IN_FILE, own_file, own_training
 
 TORCHVISION = "torchvision:"
 # torchvision's, by these names alone too
@@ -18,10 +19,6 @@ SIZED = {  # names of a gpt that say its parameters; the second has GPT-2's smal
     "gpt-0.9m": {"width": 128, "layers": 4, "vocabulary": 256},
     "gpt-162m": {"width": 768, "layers": 12, "vocabulary": 50257},
 }
-OF_ONE_S_OWN = (
-    ". Call gradwire.plan(model, ...) or gradwire.advise(model, ...) for a model of your own, or give plan its size: "
-    "--parameters 124M. bench, check and try run files"
-)
 CIFAR10 = ((3, 32, 32), 10)  # the shape of an image and the number of classes where no data set says otherwise
 
 
@@ -31,7 +28,7 @@ class ModelConfig:
 
     name: str = "gpt-0.9m"
     """model: gpt-0.9m, gpt-162m, gpt (with sizes of your own), resnet18-cifar, lstm, mlp, resnet50, resnet101,
-    resnext50_32x4d, resnext101_32x8d, vgg19 or torchvision:NAME"""
+    resnext50_32x4d, resnext101_32x8d, vgg19 or torchvision:NAME; in advise and plan also your FILE.py:FUNCTION"""
     width: int | None = None
     """width of the model: embedding size (gpt: 128, lstm: 650), hidden units (mlp: 256) or first channels
     (resnet18-cifar: 64)"""
@@ -54,12 +51,27 @@ class ModelConfig:
         for size, value in SIZED.get(self.name, {}).items():
             if getattr(self, size) not in (None, value):
                 raise ValueError(f"{self.name} has model.{size} {value}, got {getattr(self, size)}: name gpt to choose")
+        if self.own:
+            own_file(self.name)
+            return
         if self.name in VISION:
             object.__setattr__(self, "name", f"{TORCHVISION}{self.name}")
         if self.family not in MODELS and not self.name.startswith(TORCHVISION):
             hint = did_you_mean(self.name, (*MODELS, *SIZED, *VISION))
-            own = OF_ONE_S_OWN if ".py:" in self.name else ""
-            raise ValueError(f"unknown model {self.name!r}{hint}; there are: {', '.join(model_names())}{own}")
+            raise ValueError(f"unknown model {self.name!r}{hint}; there are: {', '.join(model_names())}")
+
+    @property
+    def own(self) -> bool:
+        """True for a user's FILE.py:FUNCTION, which has its own sizes and batch."""
+        return IN_FILE in self.name
+
+    def refuse_own(self, command: str) -> None:
+        """Raise ValueError for a user's FILE.py:FUNCTION, which has no data set to evaluate on."""
+        if self.own:
+            raise ValueError(
+                f"{command} takes no model of a file, which has one batch and no validation data: ask gradwire advise "
+                f"--model {self.name} or gradwire bench --models {self.name}, or run your script by gradwire try"
+            )
 
     @property
     def kind(self) -> str:
@@ -132,6 +144,8 @@ def build_model(config: ModelConfig, dataset: SampleShape | None = None) -> nn.M
     >>> sum(parameter.numel() for parameter in build_model(ModelConfig("resnet18-cifar")).parameters())
     11173962
     """
+    if config.own:
+        return own_training(config.name)[0]
     if dataset is not None and dataset.kind != config.kind:
         fitting = [name for name, model in MODELS.items() if model.kind == dataset.kind]
         raise ValueError(

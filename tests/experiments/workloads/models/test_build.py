@@ -1,6 +1,8 @@
 import pytest
 import torch
 
+from gradwire.experiments.compare.config import CompareConfig
+from gradwire.experiments.ready import ReadyConfig
 from gradwire.experiments.workloads.data import DataConfig, load_dataset
 from gradwire.experiments.workloads.models import MODELS, ModelConfig, build_model
 
@@ -42,9 +44,15 @@ def test_gpt_has_as_many_parameters_as_its_sizes_say():
     assert counted(built("gpt", width=width, layers=layers, context=context, vocabulary=vocabulary)) == expected
 
 
-def test_a_file_is_told_where_a_model_of_one_s_own_goes():
-    with pytest.raises(ValueError, match=r"unknown model 'mine.py:build'.*gradwire.plan\(model.*--parameters 124M"):
-        ModelConfig("mine.py:build")
+def test_a_model_of_a_file_is_built_and_refused_where_it_would_be_evaluated(tmp_path):
+    (tmp_path / "mine.py").write_text("import torch\ndef build(): return torch.nn.Linear(3, 2), torch.ones(1, 3), None")
+    config = ModelConfig(f"{tmp_path / 'mine.py'}:build")
+    assert counted(build_model(config)) == 8
+    for command in (CompareConfig, ReadyConfig):
+        with pytest.raises(ValueError, match=r"gradwire advise --model .*mine.py:build or gradwire bench"):
+            command(model=config)
+    with pytest.raises(ValueError, match=r"there is no file missing.py here; .* FILE.py:FUNCTION"):
+        ModelConfig("missing.py:build")
 
 
 @pytest.mark.parametrize("name", ["mlp", "resnet18-cifar", "torchvision:resnet18"])
