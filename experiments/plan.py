@@ -19,6 +19,7 @@ from ..compress.protocol.requests import Request
 from ..compress.simulate import Traffic, traffic
 from ..compress.state.shares import ranks_given
 from .advice.predict import Prediction
+from .advice.rule import wide
 from .bucket_plan import Plan, plan
 from .ddp_step import GpuStep, layered, model_step, predicted_step
 from .optimizer_plan import matrices_of_blocks, muon_requests, optimizer_elements, stand_in
@@ -198,8 +199,8 @@ def _memory_note(model: nn.Module, order: Sequence[Tensor], plans: Sequence[Plan
     With Muon, 4 bits are not recommended, so only the compressors to try count.
     """
     dtype, steps = config.policy.reduce_dtype, partial(_steps, model, order)
-    named = set(simplest(config, steps)) if config.optimizer == "muon" else set()
-    tried = [each for each in plans if each.compressor.removeprefix("DDP ") in named and "int4" not in each.compressor]
+    named = set(filter(wide, simplest(config, steps))) if config.optimizer == "muon" else set()
+    tried = [each for each in plans if each.compressor.removeprefix("DDP ") in named]
     most = max(tried or plans, key=lambda each: each.peak_bytes)
     adds = (
         "Of the compressors to try, {1} adds the most, {0}."

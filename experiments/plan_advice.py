@@ -140,7 +140,7 @@ class Advice:
         """The compressors to choose from, in the order of bytes: with Muon, fewer than 8 bits cost loss."""
         first, then = simplest(self.config, self.steps)
         found = dict.fromkeys((first, then, then.replace("int8", "int4")))
-        kept = [each for each in found if not (each.endswith("int4") and self.config.optimizer == "muon")]
+        kept = [each for each in found if self.config.optimizer != "muon" or wide(each)]
         if self.config.parallel == "ddp":
             return kept
         return [f"{each.replace('int4', 'int8')}/{each}" for each in kept]

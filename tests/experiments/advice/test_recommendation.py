@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import gradwire
 from gradwire.compress import compressor
 from gradwire.experiments.advice import Choice, Forecast, Rule
 from gradwire.experiments.advice.candidates import (
@@ -19,6 +20,7 @@ from gradwire.experiments.advice.candidates import (
     family,
 )
 from gradwire.experiments.advice.predict import Prediction
+from gradwire.experiments.advice.rule import wide
 
 
 def choice(spec, step, *, loss=0.0, order="backward"):
@@ -30,6 +32,15 @@ def chosen(*choices, **rule):
 
 
 NONE = choice("none", 1.0)
+
+
+@pytest.mark.parametrize(
+    "spec", [*(each.spec for each in CANDIDATES), "fp16", "hosts:ranks=2+int8", "hosts:ranks=2+int4"]
+)
+def test_wide_compressors_are_those_that_send_8_bits_or_more_of_a_number(spec):
+    with torch.device("meta"):
+        model = torch.nn.Linear(1024, 1024, bias=False)
+    assert wide(spec) == (gradwire.plan(model, spec, world_size=4).compression_ratio <= 32 / 8)
 
 
 def test_the_last_of_8_bits_or_more_is_recommended_and_the_next_step_is_within_the_tolerance():
