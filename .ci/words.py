@@ -52,7 +52,7 @@ MEASUREMENTS = [
     "docs/results/p3.md",
     "docs/results/advise/README.md",
     "docs/results/demo-bytes/README.md",
-    "docs/results/loss/README.md",
+    "docs/results/loss/*.md",
     "docs/results/papers/README.md",
 ]  # the other pages of results are written by sweeps
 LONGEST, MEDIAN = 30, 15  # words in a sentence

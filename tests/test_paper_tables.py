@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[1]
 PAPERS, BENCHMARKS = ROOT / "docs" / "results" / "papers", ROOT / "docs" / "benchmarks"
 FOLDERS = ("loss", "powersgd-delay", "exact-parameters", "few-bits-muon", "hundredfold")
 LOSS, DELAY, EXACT, FEW, HUNDREDFOLD = (PAPERS.parent / name for name in FOLDERS)
+UNLIKE = LOSS / "unlike-gradients.md"
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def script(monkeypatch):
 
 
 def test_the_table_of_feedback_under_muon_is_that_of_its_file(script):
-    page = (LOSS / "README.md").read_text("utf-8").replace("`", "")
+    page = (LOSS / "muon.md").read_text("utf-8").replace("`", "")
     runs = json.loads((LOSS / "muon-feedback.json").read_text())["runs"]
     exact = {run["seed"]: run for run in runs if run["way"] == "none"}
     for way in script("muon_feedback").WAYS:
@@ -73,8 +74,8 @@ TABLES = {  # script: the page, and the lines that the script makes of the finis
     "examples_tables": (ROOT / "docs" / "examples.md", lambda examples: map(examples.table, examples.TABLES)),
     "hundredfold": (HUNDREDFOLD / "ways.csv", lambda local: local.table(local.FinishedRuns(HUNDREDFOLD / "runs.json"))),
     "demo_bytes": (PAPERS.parent / "demo-bytes", demo_lines),
-    "small_parameters": (LOSS, lambda small: starmap(small.line, rows_of("small-parameters").items())),
-    "unequal_inputs": (LOSS, lambda unequal: starmap(unequal.line, rows_of("unequal-inputs", but="1").items())),
+    "small_parameters": (UNLIKE, lambda small: starmap(small.line, rows_of("small-parameters").items())),
+    "unequal_inputs": (UNLIKE, lambda unequal: starmap(unequal.line, rows_of("unequal-inputs", but="1").items())),
 }
 
 
@@ -117,11 +118,17 @@ STUDY = {"GPT, AdamW": "gpt", "ResNet, SGD": "resnet18-cifar", "LSTM, SGD": "lst
 LOSSES = {  # a section: its file or study, and the task of each column
     "Three models, with and without a warm-up": ("quality", STUDY),
     "The line to paste, without a warm-up": ("losses", COLUMNS),
-    "Longer trainings and larger layers": ("quality-long", STUDY),
     "Error feedback on and off": ("feedback", COLUMNS),
     "A warm-up with Muon": ("warm-up", {"loss above `none`, %": "gpt-muon-400"}),
     "A warm-up with AdamW": ("warm-up", {"loss above `none`, %": "gpt-adamw-400"}),
 }
+
+
+def section_of(heading):
+    """The text below a heading of the pages of losses, up to the next one."""
+    texts = [page.read_text("utf-8") for page in LOSS.glob("*.md")]
+    (found,) = (text.split(f"## {heading}\n")[1] for text in texts if f"## {heading}\n" in text)
+    return found.split("\n## ")[0]
 
 
 def kept_losses(name):
@@ -139,10 +146,10 @@ def test_bytes_of_a_table_are_those_of_a_compressed_step_and_of_all_steps(sectio
     points = (LOSS.parent / study / "points.jsonl").read_text().splitlines()
     rows = [row for point in points for row in json.loads(point)["rows"] if row["world_size"] == 4]
     exact = {row["model"]: row["total_sent_bytes"] for row in rows if row["compressor"] == "none"}
-    _, text = (LOSS / "README.md").read_text("utf-8").split(f"## {section}\n")
-    assert "| compressor | fewer bytes per compressed step (in all) |" in text.split("\n## ")[0]
+    text = section_of(section)
+    assert "| compressor | fewer bytes per compressed step (in all) |" in text
     times = script("claims.claim").times
-    for name, cell in re.findall(r"^\| `(\S+)` \| ([^|]+) \|", text.split("\n## ")[0], re.MULTILINE):
+    for name, cell in re.findall(r"^\| `(\S+)` \| ([^|]+) \|", text, re.MULTILINE):
         own = [row for row in rows if row["compressor"] == name]
         late = times([row["compression_ratio"] for row in own])
         whole = times([exact[row["model"]] / row["total_sent_bytes"] for row in own])
@@ -158,8 +165,7 @@ def test_the_table_of_low_rank_is_that_of_its_file(script):
 def test_losses_of_a_table_are_those_of_its_file(section):
     file, tasks = LOSSES[section]
     kept = kept_losses(file)
-    _, text = (LOSS / "README.md").read_text("utf-8").split(f"## {section}\n")
-    lines = [line.strip("| ").split(" | ") for line in text.split("\n## ")[0].splitlines() if line.startswith("| ")]
+    lines = [line.strip("| ").split(" | ") for line in section_of(section).splitlines() if line.startswith("| ")]
     head, *rows = lines
     checked = 0
     for name, *cells in rows:
