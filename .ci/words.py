@@ -50,10 +50,10 @@ MEASUREMENTS = [
     "docs/results/README.md",
     "docs/results/ddp.md",
     "docs/results/p3.md",
-    "docs/results/advise/README.md",
+    "docs/results/advise/*.md",
     "docs/results/demo-bytes/README.md",
     "docs/results/loss/*.md",
-    "docs/results/papers/README.md",
+    "docs/results/papers/*.md",
 ]  # the other pages of results are written by sweeps
 LONGEST, MEDIAN = 30, 15  # words in a sentence
 PAGE, BEFORE_A_BLOCK = (

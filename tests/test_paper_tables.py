@@ -64,10 +64,13 @@ def rows_of(name, but=None):
 
 TABLES = {  # script: the page, and the lines that the script makes of the finished runs
     "ef21_bits": (
-        PAPERS,
+        PAPERS / "ef21.md",
         lambda bits: bits.table(json.loads((PAPERS / "ef21-bits.json").read_text())["rows"]).splitlines(),
     ),
-    "muloco_sites": (PAPERS, lambda sites: sites.lines(sites.Known(PAPERS / "muloco-sites.json"), range(2))),
+    "muloco_sites": (
+        PAPERS / "muloco.md",
+        lambda sites: sites.lines(sites.Known(PAPERS / "muloco-sites.json"), range(2)),
+    ),
     "powersgd_delay": (DELAY, lambda delay: delay.table(delay.FinishedRuns(DELAY / "runs.json"))),
     "few_bits": (EXACT, lambda few: few.table(EXACT.name, few.FinishedRuns(EXACT / "runs.json"))),
     "update_errors": (FEW, lambda errors: errors.table(errors.FinishedRuns(FEW / "update-errors.json"))),

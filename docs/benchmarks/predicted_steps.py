@@ -1,7 +1,7 @@
 """Predicted steps: the situations of the decision table, and how near predictions are to steps that were measured.
 
     python docs/benchmarks/predicted_steps.py             # prints the steps of all situations
-    python docs/benchmarks/predicted_steps.py --check     # prints the table of errors in docs/results/advise/README.md
+    python docs/benchmarks/predicted_steps.py --check     # prints the table of errors in docs/results/advise/gpus.md
     python docs/benchmarks/predicted_steps.py --write     # writes it there, and all steps to predicted-steps.csv
 
 Both come from one function, `gradwire.experiments.ddp_step.predicted_step`.
@@ -34,7 +34,7 @@ from gradwire.experiments.ddp_step import (
 from gradwire.experiments.workloads.emulation import load_trace
 
 ROOT = Path(__file__).parents[2]
-PAGE, STEPS = ROOT / "docs" / "results" / "advise" / "README.md", ROOT / "docs" / "benchmarks" / "predicted-steps.csv"
+PAGE, STEPS = ROOT / "docs" / "results" / "advise" / "gpus.md", ROOT / "docs" / "benchmarks" / "predicted-steps.csv"
 H100_STEP = json.loads((ROOT / "docs/benchmarks/h100/step-gpu.json").read_text("utf-8"))["cases"][0]
 GIGABIT = 1e9 / 8  # bytes a second
 SPECS = {  # a name in tables: what `attach` makes of it beside AdamW
@@ -299,7 +299,7 @@ def checks() -> dict[str, list[Check]]:
         "8 x A40, public report": list(of_box()),
         "[GPT by bandwidth](../gpt-bandwidth/README.md), four hosts": list(of_bandwidth()),
         "[GPT in training](../time-to-accuracy-gpt/README.md), four hosts": list(of_training()),
-        "[emulated accelerators](#cases), `none` and `bf16`": plain,
+        "[emulated accelerators](README.md#cases), `none` and `bf16`": plain,
         "the same, compressed": packed,
     }
 
