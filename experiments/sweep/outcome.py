@@ -58,8 +58,9 @@ class Outcome:
 
     @cached_property
     def columns(self) -> list[str]:
-        """The columns of the table."""
-        return self._filled(self.listed)
+        """The columns of the table: an interval stands in the cell of its difference in per cent."""
+        inside = {name + INTERVAL for name, how in self.config.derive.items() if how.get("percent")}
+        return [name for name in self._filled(self.listed) if name not in inside]
 
     def _filled(self, rows: Sequence[Row], more: Sequence[str] = ()) -> list[str]:
         """Return the columns that the study shows, behind others, of which any of these rows has a value that is no list."""
