@@ -1,11 +1,8 @@
 """How near predicted steps are to measured ones, and whether what `gradwire advise` recommends is what measures best.
 
-    python docs/benchmarks/advise_check.py RUNS [CASE ...]
-
-runs `gradwire advise` for each case and then `gradwire bench` for each of its compressors, and keeps their files in the
-folder RUNS. It writes steps.csv there and prints the table of docs/results/advise/README.md, from all that is there. A case
-that is named again is run again, and medians count: what a machine does changes from minute to minute. Labs need Linux and
-root; a case takes some minutes.
+Each case runs `gradwire advise`, and then `gradwire bench` for each of its compressors. The script writes steps.csv beside
+their files and prints the table of docs/results/advise/README.md, from all that is there. A case that is named again is run
+again, and medians count: what a machine does changes from minute to minute. Labs need Linux and root; a case takes minutes.
 """
 
 import json
@@ -15,6 +12,8 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from driver import parser_of
 
 from gradwire.experiments.advice import Choice, Rule
 from gradwire.experiments.advice.candidates import BACKWARD, CANDIDATES, SGD, TWO_LEVELS, Candidate
@@ -136,8 +135,11 @@ def report(folder: Path, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    place = Path(sys.argv[1])
-    place.mkdir(parents=True, exist_ok=True)
-    for each in sys.argv[2:]:
-        run(place, each)
-    report(place, [name for name in CASES if any(place.glob(f"{name}.*bench.json"))])
+    parser = parser_of(__doc__)
+    parser.add_argument("runs", type=Path, help="folder of the files")
+    parser.add_argument("cases", nargs="*", help=", ".join(CASES))
+    asked = parser.parse_args()
+    asked.runs.mkdir(parents=True, exist_ok=True)
+    for each in asked.cases:
+        run(asked.runs, each)
+    report(asked.runs, [name for name in CASES if any(asked.runs.glob(f"{name}.*bench.json"))])

@@ -29,7 +29,7 @@ from gradwire.compress import Ranks
 from gradwire.compress.protocol.requests import AllGather, AllReduce
 from gradwire.compress.simulate import STEADY, requests_of
 from gradwire.ddp_core import layout_of
-from gradwire.experiments.plan import FOR_SITES
+from gradwire.experiments.sites_lines import FOR_SITES
 from gradwire.experiments.sites_plan import Wan, computing_share, recommended, round_plan, sites_plan
 from gradwire.hooks.internet.link import Listener, dial
 from gradwire.hooks.internet.records import read, written

@@ -1,15 +1,10 @@
 """Predicted steps: the situations of the decision table, and how near predictions are to steps that were measured.
 
-    python docs/benchmarks/predicted_steps.py             # prints the steps of all situations
-    python docs/benchmarks/predicted_steps.py --check     # prints the table of errors in docs/results/advise/gpus.md
-    python docs/benchmarks/predicted_steps.py --write     # writes it there, and all steps to predicted-steps.csv
-
-Both come from one function, `gradwire.experiments.ddp_step.predicted_step`.
+Both come from one function, `gradwire.experiments.ddp_step.predicted_step`. Without an option it prints the situations.
 """
 
 import csv
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +13,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from driver import parser_of
 from torch import Tensor
 
 from gradwire.experiments.advice.predict import Prediction
@@ -329,7 +325,11 @@ def write() -> None:
 
 
 if __name__ == "__main__":
-    if "--write" in sys.argv:
+    parser = parser_of(__doc__)
+    parser.add_argument("--check", action="store_true", help="print the table of errors in docs/results/advise/gpus.md")
+    parser.add_argument("--write", action="store_true", help="write it there, and all steps to predicted-steps.csv")
+    asked = parser.parse_args()
+    if asked.write:
         write()
     else:
-        print("\n".join(check_rows() if "--check" in sys.argv else situation_rows()))
+        print("\n".join(check_rows() if asked.check else situation_rows()))

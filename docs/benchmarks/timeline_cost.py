@@ -1,17 +1,16 @@
 """What the timeline of gradwire's DistributedDataParallel costs a step, on one rank and the 600 tiny layers of step_time.py.
 
-    python timeline_cost.py [MEGABYTES of a bucket]
-
 Every call that the reducer makes to the timeline is timed; the clock around it counts, so this is an upper bound.
 """
 
 import statistics
-import sys
 import time
 from collections.abc import Callable
+from inspect import isfunction
 
 import torch
 import torch.distributed as dist
+from driver import parser_of
 from step_time import tiny_layers
 from torch import nn
 
@@ -26,7 +25,7 @@ class Meter:
 
     def __init__(self, timeline: Timeline) -> None:
         self.seconds, self.calls = 0.0, 0
-        for name in [name for name in vars(Timeline) if not name.startswith("_")]:
+        for name in [name for name, each in vars(Timeline).items() if isfunction(each) and not name.startswith("_")]:
             setattr(timeline, name, self.timed(getattr(timeline, name)))
 
     def timed(self, method: Callable) -> Callable:
@@ -51,9 +50,11 @@ def step(model: nn.Module, inputs: torch.Tensor) -> None:
 
 def main() -> None:
     """Print medians of a step and of the timeline's part of it."""
+    parser = parser_of(__doc__)
+    parser.add_argument("megabytes", nargs="?", type=float, default=25.0, help="size of a bucket")
+    megabytes = parser.parse_args().megabytes
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    megabytes = float(sys.argv[1]) if sys.argv[1:] else 25.0
     model = gradwire.DistributedDataParallel(tiny_layers(), bucket_cap_mb=megabytes, gradient_as_bucket_view=True)
     inputs = torch.randn(4, 16)
     for _ in range(WARMUP_STEPS):
