@@ -75,7 +75,7 @@ class Module:
         """Give the exact weights the mean of all ranks' gradients."""
         outs = [torch.empty(layout.row) for layout in self.layouts]
         for state, leaves in zip(self.states, self.leaves, strict=True):
-            leaves.keep()
+            leaves.end_step(keep=True)
             state.finite = Finite()
         given = zip(map(self.flat, gradients), self.states, outs, strict=True)
         simulate([self.sum.reduce(*each) for each in given], self.sum.per_host)
