@@ -229,6 +229,14 @@ def test_links_to_a_heading_lead_to_one_that_is_there(page):
     assert [(file, anchor) for file, anchor in targets if file in known and anchor not in known[file]] == []
 
 
+def test_the_files_that_contributing_names_are_there():
+    named = re.findall(
+        r"`((?:compress|kernels|ddp_core|hooks|experiments|tests)/[\w/.]+)`", (ROOT / "CONTRIBUTING.md").read_text()
+    )
+    assert len(named) > 50
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
 def test_scripts_and_commands_of_pages_name_the_variable_that_gradwire_try_sets():
     read = re.compile(r"environ(?:\.get\(|\[)[\"'](\w*COMPRESSOR)\b|\b(\w*COMPRESSOR)=\w|name: (\w*COMPRESSOR)\b")
     named = {page: {name for each in read.findall(text) for name in each if name} for page, text in PAGES.items()}
