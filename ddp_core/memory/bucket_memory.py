@@ -28,49 +28,29 @@ CARRIED_OVER = "carried_over"  # the field under which a state dict keeps gradie
 class CarriedOver(FlatLeaf):
     """Gradient of this rank that has no place in its compressor's state: the next step adds it to the bucket's gradients.
 
-    Rebuilt buckets, a swap and a resize leave some. With `asks` each step does: the average of parameters that no rank has
-    used, which DDP drops. Without, `flat` is empty until some is added. `anywhere`: any rank may have some; the same on all
-    ranks.
+    Rebuilt buckets, a swap and a resize leave some.
     """
 
     versioned = True
 
-    def __init__(self, layout: Layout, *, asks: bool = False, anywhere: bool = False) -> None:
-        self.layout, self.asks, self.anywhere = layout, asks, anywhere
-        device = layout.device if asks else torch.device("cpu")
-        self.versions = Versions(torch.zeros(layout.numel if asks else 0, dtype=layout.dtype, device=device))
-        self._sizes = torch.tensor(layout.sizes, device=device)
-        self.left: DeviceFlag | None = None  # whether the last step leaves any here, asked while `anywhere`
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.versions = Versions(torch.zeros(layout.numel, dtype=layout.dtype, device=layout.device))
 
     def add(self, gradient: Mapping[str, Tensor]) -> None:
         """Add numbers, flat, by parameter name, between two steps."""
         wide = self.layout.widened()
-        flat = torch.zeros(wide.numel, dtype=wide.dtype, device=wide.device)  # a snapshot may have the old one
-        if self.flat.numel():
-            flat.copy_(self.flat)
+        flat = self.flat.to(wide.dtype, copy=True)  # a snapshot may have the old one
         views = wide.views(flat)
         for name, numbers in gradient.items():
             views[name].view(-1).add_(numbers.to(wide.device))
         self.versions, self._room = Versions(flat), None
 
-    def held_back(self) -> dict[str, Tensor]:
-        """Return the numbers, flat, by parameter; while any rank may have some, of the same parameters on all ranks."""
-        views = self.layout.views(self.flat) if self.flat.numel() else {}
-        return {name: view.reshape(-1) for name, view in views.items() if self.anywhere or view.any()}
-
     def reduce(self, flat: Tensor, compressor: Compressor, state: Any, leaves: Leaves) -> Program[Tensor]:
         """Average a bucket's gradients and these numbers, by a compressor whose state has these leaves."""
-        used = self._used(flat) if self.asks else None
-        averaging = compressor.reduce(flat, state, self._bring_out(flat, compressor, leaves))
-        if used is None:
-            average = yield from averaging
-        else:
-            average, shares = yield from together(averaging, all_reduce(used))
-            unused = (shares == 0).repeat_interleave(self._sizes, output_size=self.layout.numel)
-            self.update().after.copy_(torch.where(unused, average, 0))
-            average.masked_fill_(unused, 0)
-        self.left = DeviceFlag(self.flat.any()) if self.anywhere else None
-        return average
+        rest = self._bring_out(flat, compressor, leaves)
+        self.clear()
+        return compressor.reduce(flat, state, rest)
 
     def _bring_out(self, flat: Tensor, compressor: Compressor, leaves: Leaves) -> Residual | None:
         """Move the numbers to this rank's gradient; what 16 bits cannot hold of the sum stays held back.
@@ -78,14 +58,31 @@ class CarriedOver(FlatLeaf):
         Where ranks of a host share what is held back, that goes beside the gradient into the host's sum.
         """
         exact = flat.to(working_dtype(flat.dtype)).add_(self.flat)
-        if not self.asks:
-            self.clear()
         if exact is flat:
             return None
         flat.copy_(exact)
         rest = exact.sub_(flat)
         leaves.hold(self.layout, rest)
         return Residual(rest, rest) if leaves.residuals and ranks_given(compressor) is not None else None
+
+
+class UnusedAverages(CarriedOver):
+    """The averages of parameters that no rank has used: DDP drops them, so each step carries its own over."""
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__(layout)
+        self._sizes = torch.tensor(layout.sizes, device=layout.device)
+
+    def reduce(self, flat: Tensor, compressor: Compressor, state: Any, leaves: Leaves) -> Program[Tensor]:
+        """Average a bucket's gradients and these numbers; of parameters that no rank has used, keep the average."""
+        used = self._used(flat)
+        rest = self._bring_out(flat, compressor, leaves)
+        average: Tensor
+        average, shares = yield from together(compressor.reduce(flat, state, rest), all_reduce(used))
+        unused = (shares == 0).repeat_interleave(self._sizes, output_size=self.layout.numel)
+        self.update().after.copy_(torch.where(unused, average, 0))
+        average.masked_fill_(unused, 0)
+        return average
 
     def _used(self, flat: Tensor) -> Tensor:
         """1 for each parameter with a gradient on this rank, 0 for those whose gradient is all zeros."""
@@ -128,13 +125,16 @@ class BucketMemory:
         self.leaves.set_step(step)
         self._counts_on_cuda = layout.device.type == "cuda" and bool(self.leaves.counters)
         self.finite: DeviceFlag | None = None  # the average of the step that is under way was; None before there is one
-        asks = partial and (carrying or bool(self.leaves.flat))  # which parameters any rank has used
-        self._carried = CarriedOver(layout, asks=asks, anywhere=carrying)
+        self._carrying = carrying  # any rank may have something to carry over; the same on all ranks
+        self._left: DeviceFlag | None = None  # whether the last step leaves any here, asked while `_carrying`
+        self._carried: CarriedOver | UnusedAverages | None = None  # None: nothing is carried over here
+        if partial and (carrying or self.leaves.flat) and layout.numel:
+            self._carried = UnusedAverages(layout)
 
     @property
     def stateful(self) -> bool:
         """True if a step changes anything that may have to be undone."""
-        return bool(self.leaves.flat or self._carried.anywhere or self._carried.flat.numel())
+        return bool(self.leaves.flat) or self._carrying or self._carried is not None
 
     def reduce(self, flat: Tensor, step: int, watched: bool) -> Program[Tensor]:
         """Average the bucket over ranks, in place of `flat`. `watched`: it has a say in whether the step counts."""
@@ -142,10 +142,12 @@ class BucketMemory:
             refuse_capture()
         if self.leaves.counters:
             self.leaves.set_step(step)
-        if self._carried.versions.current.numel():
-            average = yield from self._carried.reduce(flat, self._compressor, self.state, self.leaves)
-        else:
+        self._left = None
+        if self._carried is None:
             average = yield from self._compressor.reduce(flat, self.state)
+        else:
+            average = yield from self._carried.reduce(flat, self._compressor, self.state, self.leaves)
+            self._left = DeviceFlag(self._carried.flat.any()) if self._carrying else None
         if average is not flat:
             flat.copy_(average)
         if watched:
@@ -158,12 +160,17 @@ class BucketMemory:
             return {}
         zeros = torch.zeros(self.layout.numel, dtype=self.layout.dtype, device=self.layout.device)
         nothing = dict(zip(self.layout.names, zeros.split(self.layout.sizes), strict=True))
-        return states.summed([nothing, self.leaves.held_back(), self._carried.held_back()])
+        return states.summed([nothing, self.leaves.held_back(), self._carried_over()])
+
+    def _carried_over(self) -> dict[str, Tensor]:
+        """Return what is carried over, flat, by parameter; while any rank may have some, of all parameters."""
+        views = {} if self._carried is None else self.layout.views(self._carried.flat)
+        return {name: view.reshape(-1) for name, view in views.items() if self._carrying or view.any()}
 
     @property
     def brought_out(self) -> bool:
         """True if the last step, if it counts, has carried nothing over; the same on all ranks."""
-        return self.finite is not None and not self._carried.left
+        return self.finite is not None and not self._left
 
     def end_step(self, keep: bool, carrying: bool) -> bool:
         """End the step: keep what it changed, or undo it. `carrying`: whether any rank may still owe something.
@@ -173,11 +180,12 @@ class BucketMemory:
         ended, carried, self.finite = self.finite is not None, self._carried, None
         keep = keep and ended
         lost = self.leaves.end_step(keep=keep)
-        carried.keep() if keep else carried.undo()
         if ended:
-            carried.anywhere = carrying
-        if keep and carried.versions.current.numel() and not (carried.asks and (carrying or self.leaves.flat)):
-            self._carried = CarriedOver(self.layout, anywhere=carrying)
+            self._carrying = carrying
+        if carried is not None:
+            carried.keep() if keep else carried.undo()
+            if keep and not (isinstance(carried, UnusedAverages) and (carrying or self.leaves.flat)):
+                self._carried = None
         return lost
 
     def snapshot(self, *, keep: bool, undone: bool, carrying: bool) -> BucketMemory:
@@ -187,14 +195,15 @@ class BucketMemory:
         """
         snapshot, newest = copy.copy(self), keep and self.finite is not None
         snapshot.leaves = self.leaves.snapshot(newest=newest, undone=undone)
-        snapshot._carried = self._carried.snapshot(newest=newest, undone=undone)
-        snapshot._carried.anywhere = carrying
+        snapshot._carrying = carrying
+        if self._carried is not None:
+            snapshot._carried = self._carried.snapshot(newest=newest, undone=undone)
         return snapshot
 
     def save(self) -> Entries:
         """Copies of all numbers of the state, by parameter name and field."""
         entries = self.leaves.save()
-        for name, numbers in self._carried.held_back().items():
+        for name, numbers in self._carried_over().items():
             entries.setdefault(name, {})[CARRIED_OVER] = numbers.clone()
         return entries
 
@@ -206,11 +215,13 @@ class BucketMemory:
     def rescale(self, factor: float) -> None:
         """Multiply what is held back."""
         self.leaves.rescale(factor)
-        self._carried.multiply(factor)
+        if self._carried is not None:
+            self._carried.multiply(factor)
 
     def carry_over(self, held_back: Mapping[str, Tensor]) -> None:
         """Add to the next gradients, flat, by parameter name."""
-        if held_back:
+        if held_back and self.layout.numel:
+            self._carried = self._carried or CarriedOver(self.layout)
             self._carried.add(held_back)
 
 
