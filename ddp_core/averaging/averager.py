@@ -185,7 +185,9 @@ class CompressedAverager(SteppedAverager):
         """Start to average a bucket that a hook was given. torch makes a new object for each call, so its index counts."""
         plan, parameters = self._hooked.get(bucket.index()), bucket.parameters()
         known = plan is not None and list(map(id, plan.bound.named.values())) == list(map(id, parameters))
-        if plan is None or not known or (self._torch_has_rebuilt and self._format_changed(plan, bucket)):
+        # torch's DDP makes its buckets anew once, after its first step: in the second one they may have other formats
+        may_differ = self.engines.agreement.step == 2
+        if plan is None or not known or (may_differ and self._format_changed(plan, bucket)):
             plan = self._hooked[bucket.index()] = self.bind(bucket, parameters)
         pending = plan.start(self.step, bucket)
         assert isinstance(pending, FuturePending)
@@ -260,11 +262,6 @@ class CompressedAverager(SteppedAverager):
         if isinstance(bucket, GradBucket | BucketSlice):
             return bucket.views
         return templates_in(bucket, self.strides) if isinstance(bucket, dist.GradBucket) else parameters
-
-    @property
-    def _torch_has_rebuilt(self) -> bool:
-        """True in the first step of the buckets that torch's DDP has made anew: it does so once, after its first step."""
-        return self.engines.agreement.step == 2
 
     def _format_changed(self, plan: Plan, bucket: Bucket) -> bool:
         """Return True if gradients have another memory format."""

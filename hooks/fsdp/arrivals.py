@@ -39,7 +39,7 @@ class Arrivals:
 
     def begin(self, averager: ShardAverager | CompressedAverager) -> None:
         """Gradients of a module come next, which an averager is to be given: perhaps the first ones of a backward."""
-        if torch._C._current_graph_task_id() != -1:
+        if self._backwards.now() is None and torch._C._current_graph_task_id() != -1:
             self._backwards.begin()
         backward = self._backwards.now()
         if backward is None or backward.at_end is None:  # no step has begun in it
