@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 NOBODY: Callable[[], None] = type(None)  # called, it returns None
 
 
-class Backward:
+class BackwardCallback:
     """A backward under way, as the callback that autograd calls at its end. `at_end`: set once a step has begun in it.
 
     autograd alone keeps it. So it is gone where backward broke off, which nothing else shows.
@@ -41,12 +41,12 @@ class Backwards:
     """The outermost backward under way: those inside of it, as of reentrant checkpoints, belong to it."""
 
     def __init__(self) -> None:
-        self.now: Callable[[], Backward | None] = NOBODY  # the one under way: a weak reference, for one may break off
+        self.now: Callable[[], BackwardCallback | None] = NOBODY  # the one under way; weakly, for it may break off
 
     def begin(self, _: Tensor | None = None) -> None:
         """Have the backward under way report its end, unless it is inside of one that does."""
         if self.now() is None:
-            backward = Backward(self)
+            backward = BackwardCallback(self)
             self.now = weakref.ref(backward)
             Variable._execution_engine.queue_callback(backward)
 

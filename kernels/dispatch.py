@@ -161,7 +161,7 @@ def _log_fallback(backend: str, reason: str, level: int = logging.INFO) -> None:
     logger.log(level, "kernel backend %s is not available, the next one is used: %s", backend, reason)
 
 
-Choice = tuple[Callable[..., Any], tuple[Pair, ...]]
+Dispatch = tuple[Callable[..., Any], tuple[Pair, ...]]
 
 
 class Operation(Generic[P, R]):
@@ -185,7 +185,7 @@ class Operation(Generic[P, R]):
         self.implementations: dict[str, Callable[P, R]] = {REFERENCE: reference}
         self.limits: dict[str, Limits] = {}  # by backend
         self.shape_only: Callable[P, R] | None = None
-        self.choices: dict[tuple[Any, ...], Choice] = {}  # by the structure of arguments
+        self.choices: dict[tuple[Any, ...], Dispatch] = {}  # by the structure of arguments
         self.agreed: dict[str, str] = {}  # by type of device: the backend that all ranks have
 
     def implement(
@@ -305,7 +305,7 @@ class Operation(Generic[P, R]):
                     raise ValueError(f"{names[first]} and {names[second]} overlap in memory")
         return function(*args, **kwargs)  # type: ignore[no-any-return]
 
-    def _choose(self, given: tuple[Any, ...]) -> Choice:
+    def _choose(self, given: tuple[Any, ...]) -> Dispatch:
         """Return what runs arguments of a structure, and which of them must not overlap. Raise if they do not fit."""
         device = given[0].device.type
         name = self.chosen(device)

@@ -21,7 +21,7 @@ from ..protocol.layout import Layout, Ranks, working_dtype
 from ..protocol.registry import register
 from ..protocol.requests import Program, all_reduce
 from ..simulate import simulate
-from ..state.agreed import Choice, agree_in
+from ..state.agreed import MethodChoice, agree_in
 from ..state.leaf import Versions
 from ..state.tensors import Counter
 from ..state.tree import Leaves
@@ -40,7 +40,7 @@ class AdaptiveState:
 
     layout: Layout
     step: Counter
-    choice: Choice
+    choice: MethodChoice
     methods: tuple[Any, ...]
     leaves: tuple[Leaves, ...]
     told: int = -1
@@ -81,7 +81,7 @@ class Adaptive:
         """Nothing agreed on: the first step does so."""
         states = tuple(method.init(layout) for method in self.methods)
         numbers = torch.tensor([NONE] * len(states), dtype=torch.float32, device=layout.device)
-        choice = Choice(layout, Versions(numbers), None, self.methods, self.target)
+        choice = MethodChoice(layout, Versions(numbers), None, self.methods, self.target)
         return AdaptiveState(layout, Counter(), choice, states, tuple(map(Leaves, states)))
 
     def reduce(self, grad: Tensor, state: AdaptiveState, residual: Residual | None = None) -> Program[Tensor]:

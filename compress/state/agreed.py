@@ -60,7 +60,7 @@ class Agreed(FlatLeaf):
 
 
 @dataclass
-class Choice(Agreed):
+class MethodChoice(Agreed):
     """The choice of one of several `methods`, the most exact one first, for a bucket.
 
     The numbers: for each method the cosine between what it sends and what was meant. `target`: the least cosine wanted.
@@ -95,9 +95,9 @@ class Choice(Agreed):
         return -float(numbers.sum())
 
 
-def choices(state: Any) -> Iterator[Choice]:
+def choices(state: Any) -> Iterator[MethodChoice]:
     """Yield the choices in a compressor's state."""
-    if isinstance(state, Choice):
+    if isinstance(state, MethodChoice):
         yield state
-    for _, part in () if isinstance(state, Choice) else parts(state):
+    for _, part in () if isinstance(state, MethodChoice) else parts(state):
         yield from choices(part)

@@ -65,14 +65,14 @@ def steady(cosine: float) -> float:
     return math.sqrt(1 - cosine**2) / cosine if cosine > 0 else math.inf
 
 
-class Seen(NamedTuple):
+class SampleHistory(NamedTuple):
     """Samples so far; how many in a row up to the newest were bad; and the mean logarithm of |gradient|, the old fading."""
 
     samples: int = 0
     in_a_row: int = 0
     log_mean: float = 0.0
 
-    def and_then(self, sample: Sample) -> Seen:
+    def and_then(self, sample: Sample) -> SampleHistory:
         """With a further sample. It is bad if the residual is too large, or if it is large and gradients grow and grow.
 
         In a feedback that is not stable both grow alike, and their ratio tells nothing.
@@ -81,7 +81,7 @@ class Seen(NamedTuple):
         grows = sample.ratio > 1 and sample.log_gradient - mean > math.log(GROWN)
         bad = grows or (sample.too_large and self.samples + 1 >= WARM_UP)
         mean = OLD * mean + (1 - OLD) * sample.log_gradient
-        return Seen(self.samples + 1, self.in_a_row + 1 if bad else 0, mean)
+        return SampleHistory(self.samples + 1, self.in_a_row + 1 if bad else 0, mean)
 
     @property
     def runs_away(self) -> bool:
@@ -97,7 +97,7 @@ class Gauge:
         self._given: tuple[Tensor, Tensor] | None = None
         self._arriving: Arriving | None = None
         self._newest: Sample | None = None
-        self._seen = Seen()
+        self._seen = SampleHistory()
 
     def begin(self, grad: Tensor, held: Residual) -> None:
         """Before a step: note what is given, if it is time to."""

@@ -50,14 +50,14 @@ LOOKS = 4  # averages that were not added to, until no more are looked at
 
 
 @dataclass(frozen=True)
-class Seen:
+class ParameterSnapshot:
     """A parameter at the beginning of a step."""
 
     version: int
     gradient: weakref.ref[Tensor] | None
     numbers: Tensor
 
-    def cleared(self, then: Seen) -> bool:
+    def cleared(self, then: ParameterSnapshot) -> bool:
         """Return True if the gradient was cleared since `then` and the parameter's version has not changed."""
         before = then.gradient and then.gradient()
         kept = before is not None and self.gradient is not None and before is self.gradient()
@@ -73,7 +73,7 @@ class DiscardedGradientCheck:
 
     def __init__(self) -> None:
         self.parameters: Sequence[Tensor] = ()
-        self._seen: list[Seen] = []
+        self._seen: list[ParameterSnapshot] = []
         self.warned = False
         self._suspected = False  # gradients were cleared, as far as is known without a step
         self._stepped = False  # an optimizer has, since the last look
@@ -96,7 +96,7 @@ class DiscardedGradientCheck:
         for parameter in self.parameters:
             gradient = None if parameter.grad is None else weakref.ref(parameter.grad)
             local: Tensor = getattr(parameter.detach(), "to_local", parameter.detach)()
-            self._seen.append(Seen(parameter._version, gradient, local.flatten()[:NUMBERS].clone()))
+            self._seen.append(ParameterSnapshot(parameter._version, gradient, local.flatten()[:NUMBERS].clone()))
 
     def check(self, counts: Callable[[], bool]) -> None:
         """Compare at the beginning of a step with the last look, and look. `counts`: the step before does."""

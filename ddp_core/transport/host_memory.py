@@ -105,10 +105,10 @@ class HostMemory(Decorated):
             return SharedReply(buffer, 2 * buffer.place + 1, finish, self._check)
         return self.inner.start(request, channel)
 
-    def _share(self, buffer: SharedBuffer, sizes: Sequence[int]) -> Share:
+    def _share(self, buffer: SharedBuffer, sizes: Sequence[int]) -> OwnPart:
         """This rank's part of a bucket that the ranks of a host have cut into parts of these sizes."""
         first = sum(sizes[: self.ranks.place])
-        return Share(buffer, first, buffer.memory[first : first + sizes[self.ranks.place]])
+        return OwnPart(buffer, first, buffer.memory[first : first + sizes[self.ranks.place]])
 
     def abort(self) -> None:
         """Have no rank wait for this one any more."""
@@ -121,7 +121,7 @@ class HostMemory(Decorated):
 
 
 @dataclass(frozen=True)
-class Share:
+class OwnPart:
     """This rank's part of a bucket: `numbers`, from its element `first` on."""
 
     buffer: SharedBuffer

@@ -67,7 +67,7 @@ class Pipeline:
         """
         machine = Machine(self.cores)
         travels = [Travel(parcel, machine) for parcel in self.parcels]
-        link = Link(machine)
+        link = SimulatedLink(machine)
         machine.start(_computes(self, travels, until_needed=until_needed))
         for lane in range(1 + max((len(parcel.rounds) for parcel in self.parcels), default=0)):
             machine.start(_lane(lane, travels, link, self.under_way or len(travels)))
@@ -84,7 +84,7 @@ class Travel:
         self.replies = [Event(machine) for _ in parcel.rounds]
 
 
-class Link:
+class SimulatedLink:
     """A network link, first come, first served."""
 
     def __init__(self, machine: Machine) -> None:
@@ -140,7 +140,7 @@ def _backward(step: Pipeline, travels: Sequence[Travel]) -> Process:
     yield Work(step.backward.seconds - done, step.backward.cores)
 
 
-def _lane(number: int, travels: Sequence[Travel], link: Link, under_way: int) -> Process:
+def _lane(number: int, travels: Sequence[Travel], link: SimulatedLink, under_way: int) -> Process:
     """Ends round `number` - 1 of all parcels and starts their round `number`, in their order."""
     sent: list[Event] = []
     for travel in travels:

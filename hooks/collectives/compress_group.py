@@ -64,7 +64,7 @@ class CollectiveStats:
 
 
 @dataclass(frozen=True)
-class Choice:
+class CallFilter:
     """The choice of the collectives that are compressed.
 
     Sizes and types alone decide, and before torch 2.15 whether Python or C++ calls: so all ranks call alike.
@@ -106,7 +106,7 @@ class GroupHandle:
     All ranks of the group call `off` and `close` between the same two collectives.
     """
 
-    def __init__(self, group: dist.ProcessGroup, choice: Choice) -> None:
+    def __init__(self, group: dist.ProcessGroup, choice: CallFilter) -> None:
         self._group, self._choice, self._codec = group, choice, codec_for(choice.compressor)
         self._ranks, messages = Ranks(group.size(), group.rank()), over(group)
         self._limit = messages.limit
@@ -259,4 +259,4 @@ def compress_group(
         raise TypeError(
             f"group is a torch.distributed.ProcessGroup of which this rank is a member, or None; got {group!r}"
         )
-    return GroupHandle(group, Choice(compressor, min_bytes, gather))
+    return GroupHandle(group, CallFilter(compressor, min_bytes, gather))

@@ -19,7 +19,7 @@ from ...ddp_core.averaging.same_kernels import follow_kernels, kernel_offer
 from ...kernels.dispatch import requested_backends
 from .background import Background, Closed
 from .late_sites import Claim, is_identity
-from .link import Link, LinkError, Listener, NotProven, dial, shown
+from .link import Connection, LinkError, Listener, NotProven, dial, shown
 from .meeting import CPU, Lines, Meeting, SiteMeeting
 from .mesh import Mesh, Parking, connected
 from .offers import checked_offers
@@ -348,7 +348,7 @@ class Rendezvous:
                     ) from error
                 await asyncio.sleep(PAUSE)
 
-    async def _answer_over(self, link: Link, message: Mapping[str, Any]) -> dict[str, Any]:
+    async def _answer_over(self, link: Connection, message: Mapping[str, Any]) -> dict[str, Any]:
         try:
             await link.send(written(message))
             answer = read(await link.receive(BYTES), f"the answer of {self._address}")

@@ -45,7 +45,7 @@ class NotProven(LinkError):
     """The other end has another secret, or is no end of gradwire's."""
 
 
-class Link:
+class Connection:
     """A connection whose ends have proven themselves.
 
     `peer`: the other end's name, for messages. `sent_bytes`: of frames, so far.
@@ -118,7 +118,7 @@ async def _exactly(reader: asyncio.StreamReader, size: int, peer: str) -> bytes:
         raise LinkError(f"{peer} closed the connection") from error
 
 
-async def dial(host: str, port: int, secret: Secret, peer: str, patience: float = HANDSHAKE) -> Link:
+async def dial(host: str, port: int, secret: Secret, peer: str, patience: float = HANDSHAKE) -> Connection:
     """Connect to a listener. Raises LinkError where that fails, NotProven where the secrets differ.
 
     `peer`: its name without its address. Of a host name's addresses another one is tried while one does not answer.
@@ -167,7 +167,7 @@ def _set_socket_options(writer: asyncio.StreamWriter, patience: float) -> None:
 
 async def _proven(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes, peer: str, *, dials: bool
-) -> Link:
+) -> Connection:
     """Prove the secret to the other end, and have it prove the secret.
 
     The end that dials proves first: a listener shows strangers nothing.
@@ -203,7 +203,7 @@ async def _proven(
         writer.write(listener)
     ways = (hmac.digest(key, role + both, "sha256") for role in (b"to listener", b"to dialer"))
     there, back = ways
-    return Link(reader, writer, *((there, back) if dials else (back, there)), peer)
+    return Connection(reader, writer, *((there, back) if dials else (back, there)), peer)
 
 
 class Listener:
@@ -212,7 +212,9 @@ class Listener:
     `patience`: seconds for which a member may take no bytes.
     """
 
-    def __init__(self, secret: Secret, serve: Callable[[Link], Awaitable[None]], patience: float = SILENCE) -> None:
+    def __init__(
+        self, secret: Secret, serve: Callable[[Connection], Awaitable[None]], patience: float = SILENCE
+    ) -> None:
         self._key, self._tls = secret.key, secret.listening
         self._serve, self._patience, self._members = serve, patience, 0
         self._strangers: dict[asyncio.Task[None], str] = {}  # to their networks
@@ -284,7 +286,7 @@ class Listener:
         finally:
             self._members -= 1
 
-    async def _proof(self, accepted: socket.socket, peer: str) -> Link:
+    async def _proof(self, accepted: socket.socket, peer: str) -> Connection:
         reader, writer = await _streams(accepted, self._tls)
         try:
             _set_socket_options(writer, self._patience)

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from .link import FRAME, Link, LinkError, dial
+from .link import FRAME, Connection, LinkError, dial
 from .records import BYTES, Site, field, read, written
 from .secret import Secret
 
@@ -25,9 +25,9 @@ class Parking:
 
     def __init__(self, own: str) -> None:
         self._own = own
-        self._places: OrderedDict[tuple[str, str], asyncio.Future[Link]] = OrderedDict()
+        self._places: OrderedDict[tuple[str, str], asyncio.Future[Connection]] = OrderedDict()
 
-    async def park(self, link: Link) -> None:
+    async def park(self, link: Connection) -> None:
         """Keep a connection until it is claimed, once it has said for which meeting it is."""
         try:
             record = read(await asyncio.wait_for(link.receive(BYTES), INTRODUCTION), "the introduction of a site")
@@ -42,7 +42,7 @@ class Parking:
         link.peer = f"site {site}"
         place.set_result(link)
 
-    def place(self, token: str, site: str) -> asyncio.Future[Link]:
+    def place(self, token: str, site: str) -> asyncio.Future[Connection]:
         """Return the future connection from a site, in the meeting that has this token."""
         if (token, site) not in self._places:
             self._places[token, site] = asyncio.get_running_loop().create_future()
@@ -61,7 +61,7 @@ class Parking:
         self._places.pop((token, site), None)
 
 
-def _release(place: asyncio.Future[Link]) -> None:
+def _release(place: asyncio.Future[Connection]) -> None:
     if place.done() and not place.cancelled():
         place.result().close()
     place.cancel()
@@ -69,10 +69,10 @@ def _release(place: asyncio.Future[Link]) -> None:
 
 async def connected(
     peers: Sequence[Site], rank: int, token: str, secret: Secret, parking: Parking, seconds: float
-) -> list[Link | None]:
+) -> list[Connection | None]:
     """Connect with every other site of a meeting: dial those before this one, and await those behind it."""
 
-    async def with_peer(place: int) -> Link | None:
+    async def with_peer(place: int) -> Connection | None:
         peer = peers[place]
         if place == rank:
             return None
@@ -103,7 +103,7 @@ async def all_of(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
             task.cancel()
         await asyncio.wait(tasks)
         for task in tasks:
-            if not task.cancelled() and task.exception() is None and isinstance(task.result(), Link):
+            if not task.cancelled() and task.exception() is None and isinstance(task.result(), Connection):
                 task.result().close()
         raise
 
@@ -111,7 +111,7 @@ async def all_of(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
 class Mesh:
     """The connections of one site with the others of a meeting, in rank order; None in its own place."""
 
-    def __init__(self, links: Sequence[Link | None]) -> None:
+    def __init__(self, links: Sequence[Connection | None]) -> None:
         self.links = list(links)
 
     async def exchange(
@@ -140,14 +140,14 @@ async def _none() -> bytearray:
     return bytearray()
 
 
-async def _sent(link: Link, number: int, payload: memoryview | bytes) -> bytearray:
+async def _sent(link: Connection, number: int, payload: memoryview | bytes) -> bytearray:
     await link.send(HEAD.pack(number, len(payload)))
     for begin in range(0, len(payload), FRAME):
         await link.send(bytes(payload[begin : begin + FRAME]))
     return bytearray()
 
 
-async def _received(link: Link, number: int, size: int) -> bytearray:
+async def _received(link: Connection, number: int, size: int) -> bytearray:
     """Return the bytes of a message. Raises LinkError for another one than this site expects."""
     message = Incoming(link.peer, number, size)
     message.add(await link.receive(HEAD.size))

@@ -10,7 +10,7 @@ import asyncio
 import struct
 from collections.abc import Sequence
 
-from .link import Link, LinkError
+from .link import Connection, LinkError
 from .mesh import HEAD, Incoming, all_of
 from .records import BYTES, BadRecord, field, read, written
 
@@ -38,7 +38,7 @@ def _read_address(frame: bytes, sites: int) -> tuple[list[int], bytes]:
 class Star:
     """The connection of one site with a relay."""
 
-    def __init__(self, link: Link, names: Sequence[str], rank: int) -> None:
+    def __init__(self, link: Connection, names: Sequence[str], rank: int) -> None:
         self._link, self._names, self._rank = link, list(names), rank
 
     async def exchange(
@@ -88,7 +88,7 @@ class Star:
         self._link.close()
 
 
-async def joined(link: Link, question: dict[str, object], names: Sequence[str], rank: int) -> Star:
+async def joined(link: Connection, question: dict[str, object], names: Sequence[str], rank: int) -> Star:
     """Return the connection with a relay, once all sites of a meeting are connected with it. Raises LinkError."""
     try:
         await link.send(written(question))
@@ -107,13 +107,13 @@ class Room:
 
     def __init__(self, token: str, sites: Sequence[str]) -> None:
         self.token, self._sites = token, list(sites)
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, Connection] = {}
         self._turns = {place: asyncio.Lock() for place in range(len(sites))}  # of writing to a connection
         self.ended = False
         self._finished = 0  # sites that have sent all of an exchange
         self._next: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def serve(self, site: str, link: Link, seconds: float) -> None:
+    async def serve(self, site: str, link: Connection, seconds: float) -> None:
         """Pass on what a site sends, until a connection ends. `seconds`: in which all sites have to come."""
         place = self._sites.index(site)
         if self.ended or place in self._links:
@@ -132,7 +132,7 @@ class Room:
         finally:
             self.end()
 
-    async def _exchange(self, place: int, link: Link) -> None:
+    async def _exchange(self, place: int, link: Connection) -> None:
         """Pass on what a site sends in an exchange; the next one begins once all sites have sent all of this one."""
         while True:
             places, body = _read_address(await link.receive(), len(self._sites))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .background import Background
-from .link import Link, LinkError, Listener
+from .link import Connection, LinkError, Listener
 from .records import BYTES, BadRecord, field, read, written
 from .relay import Room
 from .secret import Secret
@@ -63,7 +63,7 @@ class Server:
     async def _shut(self) -> None:
         self._listener.close()
 
-    async def _serve(self, link: Link) -> None:
+    async def _serve(self, link: Connection) -> None:
         """Answer one question of a site."""
         try:
             question = read(await asyncio.wait_for(link.receive(BYTES), ASKED), "the question of a site")
@@ -79,7 +79,7 @@ class Server:
             await link.send(written({**answer, "epoch": self._epoch}))
         await link.end()
 
-    async def _answered(self, question: dict[str, Any], link: Link) -> Answer | None:
+    async def _answered(self, question: dict[str, Any], link: Connection) -> Answer | None:
         """Return the answer; None where the site has left before there was one."""
         wish = field(question, "ask", str, "the question of a site")
         if wish == "look":
@@ -97,7 +97,7 @@ class Server:
             return {"kind": "here"}
         raise BadRecord(f"a site asks to look, meet, relay or end; got {wish[:20]!r}")
 
-    async def _passed_on(self, question: dict[str, Any], link: Link) -> None:
+    async def _passed_on(self, question: dict[str, Any], link: Connection) -> None:
         """Pass on what a site of the last meeting sends to the others, until one of them leaves."""
         what = "the question of a site"
         token, site, prefix = (field(question, key, str, what) for key in ("token", "id", "prefix"))
@@ -127,7 +127,7 @@ class Server:
             raise BadRecord(f"{TRAININGS} trainings wait for sites already")
         return found
 
-    async def _met(self, prefix: str, gathering: Gathering, arrival: Arrival, link: Link) -> Answer | None:
+    async def _met(self, prefix: str, gathering: Gathering, arrival: Arrival, link: Connection) -> Answer | None:
         """Have a site wait for its meeting; a connection that ends meanwhile takes it back."""
         loop, key = asyncio.get_running_loop(), (prefix, arrival.id)
         if (earlier := self._answers.pop(key, None)) is not None:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, median
 
-from .reports import Report
+from .reports import SiteReport
 
 CHOICES = ("keep", "clip", "drop")
 FAR = 3.0  # a norm is far above the median of the others' from this factor on
@@ -63,7 +63,7 @@ def shares(weights: Sequence[float]) -> list[float]:
     return [weight / usual for weight in weights]
 
 
-def shares_of(reports: Sequence[Report], counted: Sequence[bool], outliers: str) -> tuple[list[float], list[float]]:
+def shares_of(reports: Sequence[SiteReport], counted: Sequence[bool], outliers: str) -> tuple[list[float], list[float]]:
     """Return factors of the sites' differences: their shares in the mean over all sites, and those that clip differences.
 
     The share of a site that does not count is 0, and those of the others are larger for it. Residuals have no share: the
@@ -79,7 +79,7 @@ def shares_of(reports: Sequence[Report], counted: Sequence[bool], outliers: str)
 
 
 def largest_average(
-    reports: Sequence[Report], shared: Sequence[float], clipped: Sequence[float], outliers: str
+    reports: Sequence[SiteReport], shared: Sequence[float], clipped: Sequence[float], outliers: str
 ) -> float:
     """Return the largest norm that the average may have by the sites' own words; infinity where nobody bounds them.
 
@@ -92,7 +92,7 @@ def largest_average(
     return BEYOND * (fmean(norm if math.isfinite(norm) else 0.0 for norm in norms) + fmean(owed))
 
 
-def buffer_limits(reports: Sequence[Report], shared: Sequence[float], outliers: str) -> list[float]:
+def buffer_limits(reports: Sequence[SiteReport], shared: Sequence[float], outliers: str) -> list[float]:
     """Return the largest norm that the change of each site's buffers may have: infinity where nobody bounds it."""
     here = [place for place, share in enumerate(shared) if share]
     if outliers == "keep" or len(here) < LEAST:

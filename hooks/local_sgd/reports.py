@@ -21,7 +21,7 @@ BITS = struct.Struct(f"<{REALS}d"), struct.Struct(f"<{REALS}q")
 
 
 @dataclass(frozen=True)
-class Report:
+class SiteReport:
     """A site before a round. `claim`: its standing; `able`: its difference is finite; `norm`: of the difference.
 
     `weight`: of it in the average. `owed`: the norm of what its compressor holds back, which joins the average.
@@ -41,7 +41,7 @@ class Report:
     flags: list[int]
 
     @classmethod
-    def of(cls, row: Sequence[int]) -> Report:
+    def of(cls, row: Sequence[int]) -> SiteReport:
         """Return what these numbers say."""
         number, able, training, drawn, *told, lineage = row[: 4 + REALS + 1]
         norm, owed, weight, drift = BITS[0].unpack(BITS[1].pack(*told))

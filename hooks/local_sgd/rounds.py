@@ -32,7 +32,7 @@ from .fragment import Fragment
 from .inside import Sites
 from .outer import Outer
 from .outliers import buffer_limits, largest_average, largest_change, shares_of
-from .reports import DIGEST, Report, RoundStats, digest_of, identity, is_weight, norm_of
+from .reports import DIGEST, RoundStats, SiteReport, digest_of, identity, is_weight, norm_of
 from .unfrozen import anchors, flags, joined
 
 logger = logging.getLogger(__name__)
@@ -92,10 +92,10 @@ class Round:
                 rounds.join(rounds.joined | joining.keys(), joining)
         return self._stats(task, began, before)
 
-    def tell(self) -> list[Report]:
+    def tell(self) -> list[SiteReport]:
         """Give this site's report to the others, and return those of all."""
         rounds, given = self._rounds, self._given
-        mine = Report(
+        mine = SiteReport(
             claim=rounds.claim,
             able=given.difference is not None and bool(all_finite(given.difference)),
             drawn=secrets.randbelow(DIGEST),
@@ -106,9 +106,9 @@ class Round:
             lineage=rounds.lineage,
             flags=flags(rounds.fragments, given.unfrozen),
         )
-        return [Report.of(row) for row in self._meeting.tell(mine.row)]
+        return [SiteReport.of(row) for row in self._meeting.tell(mine.row)]
 
-    def find_claim(self, reports: Sequence[Report]) -> Claim:
+    def find_claim(self, reports: Sequence[SiteReport]) -> Claim:
         """Return the training and the round of the meeting: as the rendezvous found them, or by the sites' own words.
 
         Raises ValueError where ranks of a process group are of different trainings, or one is more than a round ahead.
@@ -129,7 +129,7 @@ class Round:
             self._meeting.tell([0])
         raise ValueError(text)
 
-    def catch_up(self, reports: Sequence[Report], number: int) -> list[bool]:
+    def catch_up(self, reports: Sequence[SiteReport], number: int) -> list[bool]:
         """Have all sites take the model of those at round `number`; return which sites had it already.
 
         It is the model that most of these have, of a tie the first site's. At the start it is the first site's.

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..operands import Factors, Residual
 from .launching import launched, on_device, options, power_of_two, tile
 from .low_rank_dots import Launch, dots_by_columns, dots_by_rows, dots_over_ranks, finish_dots, left_dots, right_dots
-from .tasks import SUMS, Cut, Tasks, tasks_of
+from .tasks import SUMS, Tasks, Tiling, tasks_of
 from .tiles import FIELDS, rounded, told
 
 COLUMNS = 128  # 4 for each lane of a warp
@@ -84,7 +84,7 @@ def _known(rank: int, tasks: Tasks) -> dict[str, bool]:
 def _by_rows(rank: int) -> Launch:
     """Pieces of rows, fewer where more sums lie in registers; tasks long enough to reuse what they know of P."""
     rows = tile(8 if rank <= 2 else 4, interpreted=64)
-    return Cut(True, rows, COLUMNS, least=4096, resident=32), _settings(rank, rows)
+    return Tiling(True, rows, COLUMNS, least=4096, resident=32), _settings(rank, rows)
 
 
 @functools.cache
@@ -92,7 +92,7 @@ def _by_columns(rank: int) -> Launch:
     """Cut into as many rows as registers hold, and spans so long that partial sums are few against what is read."""
     ranks = power_of_two(rank)
     rows = min(8, 64 // ranks)
-    return Cut(False, COLUMNS, rows, least=max(64, 16 * ranks) * COLUMNS, resident=32), _settings(rank, rows)
+    return Tiling(False, COLUMNS, rows, least=max(64, 16 * ranks) * COLUMNS, resident=32), _settings(rank, rows)
 
 
 def _settings(rank: int, rows: int) -> dict[str, int]:

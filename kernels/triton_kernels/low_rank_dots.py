@@ -14,10 +14,10 @@ import triton
 import triton.language as tl
 
 from .launching import launched, options, power_of_two, shared_kilobytes
-from .tasks import Cut
+from .tasks import Tiling
 from .tiles import FIELDS, rounded, told
 
-Launch: TypeAlias = tuple[Cut, dict[str, Any]]  # how matrices are cut, and what a kernel takes as constants
+Launch: TypeAlias = tuple[Tiling, dict[str, Any]]  # how matrices are cut, and what a kernel takes as constants
 SMALLEST, LARGEST = 16, 64  # factor vectors of a pass; of more it takes several
 SUMMED = 32  # ranks that are summed over at a time
 WARPS = 4
@@ -36,7 +36,7 @@ def dots_by_rows(rank: int, device: torch.device) -> Launch:
     rows, columns, stages, resident = LEFT
     ranks = _ranks(rank)
     stages -= ranks == LARGEST and shared_kilobytes(device) < ROOMY
-    return Cut(True, rows, columns, 8 * ranks * rows, resident), _settings(ranks, rows, columns, stages)
+    return Tiling(True, rows, columns, 8 * ranks * rows, resident), _settings(ranks, rows, columns, stages)
 
 
 @functools.cache
@@ -44,7 +44,7 @@ def dots_over_ranks(rank: int) -> Launch:
     """For the kernel that sums over the ranks: it takes fewer of them at a time, in the same pass."""
     rows, columns, stages, resident = FINISH
     ranks = _ranks(rank)
-    return Cut(True, rows, columns, 8 * ranks * rows, resident), _settings(min(ranks, SUMMED), rows, columns, stages)
+    return Tiling(True, rows, columns, 8 * ranks * rows, resident), _settings(min(ranks, SUMMED), rows, columns, stages)
 
 
 @functools.cache
@@ -52,7 +52,7 @@ def dots_by_columns(rank: int) -> Launch:
     """For the kernel whose tasks are pieces of columns."""
     rows, columns, stages, resident = RIGHT
     ranks = _ranks(rank)
-    return Cut(False, columns, rows, 8 * ranks * columns, resident), _settings(ranks, rows, columns, stages)
+    return Tiling(False, columns, rows, 8 * ranks * columns, resident), _settings(ranks, rows, columns, stages)
 
 
 def _ranks(largest: int) -> int:

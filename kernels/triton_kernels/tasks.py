@@ -23,7 +23,7 @@ SUMS = tile(256, interpreted=4096)  # elements that a program adds up
 
 
 @dataclass(frozen=True)
-class Cut:
+class Tiling:
     """The cut of a product: what stays, elements of it in a task, the step of a span, and bounds on tasks.
 
     `least`: elements of a matrix in a task, so that partial sums stay few against what is read. `resident`: tasks that
@@ -51,7 +51,7 @@ class Tasks:
 
 
 @functools.lru_cache(maxsize=1024)
-def tasks_of(factors: Factors, cut: Cut, device: torch.device) -> Tasks:
+def tasks_of(factors: Factors, cut: Tiling, device: torch.device) -> Tasks:
     """The tables of a bucket, made once; where a device is new to them, the host waits for the copy."""
     elements = sum(m.rows * m.columns for m in factors.matrices)
     size = max(cut.least, elements // (cut.resident * multiprocessors(device)))
@@ -72,7 +72,7 @@ def tasks_of(factors: Factors, cut: Cut, device: torch.device) -> Tasks:
     return Tasks(table_of(table, device), table_of(sums, device), workspace, all(fields[-1] for fields in table))
 
 
-def _spans(m: Matrix, cut: Cut, size: int) -> list[tuple[int, int]]:
+def _spans(m: Matrix, cut: Tiling, size: int) -> list[tuple[int, int]]:
     """Begin and end of each span, of about `size` elements together with a piece; at least one, maybe empty."""
     summed = m.columns if cut.keeps_rows else m.rows
     number = max(1, divided(summed * cut.piece, size))

@@ -14,7 +14,7 @@ import torch
 
 from gradwire import Rendezvous
 from gradwire.hooks.internet import client, link
-from gradwire.hooks.internet.link import FRAME, MAGIC, Link, LinkError, Listener, dial
+from gradwire.hooks.internet.link import FRAME, MAGIC, Connection, LinkError, Listener, dial
 from gradwire.hooks.internet.mesh import Parking, connected
 from gradwire.hooks.internet.records import Site
 from gradwire.hooks.internet.secret import Secret
@@ -331,7 +331,7 @@ class Answers:
         self._listener = Listener(Secret(), self._serve)
         self.port = background.run(self._listener.open(HERE, 0), EVENT)
 
-    async def _serve(self, other: Link):
+    async def _serve(self, other: Connection):
         question = json.loads(await other.receive())
         look = json.dumps({"kind": "here"}).encode()
         await other.send(look if question["ask"] == "look" else self._text)

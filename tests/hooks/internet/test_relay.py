@@ -10,7 +10,7 @@ import torch
 
 from gradwire.compress.protocol.requests import AllGather, AllReduce, AllToAll, ReduceScatter
 from gradwire.hooks.internet import client
-from gradwire.hooks.internet.link import Link, dial
+from gradwire.hooks.internet.link import Connection, dial
 from gradwire.hooks.internet.records import BadRecord
 from gradwire.hooks.internet.relay import _read_address
 from gradwire.hooks.internet.secret import Secret
@@ -76,13 +76,13 @@ def test_every_collective_through_a_relay_is_what_it_says(relay):
 
 
 def test_an_all_gather_leaves_a_site_once_and_not_once_for_each_other(relay, places, monkeypatch):
-    sent, send = Counter(), Link.send
+    sent, send = Counter(), Connection.send
 
     async def counting(link, body):
         sent[link.peer] += len(body)
         await send(link, body)
 
-    monkeypatch.setattr(Link, "send", counting)
+    monkeypatch.setattr(Connection, "send", counting)
     count, payload = 4, torch.zeros(3 << 20, dtype=torch.uint8)
 
     def bytes_sent(meetings, peers):

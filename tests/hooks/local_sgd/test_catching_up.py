@@ -8,7 +8,7 @@ import torch
 
 import gradwire
 from gradwire.hooks.internet import meeting
-from gradwire.hooks.internet.link import Link
+from gradwire.hooks.internet.link import Connection
 from gradwire.hooks.local_sgd.fragment import fragments
 from gradwire.hooks.local_sgd.outer import outer
 from gradwire.hooks.local_sgd.rounds import Rounds
@@ -53,13 +53,13 @@ def catch_up(rounds, town):
 
 
 def test_the_model_goes_to_the_site_that_lacks_it_and_to_no_other(made, town, monkeypatch):
-    sent, send = Counter(), Link.send
+    sent, send = Counter(), Connection.send
 
     async def counting(link, body):
         sent[link.peer.startswith("the relay")] += len(body) if len(body) > SIZE else 0
         await send(link, body)
 
-    monkeypatch.setattr(Link, "send", counting)
+    monkeypatch.setattr(Connection, "send", counting)
     rounds = made(4)
     catch_up(rounds, town)
     assert rounds[3].moved == 2

@@ -8,14 +8,14 @@ import torch
 
 from gradwire.hooks.internet.late_sites import Claim
 from gradwire.hooks.local_sgd.outliers import largest_average, shares_of
-from gradwire.hooks.local_sgd.reports import DIGEST, Report
+from gradwire.hooks.local_sgd.reports import DIGEST, SiteReport
 
-HERE = Report(Claim("0" * 15 + "a", 7), True, DIGEST - 1, 2.5, 0.5, 16.0, 1.5, 99, [0, 2])
+HERE = SiteReport(Claim("0" * 15 + "a", 7), True, DIGEST - 1, 2.5, 0.5, 16.0, 1.5, 99, [0, 2])
 
 
 def travelled(report):
     """A report after its way through a tensor of whole numbers."""
-    return Report.of(torch.tensor([report.row])[0].tolist())
+    return SiteReport.of(torch.tensor([report.row])[0].tolist())
 
 
 @pytest.mark.parametrize("norm", [0.0, 1e-300, 3.5, 1e300])
