@@ -1,4 +1,4 @@
-"""The backwards of a model, which autograd announces to nobody, and hooks that keep nothing alive."""
+"""The backwards of a model, which autograd announces to nobody, and hooks of its forwards."""
 
 from __future__ import annotations
 
@@ -62,15 +62,15 @@ class Backwards:
 
 
 class ModelHook:
-    """A hook of a model's forwards. It calls a method of an object that it does not keep alive.
+    """A hook of a model's forwards. It calls a method of an object, which it `keeps` alive with the model or not.
 
     The method of a forward hook gets the outputs, that of a forward pre-hook nothing.
     """
 
     _method: weakref.WeakMethod[Callable[..., None]] | None = None  # None in copies
 
-    def __init__(self, method: Callable[..., None]) -> None:
-        self._method = weakref.WeakMethod(method)
+    def __init__(self, method: Callable[..., None], *, keeps: bool = False) -> None:
+        self._method, self._kept = weakref.WeakMethod(method), method if keeps else None
 
     def __call__(self, _model: nn.Module, _inputs: Any, *outputs: Any) -> None:
         """Call it, but not while the forward is compiled."""

@@ -9,7 +9,7 @@ import sys
 import warnings
 from datetime import timedelta
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -38,7 +38,6 @@ NEVER_CALLED = (
     "only: use gradwire.lightning.GradwireStrategy. Accelerate ignores hooks that are callables: use "
     "gradwire.AccelerateKwargs. In a loop of your own call ddp_model.register_comm_hook(None, hook)"
 )
-_handles: WeakKeyDictionary[DistributedDataParallel, Handle] = WeakKeyDictionary()  # as long as their models live
 _made: WeakSet["CommHook"] = WeakSet()
 
 
@@ -88,15 +87,15 @@ class CommHook:
         refuse_inside(ddp.module, (each for each in ddp._module_parameters if each.requires_grad))
         options = dict(self._options)
         scaler = options.pop("scaler", None)
-        _handles[ddp] = handle = handle_for(self._spec, ddp, process_group=state, **options)
+        handle = handle_for(self._spec, ddp, process_group=state, **options)
         if scaler is not None:
             handle.follow(scaler)
-        ddp.register_forward_pre_hook(ModelHook(handle.forward_begins))
+        ddp.register_forward_pre_hook(ModelHook(handle.forward_begins, keeps=True))  # nobody else keeps it
         remember(handle, ddp)
 
     def handle_on(self, ddp: DistributedDataParallel) -> Handle | None:
         """Return the handle of a model that the hook is registered on."""
-        return _handles.get(ddp)
+        return handle_with(next(each for each in ddp.parameters() if each.requires_grad))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles have no handles."""

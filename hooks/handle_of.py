@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from ..ddp_core import DistributedDataParallel, Handle
 
-# by the identities of parameters that they keep alive
+# By identities of parameters, which the handles keep alive: torch gives a hook nothing but its bucket's parameters, and an
+# attribute of a parameter would be saved with the model.
 _handles: WeakValueDictionary[int, Handle] = WeakValueDictionary()
 
 
