@@ -103,5 +103,6 @@ def overlapped(optimizer: Any, overlap: Overlap, stepper: PartialStep) -> None:
     optimizer.__dict__.pop("step", None)  # a scheduler's wrapper, which only notes the call
     kind = type(optimizer)
     named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "_kind": kind}
+    # Another object around it would not do: schedulers, scalers and the user's script hold this one, and call its `step`.
     optimizer.__class__ = type(kind.__name__, (OverlappedOptimizer, kind), named)
     optimizer._overlap, optimizer._stepper = overlap, stepper

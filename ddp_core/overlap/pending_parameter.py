@@ -75,7 +75,7 @@ def clear(parameter: Any, *, to_none: bool) -> None:
 def mark_pending(parameter: Tensor, update: Any) -> None:
     """Have whoever uses a parameter wait for its update from now on."""
     setattr(parameter, UPDATE, update)
-    parameter.__class__ = PendingParameter
+    parameter.__class__ = PendingParameter  # the same object: modules, optimizers and graphs hold it
 
 
 def restore(parameter: Tensor) -> None:

@@ -83,7 +83,17 @@ class HostMemory(Decorated):
         return [flat for flat, _ in made]
 
     def start(self, request: Request, channel: int) -> Reply:
-        """Tell the others that numbers are there, each rank as soon as it likes; or what else it is, as the inner one."""
+        """Tell the others that numbers are there, each rank as soon as it likes; or what else it is, as the inner one.
+
+        A request shows by its tensor that its numbers lie in shared memory: it is the object itself that `allocate` gave.
+
+        | request | bucket | what goes through memory |
+        | --- | --- | --- |
+        | AllReduce that sums | `tensor` | the sum over all ranks |
+        | ReduceScatter within hosts | `tensor` | the sum of this rank's share |
+        | AllGather of what that sum gave | `within` | the shares of a host's ranks, this one's in `tensor` |
+        | any other | none | nothing: `inner` starts it |
+        """
         tensor = request.tensor
         if isinstance(request, AllReduce) and request.op == "sum" and (buffer := self._buffers[1].get(tensor)):
             copied(tensor, buffer.memory)
@@ -94,21 +104,21 @@ class HostMemory(Decorated):
             copied(tensor, buffer.memory)
             buffer.sums.arrive(2 * buffer.place)
             scale = 1 / self.ranks.per_host if request.op == "mean" else 1.0
-            finish = partial(self._share(buffer, request.sizes).sum, scale)
+            finish = partial(summed, buffer, *self._share(buffer, request.sizes), scale)
             return SharedReply(buffer, 2 * buffer.place, finish, self._check)
         if isinstance(request, AllGather) and request.within is not None and (buffer := hosts.get(request.within)):
-            share = self._share(buffer, request.sizes)
-            copied(tensor, share.numbers)
-            buffer.sums.share(buffer.place, share.first, share.numbers.numel())
+            first, share = self._share(buffer, request.sizes)
+            copied(tensor, share)
+            buffer.sums.share(buffer.place, first, share.numel())
             buffer.sums.arrive(2 * buffer.place + 1)
             finish = partial(copied, buffer.memory, request.within)
             return SharedReply(buffer, 2 * buffer.place + 1, finish, self._check)
         return self.inner.start(request, channel)
 
-    def _share(self, buffer: SharedBuffer, sizes: Sequence[int]) -> OwnPart:
-        """This rank's part of a bucket that the ranks of a host have cut into parts of these sizes."""
+    def _share(self, buffer: SharedBuffer, sizes: Sequence[int]) -> tuple[int, Tensor]:
+        """Return the share of this rank, and its first element, where a host's ranks cut a bucket into these sizes."""
         first = sum(sizes[: self.ranks.place])
-        return OwnPart(buffer, first, buffer.memory[first : first + sizes[self.ranks.place]])
+        return first, buffer.memory[first : first + sizes[self.ranks.place]]
 
     def abort(self) -> None:
         """Have no rank wait for this one any more."""
@@ -118,20 +128,6 @@ class HostMemory(Decorated):
                     buffer.sums.give_up()
         finally:
             self.inner.abort()
-
-
-@dataclass(frozen=True)
-class OwnPart:
-    """This rank's part of a bucket: `numbers`, from its element `first` on."""
-
-    buffer: SharedBuffer
-    first: int
-    numbers: Tensor
-
-    def sum(self, scale: float) -> Tensor:
-        """Add up the share of all ranks, each times `scale`."""
-        self.buffer.sums.sum(self.buffer.place, self.first, self.numbers.numel(), scale)
-        return self.numbers
 
 
 @dataclass(eq=False)
@@ -184,6 +180,12 @@ def copied(source: Tensor, target: Tensor) -> Tensor:
     if target.data_ptr() != source.data_ptr():
         target.copy_(source)
     return target
+
+
+def summed(buffer: SharedBuffer, first: int, share: Tensor, scale: float) -> Tensor:
+    """Return a share, from the bucket's element `first` on, as the sum of all ranks' numbers, each times `scale`."""
+    buffer.sums.sum(buffer.place, first, share.numel(), scale)
+    return share
 
 
 def fits(bucket: Sequence[Tensor]) -> bool:
