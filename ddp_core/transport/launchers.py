@@ -154,13 +154,13 @@ def on_launched_hosts(ranks: Ranks, environment: Mapping[str, str] = os.environ)
     return replace(ranks, per_host=int(here))
 
 
-def warn_if_apart(environment: Mapping[str, str] = os.environ) -> None:
+def warn_if_apart() -> None:
     """Warn once if the launcher started more ranks than the default process group has: the others train apart."""
     global _warned
-    launcher = launcher_of(environment)
+    launcher = launcher_of(os.environ)
     if _warned or launcher is None or not dist.is_initialized():
         return
-    started, ranks = int(environment[launcher.size]), dist.get_world_size()
+    started, ranks = int(os.environ[launcher.size]), dist.get_world_size()
     if started > ranks:
         _warned = True
         logger.warning(

@@ -31,7 +31,6 @@ TIMED = {  # classes of backends whose work takes a time limit in wait(); torchc
 SHORTEST, LONGEST = 5e-5, 2e-3  # seconds between two looks at a work
 OLDER = not hasattr(dist.ProcessGroup, "all_gather_single")  # a torch with other names for these methods of groups
 ALL_GATHER, ALL_TO_ALL = ("_allgather_base", "alltoall_base") if OLDER else ("all_gather_single", "all_to_all_single")
-REDUCE_SCATTER = "_reduce_scatter_base" if OLDER else "reduce_scatter_single"
 
 
 def backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
