@@ -52,7 +52,7 @@ class Handle(Observed):
         self.averager = CompressedAverager(compressor(spec), groups, timeout, **settings)
         self._bound = self._model_named = False  # by `name` or `bind`; by `bind` alone
         self.frozen: frozenset[str] = frozenset()  # names of the model's parameters that do not train
-        self.step_detector: Any = None  # finds the steps of a hook
+        self.step_detector: Any = None  # finds the steps of torch's DDP under a hook; None: by the indices of buckets
         self.guard: Callable[[dist.GradBucket], bool] | None = None  # looks at a hook's buckets until it returns False
         if scaler is not None:
             self.follow(scaler)

@@ -29,7 +29,7 @@ from .backwards import ModelHook
 from .handle_of import remember
 from .model_kinds import ddp_inside, is_replicated, is_sharded, refuse_mixed
 from .torch_ddp_checks import Guard, NeverCalled
-from .torch_steps import ByForward, ByIndex, ByReducer, StepDetector
+from .torch_steps import BY_REDUCER, ByForward, ByIndex
 
 if TYPE_CHECKING:
     from .fsdp import ShardHandle
@@ -62,22 +62,17 @@ PYTHON_REDUCER = (
 )
 
 
-def detector_of(handle: Handle, bucket: dist.GradBucket) -> StepDetector:
-    """Return what finds the steps of a handle's hook, which another DDP may call than before."""
-    by_reducer = handle.averager.begun_by_reducer and not isinstance(bucket, dist.GradBucket)
-    if handle.step_detector is None or isinstance(handle.step_detector, ByReducer) is not by_reducer:
-        handle.step_detector = ByReducer() if by_reducer else ByIndex()
-    detector: StepDetector = handle.step_detector
-    return detector
-
-
 @torch._disable_dynamo  # where a compiled function calls backward
 def compress_bucket(state: Handle, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """The communication hook itself, for `DistributedDataParallel.register_comm_hook(handle, compress_bucket)`.
 
     It begins a step with the first bucket of each, unless gradwire's DDP does. The future holds the bucket's buffer.
     """
-    detector, averager = detector_of(state, bucket), state.averager
+    averager = state.averager
+    ours = averager.begun_by_reducer and not isinstance(bucket, dist.GradBucket)
+    detector = BY_REDUCER if ours else state.step_detector
+    if detector is None:
+        detector = state.step_detector = ByIndex()
     if state.guard is not None and not state.guard(bucket):
         state.guard = None
     if detector.begins(bucket) or averager.step.number == 0:
@@ -279,12 +274,9 @@ def handle_for(
         guard = Guard(ddp, own=isinstance(ddp, OwnDDP))
         ddp.register_forward_pre_hook(guard)
         handle.guard = None if guard.strays is None else guard.refuse_taken
-        if isinstance(ddp, OwnDDP):
-            handle.step_detector = ByReducer()
-        elif ddp.static_graph or getattr(ddp, "skip_all_reduce_unused_params", False):
+        shows_no_steps = ddp.static_graph or getattr(ddp, "skip_all_reduce_unused_params", False)
+        if shows_no_steps and not isinstance(ddp, OwnDDP):
             handle.step_detector = detector = ByForward()
             ddp.register_forward_pre_hook(detector.announce)
             ddp.register_forward_hook(detector.watch)
-        else:
-            handle.step_detector = ByIndex()
     return handle

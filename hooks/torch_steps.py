@@ -108,3 +108,6 @@ class ByReducer(StepDetector):
     def begins(self, bucket: Bucket) -> bool:
         """Return False."""
         return False
+
+
+BY_REDUCER = ByReducer()
