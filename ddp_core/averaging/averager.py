@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
@@ -155,8 +156,7 @@ class CompressedAverager(SteppedAverager):
                 self._diverges.check(memory.live)
             self.totals.count(self.step.costs, self.step)
             self.step, step.number = step, memory.begin_step()
-            warming = warm_up(memory.compressor, step.number - 1)
-            step.setup = memory.compressor, warming and warming.until
+            step.setup = memory.compressor, bisect(memory.starts, step.number - 1)
             self.engines.agreement.step += 1
             self.inside = True
 

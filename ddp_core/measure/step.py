@@ -50,7 +50,8 @@ class Step:
     gradient was there, when it was given to what averages it, and when its average was there, by time.perf_counter.
     `interval`: seconds from the first bucket of the step before to its own, 0 where there was none. `now`: takes the marks
     of what a planner or a watch wants to know of it (`clock.py`), which are time.perf_counter's as well. `overlapped`:
-    averages are handed out after backward. `setup`: the compressor, and the warm-up that it is in; equal ones send alike.
+    averages are handed out after backward. `setup`: the compressor and the number of its stages that
+    have begun; equal ones send alike.
     """
 
     number: int = 0

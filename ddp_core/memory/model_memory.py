@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ...compress import specification
-from ...compress.protocol.compressor import Compressor, traits_of
+from ...compress.feedback.switch import Switch
+from ...compress.protocol.compressor import Compressor, inside, traits_of
 from ...compress.protocol.layout import Layout
 from ...compress.protocol.requests import Program
 from ...compress.state.shares import ranks_given
@@ -111,6 +112,8 @@ class ModelMemory(StepMemory):
     def _choose(self, compressor: Compressor) -> None:
         self.compressor = compressor
         self._plain = traits_of(compressor).averages
+        switches = (each for each in inside(compressor) if isinstance(each, Switch))
+        self.starts = sorted({start for each in switches for start in each.starts})  # steps at which a stage begins
 
     def _still_carrying(self) -> bool:
         """Return True if any rank may carry something over once the last step is committed."""
