@@ -197,7 +197,9 @@ class Observed:
         measured, numbers = self.reported.measured(), self._metrics()
         parts = [what, f"rank {ranks.rank} of {ranks.world_size}"]
         parts += [f"{numbers['steps']} steps, {numbers['steps_here']} of them here"]
-        parts += [f"{numbers['ratio']:.1f}x fewer bytes"] if "ratio" in numbers and numbers["sent_bytes"] else []
+        parts += (
+            [f"{numbers['ratio']:.1f}x fewer bytes in the last"] if "ratio" in numbers and numbers["sent_bytes"] else []
+        )
         parts += [f"{numbers['replica_ratio']:.1f}x between replicas"] if "replica_ratio" in numbers else []
         parts += [] if measured.warm_up is None else [str(measured.warm_up)]
         return f"<{name}: {', '.join(parts)}>"

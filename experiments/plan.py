@@ -84,7 +84,7 @@ def plan_command(config: PlanConfig) -> int:
 
 HIDDEN = {
     "ddp": "if two thirds of a micro-batch's computation are backward, which hides communication. Latency is left out. On "
-    "emulated networks, the gain of int8 and int4 over bf16 was 0.7x to 1.1x of the predicted one.",
+    "emulated networks, the gain of int8 and int4 over bf16 was 0.7x to 1.1x of the predicted one: measure yours by try.",
     "fsdp": "if a module's computation hides the weights of the next one and the gradients of the one before. Latency is "
     "left out, and no compressed step of FSDP2 was measured on several GPUs. A speed-up of 1.00x is torch's FSDP2 without "
     "gradwire.",
@@ -205,7 +205,7 @@ def _memory_note(model: nn.Module, order: Sequence[Tensor], plans: Sequence[Plan
     adds = (
         "Of the compressors to try, {1} adds the most, {0}."
         if tried
-        else "Compression adds {} at its peak, by computation, with {}."
+        else "Compression adds {} at its peak, by computation, with {}; up to half more was measured."
     )
     sizes = _whole_bytes(model, config)
     whole = sum(sizes.values())

@@ -179,7 +179,7 @@ class Advice:
         words += f" Loss: no difference seen {self._measured(self.chosen)}." * wide(self.chosen)
         beyond = self.pairs[self.pairs.index(self.chosen) + 1 :]
         if less := [_named(each) for each in beyond if each not in self.worth]:
-            words += f" {' and '.join(less)} would save less than {LEAST} of its step."
+            words += f" {' and '.join(less)} would save less than {LEAST} of that step."
         words += "".join(f" Next step: {_named(each)}{self._cost(each)}." for each in beyond if each in self.worth)
         return words + " Stop there: with Muon, 4 bits cost loss." * (self.config.optimizer == "muon")
 

@@ -153,7 +153,7 @@ def test_a_plan_takes_what_the_table_of_networks_does_and_names_its_next_step(gp
         rf' Next step: "{re.escape(level)}int4", which saves (\d+) % of its step and can cost loss \(', words
     )
     assert (saves is not None and int(saves[1]) >= 9) == more
-    assert (f'"{level}int4" would save less than 9 % of its step.' in words) != more
+    assert (f'"{level}int4" would save less than 9 % of that step.' in words) != more
 
 
 def test_a_plan_of_hosts_with_several_gpus_has_the_speed_ups_of_trees_and_of_rings(planned, plan):
@@ -168,7 +168,7 @@ def test_a_plan_names_no_further_compressor_that_saves_too_little(plan):
     flags = ("--parallel=fsdp", "--dtype=bf16", "--step-seconds=0.02", "--rate=1gbit")
     words = plan("--parameters=1M", "--hosts=2", *flags).splitlines()[-3]
     assert words.startswith('Take "int8". ')
-    assert ' gather="int8", reduce="int4" would save less than 9 % of its step.' in words
+    assert ' gather="int8", reduce="int4" would save less than 9 % of that step.' in words
 
 
 def test_a_plan_says_up_to_which_computation_compression_pays_and_has_no_line_beyond(planned, plan):

@@ -148,7 +148,7 @@ def test_a_handle_tells_the_bytes_of_its_ranks_and_its_steps(own, ranks):
         assert found["sent_bytes"] == found["payload_bytes"] == 2 * parameters
         assert found["ratio"] == pytest.approx(2.0)
         assert found["total_sent_bytes"] == 4 * 2 * parameters
-        assert text == f"<Handle: bf16, rank {rank} of 2, 4 steps, 4 of them here, 2.0x fewer bytes>"
+        assert text == f"<Handle: bf16, rank {rank} of 2, 4 steps, 4 of them here, 2.0x fewer bytes in the last>"
         timed = {"step_seconds", "exposed_seconds", "compute_seconds", "encode_seconds", "wait_seconds"}
         assert timed < found.keys()
         assert all(isinstance(value, int | float) for value in found.values())
