@@ -7,7 +7,8 @@
 GPTs of 0.14 to 0.9 M parameters train on 5, 20 or 80 tokens per parameter, at four simulated sites that share one process.
 Each site has an optimizer of its own, AdamW, or Muon for the blocks' matrices and AdamW for the rest. All ways read the
 same sequences in the same steps. Runs that the file has are skipped. `--table` runs nothing: it writes ways.csv into the
-file's folder, a line for each way, and draws losses of the smallest model by bytes there.
+file's folder, a line for each way, and draws losses of the smallest model by bytes there. `--above` runs nothing either: it
+prints per cent of loss, with an interval over seeds.
 """
 
 import csv
@@ -325,9 +326,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help=f"{[*SEEDS]} are in the table")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"{LENGTHS} are in the table")
     parser.add_argument("--table", action="store_true", help="write ways.csv and pictures, and run nothing")
+    parser.add_argument("--above", nargs=2, metavar="WAY@STEPS", help="print how far one ends above the other")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     finished = FinishedRuns(asked.file)
+    if asked.above:
+        pairs = (each.rsplit("@", 1) for each in asked.above)
+        print(shown(*(runs_of(WAYS[name], int(steps), finished) for name, steps in pairs)))
+        return
     if asked.table:
         asked.file.with_name("ways.csv").write_text("\n".join([*table(finished), ""]), "utf-8")
         draw_all(finished, asked.file.parent)
