@@ -1,4 +1,4 @@
-"""A bucket of gradients as whoever averages it sees it."""
+"""A bucket of gradients as whoever averages it sees it, with the methods of torch's GradBucket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints: the format of a saved state and its checks, the states of all ranks, and those for other numbers of ranks."""
+"""Checkpoints under DDP: the saved format and its checks, the states of all ranks, and those for other numbers of ranks."""
 
 from __future__ import annotations
 
