@@ -1,4 +1,4 @@
-"""Buckets in memory that the ranks of a machine have mapped: whoever waits for numbers adds them up, without sockets."""
+"""Buckets in memory that the ranks of a machine have mapped: ranks add up each other's numbers there, without sockets."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ class HostMemory(Decorated):
         super().__init__(inner)
         self._check = check
         self._in_vain: set[int] = set()  # for so many ranks of a host there is no memory
-        self._buffers: dict[int, WeakTensorKeyDictionary] = defaultdict(WeakTensorKeyDictionary)  # by ranks, and tensor
+        # The buckets' buffers, by the tensor that was given. Those of shares first by the ranks of a host, which may change.
+        self._sums = WeakTensorKeyDictionary()
+        self._shares: dict[int, WeakTensorKeyDictionary] = defaultdict(WeakTensorKeyDictionary)
         # Until there are buffers all requests go to `inner`, with no frame of ours. Then the attribute goes, and `start` is
         # the method below again: as an attribute it would keep this object, and so its memory, alive until a collection.
         self.start = inner.start  # type: ignore[method-assign]
@@ -67,7 +69,7 @@ class HostMemory(Decorated):
     def allocate_for(self, flat: Tensor) -> Tensor | None:
         """Memory for a bucket that does not lie in any of its own, and whose shares are summed."""
         here = self.ranks.per_host
-        if here == 1 or flat in self._buffers[here] or not fits([flat]) or not flat.numel():
+        if here == 1 or flat in self._shares[here] or not fits([flat]) or not flat.numel():
             return None
         return next(iter(self._mapped([flat.numel()], [flat.dtype])), None)
 
@@ -78,7 +80,7 @@ class HostMemory(Decorated):
         if sizes and not made:
             self._in_vain.add(here)
         if made:
-            self._buffers[here].update(made)
+            (self._sums if here == 1 else self._shares[here]).update(made)
             vars(self).pop("start", None)
         return [flat for flat, _ in made]
 
@@ -95,18 +97,18 @@ class HostMemory(Decorated):
         | any other | none | nothing: `inner` starts it |
         """
         tensor = request.tensor
-        if isinstance(request, AllReduce) and request.op == "sum" and (buffer := self._buffers[1].get(tensor)):
+        if isinstance(request, AllReduce) and request.op == "sum" and (buffer := self._sums.get(tensor)):
             copied(tensor, buffer.memory)
             buffer.sums.arrive(buffer.place)
             return SharedReply(buffer, buffer.place, partial(copied, buffer.memory, tensor), self._check)
-        hosts = self._buffers[self.ranks.per_host]
-        if isinstance(request, ReduceScatter) and request.scope == "host" and (buffer := hosts.get(tensor)):
+        shares = self._shares[self.ranks.per_host]
+        if isinstance(request, ReduceScatter) and request.scope == "host" and (buffer := shares.get(tensor)):
             copied(tensor, buffer.memory)
             buffer.sums.arrive(2 * buffer.place)
             scale = 1 / self.ranks.per_host if request.op == "mean" else 1.0
             finish = partial(summed, buffer, *self._share(buffer, request.sizes), scale)
             return SharedReply(buffer, 2 * buffer.place, finish, self._check)
-        if isinstance(request, AllGather) and request.within is not None and (buffer := hosts.get(request.within)):
+        if isinstance(request, AllGather) and request.within is not None and (buffer := shares.get(request.within)):
             first, share = self._share(buffer, request.sizes)
             copied(tensor, share)
             buffer.sums.share(buffer.place, first, share.numel())
@@ -123,7 +125,7 @@ class HostMemory(Decorated):
     def abort(self) -> None:
         """Have no rank wait for this one any more."""
         try:
-            for buffers in list(self._buffers.values()):
+            for buffers in (self._sums, *self._shares.values()):
                 for buffer in list(buffers.values()):
                     buffer.sums.give_up()
         finally:
@@ -132,9 +134,11 @@ class HostMemory(Decorated):
 
 @dataclass(eq=False)
 class SharedReply(Reply):
-    """The contributions of all ranks to a `place` of a bucket's counters. Only the ranks that wait spend time.
+    """The contributions of all ranks to a `place` of a bucket's counters.
 
-    `finish`: what these then do, for the reply. `check`: what a wait that takes long does now and then; it may raise.
+    A rank that waits adds up its own share. Sums over all ranks are added up by ranks that wait, and by a helper thread of
+    each rank (native/shared_sums.hpp). `finish`: what a wait does then, for the reply. `check`: what a wait that takes long
+    does now and then; it may raise.
     """
 
     buffer: SharedBuffer
