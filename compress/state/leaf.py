@@ -289,9 +289,8 @@ class FlatLeaf(Leaf):
         if previous is not current:
             self._room = current
         lost = not self.versioned
-        self.versions = Versions(
-            torch.zeros_like(current) if lost else previous
-        )  # a snapshot may have the present ones
+        # a snapshot may have the present ones
+        self.versions = Versions(torch.zeros_like(current) if lost else previous)
         self.keep()
         return lost
 

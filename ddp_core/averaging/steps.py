@@ -101,7 +101,7 @@ class Steps:
     def holds(self, averager: SteppedAverager) -> bool:
         """Return True if a step of this averager is under way, or broke off."""
         with self.lock:
-            self._look()
+            self._update_phase()
             return averager.inside
 
     def hear(self) -> None:
@@ -151,9 +151,8 @@ class Steps:
                 self.phase, self._broke = Phase.BROKEN, time.perf_counter()
         if asked.done():
             return asked.result()
-        if (
-            self.phase is Phase.IDLE
-        ):  # nobody tells torch's hook that a step is over: what was asked for during it is due
+        # nobody tells torch's hook that a step is over: what was asked for during it is due
+        if self.phase is Phase.IDLE:
             self._make_changes()
             return asked.result()
         self._waiting.remove(save)  # the changes of others are for whoever begins the next step
@@ -172,11 +171,11 @@ class Steps:
         return any(each.memory.in_place for each in here) and not any(each.engines.failed for each in here)
 
     def _elsewhere(self) -> bool:
-        self._look()
+        self._update_phase()
         return self.phase is not Phase.IDLE and self._thread != threading.get_ident()
 
-    def _look(self) -> None:
-        """Find out whether a step is over whose end nobody tells, or goes on that seemed to be broken."""
+    def _update_phase(self) -> None:
+        """End a step that is over but whose end nobody tells, or reopen one that goes on and seemed to be broken."""
         if self.phase is Phase.SENT and all(each.engines.idle for each in self.averagers):
             self._over()
         elif self.phase is Phase.BROKEN and self._last_sign() > self._broke:
