@@ -63,7 +63,7 @@ class ShardAverager(SteppedAverager):
         self.replica_transport = None if replica_group is None else over(replica_group, device)
         self.in_use = WeightMemory()
         self.decorated = decorate is not None
-        self._ended = True  # the step has, and what comes next belongs to another one
+        self._record_is_over = True  # what comes next belongs to the record of another step
         self._agreed = False  # since the last change
         self._beside = False  # programs of several rounds have run, since when threads or streams carry all
         self._gathers: dict[int, tuple[Route, Sent]] = {}  # by the number of the module
@@ -95,7 +95,7 @@ class ShardAverager(SteppedAverager):
         way = self._gathers.get(index)
         if way is None or way[1].nbytes != out.nbytes:
             way = self._gathers[index] = self._route(gathers=True), Sent.of(labelled(index, names), names, out)
-        if training and self._ended:
+        if training and self._record_is_over:
             self._record()
         route, sent = way
         if training:
@@ -129,7 +129,7 @@ class ShardAverager(SteppedAverager):
         way, names = self._reductions.get(index), layout.whole.names
         if way is None or way[1].names != names or way[1].nbytes != grad.nbytes:
             way = self._reductions[index] = self._route(), Sent.of(labelled(index, names), names, grad)
-        if self._ended:
+        if self._record_is_over:
             self._record()
         route, sent = way
         with self.steps.lock:
@@ -150,7 +150,7 @@ class ShardAverager(SteppedAverager):
     def _note(self, stats: BucketStats, training: bool) -> None:
         if not training:
             return self.totals.count([stats])
-        if self._ended:
+        if self._record_is_over:
             self._record()
         self.step.costs.append(stats)
 
@@ -182,7 +182,7 @@ class ShardAverager(SteppedAverager):
     def _record(self) -> None:
         """Begin the record of a step: what comes after the end of one belongs to the next."""
         self.totals.count(self.step.costs, self.step)
-        self.step, self._ended = Step(), False
+        self.step, self._record_is_over = Step(), False
         self.totals.begin(self.step, self.memory.step)
 
     def look_for_discarded(self, trained: Sequence[Tensor]) -> None:
@@ -191,7 +191,7 @@ class ShardAverager(SteppedAverager):
 
     def enter_step(self) -> None:
         """Take part in the step that `steps` has begun: the step before is committed."""
-        if self._ended:
+        if self._record_is_over:
             self._record()
         with self.steps.lock:
             self.discarded.check(lambda: self.memory.counts)
@@ -202,7 +202,7 @@ class ShardAverager(SteppedAverager):
 
     def step_is_over(self) -> None:
         """Let the weights in use stand that were gathered for the step, and judge its residuals by all of its gradients."""
-        self._ended = True
+        self._record_is_over = True
         self.discarded.look()  # torch has put the gradients into their places
         self.memory.end_step()
         self.in_use.end_step()
@@ -219,7 +219,7 @@ class ShardAverager(SteppedAverager):
 
     def measured(self) -> Measured:
         """Return the records of the last steps. They are not timed in full: backward is torch's."""
-        ended = self.step if self._ended else None
+        ended = self.step if self._record_is_over else None
         steps, ranks = self.totals.recent_and(ended), self.engines.group.size()
         begun, on_host = self.engines.agreement.step, self.engines.on_host
         return Measured(steps, self.stats(), begun, ranks, on_host=on_host, sharded=True)
