@@ -98,7 +98,7 @@ class BucketMemory:
     A step whose average is not finite on any bucket is one that GradScaler skips: its changes to the state are undone. That
     takes a second copy of the state. Without `undo`, only what ranks share has one, which is small; residuals and momenta
     are overwritten in place, and a step that is undone leaves zeros of those that it has overwritten.
-    `partial`: some steps may leave parameters out on all ranks. `carrying`: any rank may be given carried gradient.
+    `partial`: some steps may leave parameters out on all ranks. `any_rank_owes`: any rank may be given carried gradient.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class BucketMemory:
         step: int,
         *,
         partial: bool = False,
-        carrying: bool = False,
+        any_rank_owes: bool = False,
         undo: bool = True,
     ) -> None:
         self.layout = layout
@@ -125,16 +125,16 @@ class BucketMemory:
         self.leaves.set_step(step)
         self._counts_on_cuda = layout.device.type == "cuda" and bool(self.leaves.counters)
         self.finite: DeviceFlag | None = None  # the average of the step that is under way was; None before there is one
-        self._carrying = carrying  # any rank may have something to carry over; the same on all ranks
-        self._left: DeviceFlag | None = None  # whether the last step leaves any here, asked while `_carrying`
-        self._carried: CarriedOver | UnusedAverages | None = None  # None: nothing is carried over here
-        if partial and (carrying or self.leaves.flat) and layout.numel:
-            self._carried = UnusedAverages(layout)
+        self._any_rank_owes = any_rank_owes  # any rank may owe gradient; the same on all ranks
+        self._owes_after_step: DeviceFlag | None = None  # whether this rank does; asked while `_any_rank_owes`
+        self._owed_here: CarriedOver | UnusedAverages | None = None  # None: nothing is owed here
+        if partial and (any_rank_owes or self.leaves.flat) and layout.numel:
+            self._owed_here = UnusedAverages(layout)
 
     @property
     def stateful(self) -> bool:
         """True if a step changes anything that may have to be undone."""
-        return bool(self.leaves.flat) or self._carrying or self._carried is not None
+        return bool(self.leaves.flat) or self._any_rank_owes or self._owed_here is not None
 
     def reduce(self, flat: Tensor, step: int, watched: bool) -> Program[Tensor]:
         """Average the bucket over ranks, in place of `flat`. `watched`: it has a say in whether the step counts."""
@@ -142,12 +142,12 @@ class BucketMemory:
             refuse_capture()
         if self.leaves.counters:
             self.leaves.set_step(step)
-        self._left = None
-        if self._carried is None:
+        self._owes_after_step = None
+        if self._owed_here is None:
             average = yield from self._compressor.reduce(flat, self.state)
         else:
-            average = yield from self._carried.reduce(flat, self._compressor, self.state, self.leaves)
-            self._left = DeviceFlag(self._carried.flat.any()) if self._carrying else None
+            average = yield from self._owed_here.reduce(flat, self._compressor, self.state, self.leaves)
+            self._owes_after_step = DeviceFlag(self._owed_here.flat.any()) if self._any_rank_owes else None
         if average is not flat:
             flat.copy_(average)
         if watched:
@@ -160,50 +160,50 @@ class BucketMemory:
             return {}
         zeros = torch.zeros(self.layout.numel, dtype=self.layout.dtype, device=self.layout.device)
         nothing = dict(zip(self.layout.names, zeros.split(self.layout.sizes), strict=True))
-        return states.summed([nothing, self.leaves.held_back(), self._carried_over()])
+        return states.summed([nothing, self.leaves.held_back(), self._owed_by_name()])
 
-    def _carried_over(self) -> dict[str, Tensor]:
+    def _owed_by_name(self) -> dict[str, Tensor]:
         """Return what is carried over, flat, by parameter; while any rank may have some, of all parameters."""
-        views = {} if self._carried is None else self.layout.views(self._carried.flat)
-        return {name: view.reshape(-1) for name, view in views.items() if self._carrying or view.any()}
+        views = {} if self._owed_here is None else self.layout.views(self._owed_here.flat)
+        return {name: view.reshape(-1) for name, view in views.items() if self._any_rank_owes or view.any()}
 
     @property
     def brought_out(self) -> bool:
         """True if the last step, if it counts, has carried nothing over; the same on all ranks."""
-        return self.finite is not None and not self._left
+        return self.finite is not None and not self._owes_after_step
 
-    def end_step(self, keep: bool, carrying: bool) -> bool:
-        """End the step: keep what it changed, or undo it. `carrying`: whether any rank may still owe something.
+    def end_step(self, keep: bool, any_rank_owes: bool) -> bool:
+        """End the step: keep what it changed, or undo it. `any_rank_owes`: whether any rank may still owe something.
 
         Return True if residuals from before the step were set to zero.
         """
-        ended, carried, self.finite = self.finite is not None, self._carried, None
+        ended, owed, self.finite = self.finite is not None, self._owed_here, None
         keep = keep and ended
         lost = self.leaves.end_step(keep=keep)
         if ended:
-            self._carrying = carrying
-        if carried is not None:
-            carried.keep() if keep else carried.undo()
-            if keep and not (isinstance(carried, UnusedAverages) and (carrying or self.leaves.flat)):
-                self._carried = None
+            self._any_rank_owes = any_rank_owes
+        if owed is not None:
+            owed.keep() if keep else owed.undo()
+            if keep and not (isinstance(owed, UnusedAverages) and (any_rank_owes or self.leaves.flat)):
+                self._owed_here = None
         return lost
 
-    def snapshot(self, *, keep: bool, undone: bool, carrying: bool) -> BucketMemory:
+    def snapshot(self, *, keep: bool, undone: bool, any_rank_owes: bool) -> BucketMemory:
         """The memory before the last step, or with `keep` after it, to be saved by and by; copies pointers only.
 
-        `undone`: see `Leaf.snapshot`. `carrying`: as for `end_step`, which neither this nor a save does.
+        `undone`: see `Leaf.snapshot`. `any_rank_owes`: as for `end_step`, which neither this nor a save does.
         """
         snapshot, newest = copy.copy(self), keep and self.finite is not None
         snapshot.leaves = self.leaves.snapshot(newest=newest, undone=undone)
-        snapshot._carrying = carrying
-        if self._carried is not None:
-            snapshot._carried = self._carried.snapshot(newest=newest, undone=undone)
+        snapshot._any_rank_owes = any_rank_owes
+        if self._owed_here is not None:
+            snapshot._owed_here = self._owed_here.snapshot(newest=newest, undone=undone)
         return snapshot
 
     def save(self) -> Entries:
         """Copies of all numbers of the state, by parameter name and field."""
         entries = self.leaves.save()
-        for name, numbers in self._carried_over().items():
+        for name, numbers in self._owed_by_name().items():
             entries.setdefault(name, {})[CARRIED_OVER] = numbers.clone()
         return entries
 
@@ -215,14 +215,14 @@ class BucketMemory:
     def rescale(self, factor: float) -> None:
         """Multiply what is held back."""
         self.leaves.rescale(factor)
-        if self._carried is not None:
-            self._carried.multiply(factor)
+        if self._owed_here is not None:
+            self._owed_here.multiply(factor)
 
     def carry_over(self, held_back: Mapping[str, Tensor]) -> None:
         """Add to the next gradients, flat, by parameter name."""
         if held_back and self.layout.numel:
-            self._carried = self._carried or CarriedOver(self.layout)
-            self._carried.add(held_back)
+            self._owed_here = self._owed_here or CarriedOver(self.layout)
+            self._owed_here.add(held_back)
 
 
 def refuse_capture() -> None:

@@ -349,8 +349,8 @@ def merged(
     mean = {name: held[name] / len(ordered) for name in held}
     if (first := dict(ordered[0])).pop("ranks_per_host", 1) > 1:  # all else, momenta too, was of rank 0's share
         return {**first, "parameters": {name: {CARRIED_OVER: numbers} for name, numbers in mean.items()}}
-    momenta = _mean_momenta(buckets)  # first: `_carrying` empties the buckets of rank 0
-    entries = _carrying(buckets[0], mean)
+    momenta = _mean_momenta(buckets)  # first: `_owing` empties the buckets of rank 0
+    entries = _owing(buckets[0], mean)
     for name, fields in momenta.items():
         entries[name].update(fields)
     return {**first, "parameters": entries}
@@ -389,7 +389,7 @@ def _buckets(
     return buckets
 
 
-def _carrying(buckets: Sequence[BucketMemory], held: Mapping[str, Tensor]) -> Entries:
+def _owing(buckets: Sequence[BucketMemory], held: Mapping[str, Tensor]) -> Entries:
     """Return the memory of one rank, which holds back nothing but what it is given."""
     entries: Entries = {}
     for bucket in buckets:

@@ -69,7 +69,7 @@ class ModelMemory(StepMemory):
     | `averages` | May gradients come divided by the ranks, as nothing is encoded, added or kept? |
     | `remembers` | May a step keep a part of its gradients or, with `partial`, send what was kept? |
     | `watched` | Does a step have anything to undo, so that it must know whether averages are finite? |
-    | `carrying` | May any rank owe gradients outside a compressor's state, since a swap or a load? |
+    | `any_rank_owes` | May any rank owe gradients outside a compressor's state, since a swap or a load? |
     | `_stateful` | Does any bucket have something to undo? None until a step has met them all |
     """
 
@@ -80,7 +80,7 @@ class ModelMemory(StepMemory):
         self._choose(compressor)
         self.claims = Claims()
         self._live: dict[tuple[str, ...], SlicedMemory] = {}
-        self.carrying = False
+        self.any_rank_owes = False
         self._names_before: list[tuple[str, ...]] = []  # of the buckets when the step that is under way began
         self._stateful: bool | None = None
         self._others_finite: list[DeviceFlag] = []  # of the step that is under way: of what is in no bucket
@@ -97,12 +97,12 @@ class ModelMemory(StepMemory):
     @property
     def averages(self) -> bool:
         """True if the compressor only averages and no rank carries anything over: gradients may then come divided."""
-        return self._plain and not self._still_carrying()
+        return self._plain and not self._any_rank_still_owes()
 
     @property
     def remembers(self) -> bool:
         """True if a step may keep a part of its gradients or, with `partial`, sends what was kept."""
-        return not self._plain or (self.partial and self._still_carrying())
+        return not self._plain or (self.partial and self._any_rank_still_owes())
 
     @property
     def may_be_cut(self) -> bool:
@@ -115,10 +115,10 @@ class ModelMemory(StepMemory):
         switches = (each for each in inside(compressor) if isinstance(each, Switch))
         self.starts = sorted({start for each in switches for start in each.starts})  # steps at which a stage begins
 
-    def _still_carrying(self) -> bool:
+    def _any_rank_still_owes(self) -> bool:
         """Return True if any rank may carry something over once the last step is committed."""
-        if not self.carrying or self.claims.parameters or not self._live:
-            return self.carrying
+        if not self.any_rank_owes or self.claims.parameters or not self._live:
+            return self.any_rank_owes
         # the last bucket first: while a step is under way it has no average, and no flag of a GPU is waited for
         came = all(each.brought_out for bucket in reversed(self._live.values()) for each in reversed(bucket.slices))
         return not (came and self._finite())
@@ -147,8 +147,8 @@ class ModelMemory(StepMemory):
         for names in [names for names in self._live if members.intersection(names)]:
             self.claims.release(self._live.pop(names), self.compressor)
         if self.claims.follow(layout, orders, self.compressor, self.step):
-            self.carrying = True  # on all ranks, though not all of them serve a part of these parameters
-        options = {"partial": self.partial, "carrying": self.carrying, "undo": self.undo}
+            self.any_rank_owes = True  # on all ranks, though not all of them serve a part of these parameters
+        options = {"partial": self.partial, "any_rank_owes": self.any_rank_owes, "undo": self.undo}
         bucket = SlicedMemory(self.compressor, layout, cuts, self.step, **options)
         self.claims.claim(bucket, self.compressor, self.step)
         self._live[layout.names] = bucket
@@ -156,7 +156,7 @@ class ModelMemory(StepMemory):
         return bucket
 
     def arrange(self, order: Iterable[tuple[str, ...]]) -> None:
-        """Put the buckets that are listed first, in this order: saves list them so, and `_still_carrying` asks the last."""
+        """Put the buckets that are listed first, in this order: saves list them so; `_any_rank_still_owes` asks the last."""
         self._live = {names: self._live[names] for names in (*order, *self._live) if names in self._live}
 
     @property
@@ -164,7 +164,7 @@ class ModelMemory(StepMemory):
         """True if any bucket has something to undo, or may have, where some buckets are not known yet."""
         if self._stateful is not None:
             return self._stateful
-        return self.carrying or not self._plain
+        return self.any_rank_owes or not self._plain
 
     def reduce_sparse(self, world_size: int, gradient: Tensor, *, watched: bool) -> Program[Tensor]:
         """The mean over ranks of a sparse gradient, which no compressor sees. `watched` as for a bucket."""
@@ -198,14 +198,14 @@ class ModelMemory(StepMemory):
     def commit(self) -> None:
         """Keep the step before, or undo all of it if any of its averages was not finite, or it was discarded."""
         self.committed = True
-        if self._stateful is False and not self.carrying:  # there is nothing to undo, and no flag to wait for
+        if self._stateful is False and not self.any_rank_owes:  # there is nothing to undo, and no flag to wait for
             self._names_before, self._discarded = [*self._live, *self.claims.buckets], False
             return
-        self.carrying, keep, self._discarded = self._still_carrying(), self._finite(), False
+        self.any_rank_owes, keep, self._discarded = self._any_rank_still_owes(), self._finite(), False
         self._others_finite = []
         self._names_before = [*self._live, *self.claims.buckets]
         live = self.live
-        lost = [each.end_step(keep, self.carrying) for _, each in live]
+        lost = [each.end_step(keep, self.any_rank_owes) for _, each in live]
         if any(lost):
             self.note_loss()
         self._stateful = any(each.stateful for _, each in live) if live else None
@@ -222,11 +222,11 @@ class ModelMemory(StepMemory):
         """Go on with another compressor, which was not refused; what was held back is carried to the next average."""
         self.commit()
         # a loaded state's residuals may all be on another rank of the host (compress/state/shares.py): this one carries, too
-        may_owe = bool(self.claims.buckets) and (self.carrying or not self._plain)
+        may_owe = bool(self.claims.buckets) and (self.any_rank_owes or not self._plain)
         self.claims.swap(self._live, self.step)
         self._choose(compressor)
         self._live, self._stateful = {}, None
-        self.carrying = may_owe or bool(self.claims.parameters)
+        self.any_rank_owes = may_owe or bool(self.claims.parameters)
 
     def rescale(self, factor: float) -> None:
         """Multiply what all buckets hold back. Raises RuntimeError for a loaded state that no step has taken up yet."""
@@ -246,11 +246,11 @@ class ModelMemory(StepMemory):
             )
         if under_way:
             self.note_save_within()
-        carrying, keep = (self.carrying, False) if under_way else (self._still_carrying(), self._finite())
+        owes, keep = (self.any_rank_owes, False) if under_way else (self._any_rank_still_owes(), self._finite())
         buckets = self._names_before if under_way else [*self._live, *self.claims.buckets]
         unclaimed = {name: each.fields for name, each in self.claims.parameters.items()}
         undone = not (under_way or keep)
-        live = [bucket.snapshot(keep=keep, undone=undone, carrying=carrying) for bucket in self._live.values()]
+        live = [bucket.snapshot(keep=keep, undone=undone, any_rank_owes=owes) for bucket in self._live.values()]
         on_hosts = {each.ranks_per_host for each in self.claims.parameters.values() if each.ranks_per_host is not None}
         if ranks_given(self.compressor) is not None:
             on_hosts.update(bucket.layout.ranks.per_host for bucket in live)
@@ -265,4 +265,4 @@ class ModelMemory(StepMemory):
         # It must be alike on all ranks. A part of a compressor's state may have lost its place on some ranks only: in new
         # buckets whose first step was undone before the save. Where gradients are only averaged, all states owe alike.
         carried = any(CARRIED_OVER in each.fields for each in self.claims.parameters.values())
-        self.carrying = carried or not self._plain
+        self.any_rank_owes = carried or not self._plain

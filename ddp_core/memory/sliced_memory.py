@@ -42,11 +42,11 @@ class SlicedMemory:
         step: int,
         *,
         partial: bool = False,
-        carrying: bool = False,
+        any_rank_owes: bool = False,
         undo: bool = True,
     ) -> None:
         self.layout, self.cuts = layout, tuple(cuts)
-        options = {"partial": partial, "carrying": carrying, "undo": undo}
+        options = {"partial": partial, "any_rank_owes": any_rank_owes, "undo": undo}
         self.slices = [BucketMemory(compressor, each, step, **options) for each in self.cuts or (layout,)]
 
     def held_back(self) -> dict[str, Tensor]:
@@ -61,10 +61,10 @@ class SlicedMemory:
     def _size(self, name: str) -> int:
         return self.layout.sizes[self.layout.names.index(name)]
 
-    def snapshot(self, *, keep: bool, undone: bool, carrying: bool) -> SlicedMemory:
+    def snapshot(self, *, keep: bool, undone: bool, any_rank_owes: bool) -> SlicedMemory:
         """The memory before the last step, or with `keep` after it, to be saved by and by: see `BucketMemory.snapshot`."""
         snapshot = copy.copy(self)
-        snapshot.slices = [each.snapshot(keep=keep, undone=undone, carrying=carrying) for each in self.slices]
+        snapshot.slices = [each.snapshot(keep=keep, undone=undone, any_rank_owes=any_rank_owes) for each in self.slices]
         return snapshot
 
     def carry_over(self, held_back: Mapping[str, Tensor]) -> None:

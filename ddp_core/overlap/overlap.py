@@ -117,7 +117,7 @@ class Overlap(Delivery):
     def update(self) -> None:
         """Between steps, where all ranks are: see `SliceOrder`. After a swap the slices are made anew."""
         memory = self._averager.memory
-        if self._sliced_for != (memory.compressor, memory.carrying):
+        if self._sliced_for != (memory.compressor, memory.any_rank_owes):
             self._slice()
         finished = self._reducer.finished
         self.order.update(finished)
@@ -133,7 +133,7 @@ class Overlap(Delivery):
         whole = sum(parameter.nbytes for parameter in self._reducer.parameters)
         self._buckets.resize(slice_bytes(averager, whole, self._slice_mb), allocate, cut=cut)
         # while anything is carried over, gradients come whole, and sums have no buckets in shared memory
-        self._sliced_for = averager.memory.compressor, averager.memory.carrying
+        self._sliced_for = averager.memory.compressor, averager.memory.any_rank_owes
 
     @property
     def pending(self) -> bool:

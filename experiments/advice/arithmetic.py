@@ -89,7 +89,7 @@ def _bucket(compressor: Compressor, layout: Layout, pool: Tensor, clock: Clock) 
         clock.synchronize()
         marks = list(_phases(memory, layout, flat, STEADY + turn, clock))
         clock.synchronize()
-        memory.end_step(keep=True, carrying=False)  # or the next one would write over what it reads
+        memory.end_step(keep=True, any_rank_owes=False)  # or the next one would write over what it reads
         runs.append([clock.seconds(begin, end) for begin, end, _ in marks])
         processor.append(sum(worked for _, _, worked in marks))
     medians = [statistics.median(phase) for phase in _alike(runs[1:])]  # a method may alternate

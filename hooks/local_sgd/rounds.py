@@ -211,7 +211,7 @@ class Round:
         finite = memory.finite is None or bool(memory.finite)
         norm = norm_of(average[:count]) if most < math.inf else 0.0
         good = finite and norm <= most
-        memory.end_step(keep=good, carrying=False)
+        memory.end_step(keep=good, any_rank_owes=False)
         memory.leaves.drop_room()  # rounds are rare: one fragment alone has a second copy, during its round
         rounds.round += 1
         if not good:
@@ -308,7 +308,7 @@ class Rounds:
             except RuntimeError as error:
                 failures += 1
                 for memory in self.memories.values():
-                    memory.end_step(keep=False, carrying=True)  # a site may still owe something
+                    memory.end_step(keep=False, any_rank_owes=True)  # a site may still owe something
                 if failures == ATTEMPTS:
                     raise RuntimeError(f"a round of LocalSteps failed {failures} times: {error}") from error
                 self.sites.break_up(error)

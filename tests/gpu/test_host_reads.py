@@ -86,7 +86,7 @@ def run(spec, dtype=torch.float32, partial=False):
             program, reply = memory.reduce(flat, step, watched=True), None
             while (request := next_request(program, reply)[0]) is not None:
                 reply = alike(request, layout.ranks)
-            memory.end_step(keep=bool(memory.finite), carrying=False)
+            memory.end_step(keep=bool(memory.finite), any_rank_owes=False)
 
 
 @pytest.mark.parametrize("spec", SPECS)

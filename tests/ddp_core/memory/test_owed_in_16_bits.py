@@ -27,7 +27,8 @@ EXACT = 1e-6  # of the largest number; a rounding to 16 bits would be 200 to 300
 def memories(spec, dtype, step, partial=False):
     on_host = 2 if "hosts" in spec else 1
     layouts = [Layout(NAMES, SHAPES, dtype, CPU, Ranks(RANKS, rank, on_host)) for rank in range(RANKS)]
-    return [BucketMemory(gradwire.compressor(spec), each, step, partial=partial, carrying=True) for each in layouts]
+    options = {"partial": partial, "any_rank_owes": True}
+    return [BucketMemory(gradwire.compressor(spec), each, step, **options) for each in layouts]
 
 
 def held(found):
@@ -49,7 +50,7 @@ def stepped(found, step, dtype, used=NAMES):
     programs = [memory.reduce(flat, step, True) for memory, flat in zip(found, given, strict=True)]
     averages = simulate(programs, found[0].layout.ranks.per_host)
     for memory in found:
-        memory.end_step(keep=True, carrying=True)
+        memory.end_step(keep=True, any_rank_owes=True)
     assert all(torch.equal(each, averages[0]) for each in averages)
     return mean, averages[0].double()
 

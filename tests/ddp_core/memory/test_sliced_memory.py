@@ -59,7 +59,7 @@ def stepped(memories, step, given):
         slices = [memory.slices[place] for memory in memories]
         simulate([each.reduce(part, step, watched=True) for each, part in zip(slices, parts, strict=True)])
     for each in (each for memory in memories for each in memory.slices):
-        each.end_step(keep=True, carrying=False)
+        each.end_step(keep=True, any_rank_owes=False)
     return flats[0]
 
 
