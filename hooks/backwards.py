@@ -15,7 +15,7 @@ NOBODY: Callable[[], None] = type(None)  # called, it returns None
 
 
 class BackwardCallback:
-    """A backward under way, as the callback that autograd calls at its end. `at_end`: set once a step has begun in it.
+    """A backward under way, as the callback that autograd calls at its end. `at_end`: ends the step that has begun in it.
 
     autograd alone keeps it. So it is gone where backward broke off, which nothing else shows.
     """
@@ -24,6 +24,11 @@ class BackwardCallback:
 
     def __init__(self, backwards: Backwards) -> None:
         self._backwards = backwards
+
+    @property
+    def step_has_begun(self) -> bool:
+        """True if a step has begun in this backward."""
+        return self.at_end is not None
 
     @torch._disable_dynamo  # where a compiled function calls backward
     def __call__(self) -> None:

@@ -42,7 +42,7 @@ class Arrivals:
         if self._backwards.now() is None and torch._C._current_graph_task_id() != -1:
             self._backwards.begin()
         backward = self._backwards.now()
-        if backward is None or backward.at_end is None:  # no step has begun in it
+        if backward is None or not backward.step_has_begun:
             self._wait(0)  # for what a backward left that broke off
             self._steps.begin()
         if backward is not None:
