@@ -57,8 +57,9 @@ class Given:
 class Round:
     """One attempt at a round, in one meeting: tell, find the claim, catch up, average, apply.
 
-    A failure before `apply` leaves what the sites have in common as it was, but for a model that `catch_up` has taken over
-    whole: `Rounds.took_over` says so, and the next attempt gives no difference from the model before.
+    A failure before `apply` leaves what the sites have in common as it was, but for two things. `catch_up` may have taken
+    over a model whole (`Rounds.took_over`), and has noted its `lineage`. After it `training` and `round` are the meeting's.
+    If it took over a model, or `round` changed, the next attempt gives no difference from the model before.
     """
 
     def __init__(self, rounds: Rounds, meeting: Meeting, given: Given) -> None:
