@@ -61,7 +61,9 @@ class ByForward(StepDetector):
 
     def __init__(self) -> None:
         self._announced, self._indices = False, ByIndex()
-        self._in_first: set[int] | None = set()  # identities of the parameters that the first step has brought
+        # Identities of the parameters that the first step has brought: none before its first bucket, more with each of its
+        # buckets. None once the second step has begun.
+        self._in_first: set[int] | None = set()
         self._backwards = Backwards()
 
     def __reduce__(self) -> tuple[type["ByForward"], tuple[()]]:
@@ -83,7 +85,7 @@ class ByForward(StepDetector):
         again, parameters = self._indices.begins(bucket), set(map(id, bucket.parameters()))
         new = self._in_first is not None and self._in_first.isdisjoint(parameters)
         begins = announced or (again and not new)
-        if begins and self._in_first:
+        if begins and self._in_first:  # the second step begins
             self._in_first = None
         elif self._in_first is not None:
             self._in_first |= parameters
