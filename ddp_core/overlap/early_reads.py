@@ -36,7 +36,7 @@ class EarlyReadWarning:
                 f"{where} reads parameters or gradients between backward and the next forward, which waits for their "
                 "averages at every step: nothing overlaps there. Results are right. Clipping by norm and GradScaler have to "
                 "wait; other code may read less often",
-                stacklevel=4,
+                stacklevel=3,
             )
 
     def next_step(self) -> None:

@@ -93,7 +93,7 @@ class Overlap(Delivery):
         self._members: dict[PartialStep, tuple[object, dict[int, list[list[Tensor]]]]] = {}
         self._began, self._in_forward, self._joins = 0.0, False, False
         self._forward_now = time.perf_counter  # the clock of a forward: that of the step before it, until it ends
-        self._measured = True  # False from the backward of a step that is measured to the end of the next forward
+        self._measuring = False  # True from the backward of a step that is measured to the end of the next forward
         self._unseen: set[int] = set()  # members of the buckets that the last forward was not seen to use
         self._step_number = 0
         self._exposed: float | None = None
@@ -106,7 +106,7 @@ class Overlap(Delivery):
         device = reducer.device
         averager.drain, self._buckets = weak_call(self.drain), buckets
         self._members = {}
-        self._updates, self._measured, self._forward_now = [], True, time.perf_counter
+        self._updates, self._measuring, self._forward_now = [], False, time.perf_counter
         self._slice()
         devices = list(dict.fromkeys(each.device for each in reducer.parameters))
         self.order = SliceOrder(self._wanted, reducer.assignment, reducer.transport, devices)
@@ -183,19 +183,19 @@ class Overlap(Delivery):
             self._averager.engines.send_all()
             self._early_reads.next_step()
             buckets = self._reducer.assignment.buckets
-            self._updates = [PendingUpdate(self.settle, bucket, backward) for bucket in buckets]
+            self._updates = [PendingUpdate(self.before_use, bucket, backward) for bucket in buckets]
             self._pending, self._forward_now = dict.fromkeys(self._updates), backward.step.now
             backward.step.overlapped = True
-            self._measured = self._forward_now != self.order.clock.now
+            self._measuring = self._forward_now == self.order.clock.now
 
-    def settle(self, update: PendingUpdate) -> None:
+    def before_use(self, update: PendingUpdate) -> None:
         """Wait for an update, and make it, unless it was made: somebody uses its parameters."""
         with self._lock:
             if update in self._pending and not self._in_forward:
                 self._early_reads.note()
-            self._settle(update)
+            self._wait_and_make(update)
 
-    def _settle(self, update: PendingUpdate) -> None:
+    def _wait_and_make(self, update: PendingUpdate) -> None:
         with self._lock:
             if update not in self._pending:
                 return
@@ -245,12 +245,12 @@ class Overlap(Delivery):
         """Wait for all updates that are under way; on any thread."""
         with self._lock:
             for update in list(self._pending):
-                self._settle(update)
+                self._wait_and_make(update)
 
     def leave(self) -> None:
         """Have nothing more to do with today's buckets, which need their memory for others."""
         self.drain()
-        self._updates, self._measured, self._forward_now = [], True, time.perf_counter
+        self._updates, self._measuring, self._forward_now = [], False, time.perf_counter
 
     def step(self, stepper: PartialStep) -> None:
         """An optimizer's step: now for what was handed out, with the same hyperparameters later for what has not."""
@@ -259,7 +259,7 @@ class Overlap(Delivery):
             for update in list(self._pending):
                 # this step takes a late gradient, too; an earlier step that was asked for comes before this one
                 if update.added_to or update.precedes(stepper, chain.from_iterable(members[update.bucket.number])):
-                    self._settle(update)
+                    self._wait_and_make(update)
             if not self._pending:
                 return stepper.whole()
             settings, pending = stepper.settings(), list(self._pending)
@@ -303,7 +303,7 @@ class Overlap(Delivery):
         if unnoticed := torch.is_grad_enabled() and (compiles() or scripted(self._module)):
             self._warn(error_messages.COMPILED)
         if unnoticed or not torch.is_grad_enabled():
-            self._measured = True
+            self._measuring = False
             self.drain()
 
     def forward_ends(self) -> float:
@@ -316,8 +316,8 @@ class Overlap(Delivery):
         self._in_forward = False
         self._unseen = {index for update in unused for index in update.bucket.members}
         waited = sum(update.waited for update in self._updates if update.needed >= self._began)
-        if not self._measured:
-            self._measured = True
+        if self._measuring:
+            self._measuring = False
             self.order.measurements.add(noted(self._updates, (self._began, end)))
         self._forward_now = time.perf_counter
         return waited

@@ -39,32 +39,32 @@ class PendingParameter(nn.Parameter):
 
     @classmethod
     def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Settle what is used, then do it."""
+        """Wait for the updates of what is used, then do it."""
         if func in NEUTRAL:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         if func == _set_gradient and args[1] is None and type(args[0]) is PendingParameter:
             return clear(args[0], to_none=True)
         for used in _pending((args, kwargs)):
-            settle(used)
+            await_update(used)
         return func(*args, **(kwargs or {}))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        settle(self)
+        await_update(self)
         return self.__deepcopy__(memo)  # of the class that it has now
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        settle(self)
+        await_update(self)
         return self.__reduce_ex__(protocol)
 
     def __setstate__(self, state: Any) -> NoReturn:
         raise TypeError("a parameter whose update is on its way is never saved")
 
 
-def settle(parameter: Any) -> None:
-    """Wait for a parameter's update, unless another thread just has."""
+def await_update(parameter: Any) -> None:
+    """Wait for a parameter's update, on the thread that first needs it, unless another thread just has."""
     if (update := getattr(parameter, UPDATE, None)) is not None:
-        update.settle()
+        update.before_use(update)
 
 
 def clear(parameter: Any, *, to_none: bool) -> None:

@@ -19,13 +19,13 @@ class PendingUpdate:
     """A bucket in flight. Its gradients are taken off the parameters, so that a late backward of an old graph, which adds
     to `.grad`, does not write to what is on its way.
 
-    `settles`: waits for an update and makes it, unless it was made. `steps`: those for these parameters that were asked
+    `before_use`: waits for an update and makes it, unless it was made. `steps`: those for these parameters that were asked
     for, by optimizer. `cleared`: the places of the parameters whose gradients are to be cleared after it, and whether to
     None. `needed`: when somebody first wanted it, and `arrived`: when it was there, by the step's marks; `waited`: between
     these, seconds of the host. `begun`: the update is being made, or was.
     """
 
-    settles: Callable[[PendingUpdate], None]
+    before_use: Callable[[PendingUpdate], None]
     bucket: GradBucket
     backward: Backward
     steps: dict[object, Callable[[], None]] = field(default_factory=dict)
@@ -42,10 +42,6 @@ class PendingUpdate:
         for parameter in self.parameters:
             parameter.grad = None
             mark_pending(parameter, self)
-
-    def settle(self) -> None:
-        """Wait for it, and make it; on the thread that first needs it."""
-        self.settles(self)
 
     def clear(self, parameter: Tensor, *, to_none: bool) -> None:
         """Have a gradient cleared after the update."""
