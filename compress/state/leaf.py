@@ -298,9 +298,10 @@ class FlatLeaf(Leaf):
         with _taking:
             current, previous = self.versions
             numbers = current if newest or previous is None else previous
-            lost = not newest and previous is not None and (not self.versioned if undone else previous is current)
+            from_before = not newest and previous is not None  # and the step has changed them
+            gone = not self.versioned if undone else previous is current  # by `undo`, or by the step itself
             self._taken = (*self._taken, numbers)
-        if lost:
+        if from_before and gone:
             numbers = torch.zeros_like(numbers)
         snapshot = copy.copy(self)
         snapshot.versions, snapshot._room, snapshot._taken = Versions(numbers), None, ()
