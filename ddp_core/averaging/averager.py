@@ -87,12 +87,7 @@ class CompressedAverager(SteppedAverager):
     ) -> None:
         super().__init__(groups, timeout, decorate, Steps())
         self.memory: ModelMemory = ModelMemory(compressor, partial=partial, undo=undo)
-        self.names: dict[Tensor, str] = {}
         self._trained: Sequence[Tensor] | None = None  # what optimizers step, where buckets have its shards
-        self.strides: dict[Tensor, tuple[int, ...]] = {}  # of parameters when they were bound
-        self.begun_by_reducer = False  # a reducer of ours begins its steps, and calls a hook for each bucket
-        self.copies = False  # torch's DDP calls a hook, and copies gradients from and to its buckets
-        self.sparse = False  # whether any bucket of our own DDP is; then all buckets go beside backward, in one order
         self._plans = WeakValueDictionary[int, Plan]()  # by the index of a bucket that keeps it, or of those below
         self._hooked: dict[int, Plan] = {}  # those of what hooks are given
         self._agreed = False  # with the other ranks, since what is known of buckets was forgotten
@@ -100,9 +95,15 @@ class CompressedAverager(SteppedAverager):
         self._diverges, self._replicas = DivergenceCheck(), ReplicaCheck()
         self._repeated, self._process = RepeatedAverageCheck(self.engines.agreement), os.getpid()
         self._loaded_order: list[str] = []
-        self.drain: Callable[[], None] = lambda: None  # waits for averages that are handed out after backward's end
         self.starting_values = StartingValues()
         self._warned: Compressor | None = None  # the compressor of which the log has spoken
+        # Fields that others set:
+        self.names: dict[Tensor, str] = {}  # by `Handle`
+        self.strides: dict[Tensor, tuple[int, ...]] = {}  # by `Handle`: of parameters when they were bound
+        self.begun_by_reducer = False  # by `UserHook`: our reducer begins its steps, and calls a hook for each bucket
+        self.copies = False  # by `handle_for`: torch's DDP calls a hook, and copies gradients from and to its buckets
+        self.sparse = False  # by our own DDP: any bucket of it is; then all go beside backward, in one order
+        self.drain: Callable[[], None] = lambda: None  # by `Overlap`: waits for averages that come after backward's end
 
     @property
     def scale(self) -> float:
