@@ -189,7 +189,7 @@ class Observed:
         self.averager.memory.discard_step()
 
     def __repr__(self) -> str:
-        name, what = type(self).__name__, self._what()
+        name, what = type(self).__name__, self._what() + ", closed" * self.closed
         try:
             ranks = self.reported.engines.ranks
         except RuntimeError:

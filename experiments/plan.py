@@ -132,6 +132,7 @@ def _rings(model: nn.Module, order: Sequence[Tensor], config: PlanConfig) -> Ite
         rows = zip(config.specs, steps, strict=True)
         faster = ", ".join(f"{spec} {before.step / each.step:.2f}x" for spec, each in rows if spec != "none")
         yield f"Then a step without gradwire takes {_milliseconds(before.step)}, and the speed-ups are: {faster}."
+        yield "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=TUNING prints which of the two it takes."
 
 
 def _steps(model: nn.Module, order: Sequence[Tensor], config: PlanConfig, *, rings: bool = False) -> list[Prediction]:
@@ -203,7 +204,7 @@ def _memory_note(model: nn.Module, order: Sequence[Tensor], plans: Sequence[Plan
     tried = [each for each in plans if each.compressor.removeprefix("DDP ") in named]
     most = max(tried or plans, key=lambda each: each.peak_bytes)
     adds = (
-        "Of the compressors to try, {1} adds the most, {0}."
+        "Of the compressors to try, {1} adds the most within a step, {0}."
         if tried
         else "Compression adds {} at its peak, by computation, with {}; up to half more was measured."
     )
@@ -214,8 +215,8 @@ def _memory_note(model: nn.Module, order: Sequence[Tensor], plans: Sequence[Plan
     if config.parallel == "fsdp":
         sharded = decimal(whole // config.ranks)
         note += (
-            f"DDP or replicate(), in float32 under any policy (bytes per parameter: {parts}); {sharded} with FSDP2, and "
-            "whole modules in use. "
+            f"DDP or replicate(), with float32 weights under any policy (bytes per parameter: {parts}); {sharded} with "
+            "FSDP2, and whole modules in use. "
         )
     elif dtype == torch.float32:
         note += f"DDP or replicate() (bytes per parameter: {parts}). "

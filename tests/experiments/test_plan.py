@@ -260,7 +260,7 @@ def test_the_memory_of_ddp_is_of_the_dtype_of_its_rows_and_that_of_a_policy_of_f
     assert kept in (printed := plan(*flags))
     assert ("; 1.5 GB with replicate(), which keeps float32." in printed) == (size == 2)
     assert planned(*flags, "--parallel=fsdp")["whole_bytes"] == 3 * 4 * 124e6
-    assert "replicate(), in float32 under any policy" in (printed := plan(*flags, "--parallel=fsdp"))
+    assert "replicate(), with float32 weights under any policy" in (printed := plan(*flags, "--parallel=fsdp"))
     assert "; 372.0 MB with FSDP2" in printed
 
 
@@ -271,7 +271,7 @@ def test_the_memory_of_compression_with_muon_is_that_of_what_to_try(planned, pla
     rows = [row for row in planned(*flags)["rows"] if row["compressor"].removeprefix("DDP ") in tried]
     most = max(rows, key=lambda row: row["state_bytes"] + row["work_bytes"])
     size = decimal(most["state_bytes"] + most["work_bytes"])
-    assert f"Of the compressors to try, {most['compressor']} adds the most, {size}." in plan(*flags)
+    assert f"Of the compressors to try, {most['compressor']} adds the most within a step, {size}." in plan(*flags)
 
 
 def test_the_speed_up_of_fsdp2_is_over_torchs_own(planned, plan):

@@ -134,9 +134,10 @@ def trained(rank, world_size, own):
     state = handle.state_dict()
     handle.load_state_dict(state)
     ddp(torch.ones(2, 32)).sum().backward()
-    result = before, handle.metrics(), repr(handle)
+    found, text = handle.metrics(), repr(handle)
     handle.close()
-    return result
+    assert "bf16, closed, rank" in repr(handle)
+    return before, found, text
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["torch", "own"])
