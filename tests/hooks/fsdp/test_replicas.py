@@ -94,7 +94,7 @@ def reported_of_both(rank, world_size):
 def test_a_handle_of_shards_and_replicas_reports_the_bytes_of_both(ranks):
     for said, metrics, of_replicas, lines in ranks.run(reported_of_both, 4):
         ratio = f"{metrics['ratio']:.1f}x fewer bytes"
-        assert said.endswith(f", {ratio}, 2.0x between replicas>")
+        assert said.endswith(f", {ratio} in the last, 2.0x between replicas>")
         for name in ("sent_bytes", "total_sent_bytes", "ratio", "link_bytes_per_second"):
             assert metrics[f"replica_{name}"] == of_replicas[name] != metrics[name]
         for line in lines:
