@@ -174,7 +174,9 @@ class Advice:
         if self.chosen is None:
             best = max(self.faster, key=self.faster.__getitem__)
             where = " if NCCL sums in trees" if self.config.shared_card else ""
-            words = f"Do not compress{where}: {_named(best)} saves less than {LEAST} of a step ({self.faster[best]:.2f}x)."
+            words = (
+                f"Do not compress{where}: {_named(best)} saves less than {LEAST} of a step ({self.faster[best]:.2f}x)."
+            )
             return words + self._until
         words = f"Take {_named(self.chosen)}{self._cost(self.chosen)}.{self._until}"
         words += f" Loss: no difference seen {self._measured(self.chosen)}." * wide(self.chosen)
