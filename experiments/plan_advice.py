@@ -95,7 +95,10 @@ class Advice:
         if config.policy.reduce_dtype == torch.float32:
             name, line = "DDP", "ddp_model = torch.nn.parallel.DistributedDataParallel(model)"
         else:
-            name, line = "replicate()", "replicate(model, mesh=mesh, mp_policy=policy)"
+            name, line = (
+                "replicate()",
+                "replicate(each, mesh=mesh, mp_policy=policy)  # of each layer, then of the model",
+            )
         hybrid = 'mesh = init_device_mesh("cuda", (hosts, per_host), mesh_dim_names=("replicate", "shard"))'
         if spec:
             model = "ddp_model" if name == "DDP" else "model"

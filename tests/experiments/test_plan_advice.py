@@ -80,7 +80,9 @@ def test_a_plan_of_shards_leaves_them_where_the_rule_prefers_a_whole_model(
     assert answer in answers
     printed = plan(*flags)
     assert ("Leave fully_shard" in printed) == answer.startswith("DDP")
-    assert ("replicate(model, mesh=mesh, mp_policy=policy)" in printed) == (answer == "DDP none")
+    assert ("replicate(each, mesh=mesh, mp_policy=policy)  # of each layer, then of the model" in printed) == (
+        answer == "DDP none"
+    )
     assert ("attach" in printed) == (answer != "torch")
 
 
