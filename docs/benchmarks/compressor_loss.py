@@ -83,7 +83,10 @@ LONGER = {
     "gpt-muon-400": Task(GPT, "muon", 0.01, 30, 400),
     "gpt-adamw-400-buckets": Task(GPT, "adamw", 0.01, 30, 400, bucket_mb=0.05),
     "gpt-muon-400-buckets": Task(GPT, "muon", 0.01, 30, 400, bucket_mb=0.05),
-    "gpt-muon-0.9m": Task(replace(GPT, width=128, layers=4, heads=4), "muon", 0.006, 30, 400),
+    **{
+        f"gpt-{optimizer}-0.9m": Task(replace(GPT, width=128, layers=4, heads=4), optimizer, 0.006, 30, 400)
+        for optimizer in ("muon", "adamw")
+    },
 }
 
 

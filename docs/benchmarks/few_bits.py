@@ -212,7 +212,7 @@ CORE: dict[str, Way] = {
     "int4:error_feedback=true,block=32": "int4:error_feedback=true,block=32",
     **{f"int4, core {rank}": core(rank, INT4) for rank in (2, 4, 8)},
     **{f"int4, core {rank} of Muon's matrices": core(rank, INT4, MATRICES) for rank in (4, 8)},
-    **{f"int4, core {rank}, no error feedback": core(rank, INT4, feedback=False) for rank in (4, 8)},
+    **{f"int4, core {rank}, no error feedback": core(rank, INT4, feedback=False) for rank in (2, 4, 8)},
     "int4:error_feedback=0.7": "int4:error_feedback=0.7",
     "int4:error_feedback=true,rotate=true": "int4:error_feedback=true,rotate=true",
     "int4, Muon's matrices uncompressed": exact("int4:error_feedback=true", *MATRICES),
@@ -220,8 +220,8 @@ CORE: dict[str, Way] = {
     "int4, error feedback of Muon's matrices": feedback_of(INT4, True),
     "int4, error feedback of all others": feedback_of(INT4, False),
     "int4, int8 from step 300": LAST_IN_8,
-    **{f"int2, core {rank}": core(rank, INT2) for rank in (4, 8)},
-    "int2, core 8, no error feedback": core(8, INT2, feedback=False),
+    **{f"int2, core {rank}": core(rank, INT2) for rank in (2, 4, 8)},
+    **{f"int2, core {rank}, no error feedback": core(rank, INT2, feedback=False) for rank in (2, 4, 8)},
     **{f"{bits} bits": ErrorFeedback(in_blocks(bits)) for bits in (4, 5, 6)},
     "4 bits, a scale per row": ErrorFeedback(by_rows(False)),
     "4 bits, scales per row and column": ErrorFeedback(by_rows(True)),
@@ -232,7 +232,7 @@ STUDIES = {
         ("gpt-adamw", "gpt-muon", "gpt-adamw-400", "gpt-muon-400"),
         ("0.14 M", "11 M", "124 M"),
     ),
-    "few-bits-muon": (CORE, (*MUON_TASKS, "gpt-adamw-400"), ("0.14 M", "0.9 M", "11 M")),
+    "few-bits-muon": (CORE, (*MUON_TASKS, "gpt-adamw-400", "gpt-adamw-0.9m"), ("0.14 M", "0.9 M", "11 M")),
 }
 
 

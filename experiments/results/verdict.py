@@ -7,7 +7,7 @@ import math
 from typing import TypeAlias
 
 from ..advice.candidates import uncertainty
-from ..advice.rule import Rule
+from ..advice.rule import Rule, taken, wide
 from .comparison import NO_LINK, SIMULATED, Results, RunResult
 from .statistics import smoothed
 from .time_to_loss import FEWEST_REPEATS, UNCOMPRESSED, TimeToLoss, digits, reference, times_to_loss
@@ -35,9 +35,9 @@ def filled(results: Results) -> str:
 
 
 def recommendation(results: Results) -> str:
-    """Return the verdict: which compressor reaches the loss first, against the fastest that gives nothing up.
+    """Return the verdict by the rule of `advise`, from times to the loss: what to use, and the next step.
 
-    It is `NO_DIFFERENCE` alone where the quartiles of the repeats overlap. Runs that end within their warm-up are left
+    Times are compared with that of the fastest that gives nothing up. The verdict is `NO_DIFFERENCE` alone where the quartiles of the repeats overlap. Runs that end within their warm-up are left
     out, and named.
     """
     cold = [run.compressor for run in results.runs if not run.warmed_up]
@@ -86,22 +86,42 @@ def _decided(results: Results, timed: list[Timed], wanted: RunResult) -> str:
             f"Do not compress further here: no other compressor reaches the training loss of {wanted.compressor} and keeps "
             f"the validation loss (at most {Rule.tolerance:.0%} above). {_where(results)}"
         )
-    best, sooner = others[0]
-    if not sooner.differs_from(usual):
+    fastest, soonest = others[0]
+    if not soonest.differs_from(usual):
         return NO_DIFFERENCE
-    gain, early, late = usual.seconds / sooner.seconds, digits(sooner.seconds), digits(usual.seconds)
-    if gain < Rule.worthwhile:
-        why = f" A lossy compressor must be {Rule.worthwhile:.1f}x faster." if gain > 1 else ""
+    gains = {run.compressor: usual.seconds / time.seconds for run, time in _least_lossy_first(others, usual)}
+    worth = Rule().worth(gains)
+    if not worth:
+        why = f" A lossy compressor must be {Rule.worthwhile:.1f}x faster." if soonest.seconds < usual.seconds else ""
         return (
-            f"Do not compress further here: {_name(baseline)} takes {late} s to the loss, and {best.compressor}, the "
-            f"fastest other compressor, {early} s.{why} {_where(results)}"
+            f"Do not compress further here: {_name(baseline)} takes {digits(usual.seconds)} s to the loss, and "
+            f"{fastest.compressor}, the fastest other compressor, {digits(soonest.seconds)} s.{why} {_where(results)}"
         )
-    alike = [run.compressor for run, time in others if not time.differs_from(sooner) and time.differs_from(usual)]
+    best, *beyond = worth[taken(worth) :]
+    (run, time), rest = _found(best, others), [each for each in others if wide(each[0].compressor) >= wide(best)]
+    alike = [each.compressor for each, its in rest if not its.differs_from(time) and its.differs_from(usual)]
     between = " (no difference measured between them)" if len(alike) > 1 else ""
-    return (
-        f"Use {' or '.join(alike)}{between}. {best.compressor} takes {early} s to the loss, and {_name(baseline)} {late} s: "
-        f"a speed-up of {gain:.2f}x. Its validation loss is {_excess(best, results):+.1%}. {_where(results)}"
+    told = (
+        f"Use {' or '.join(alike)}{between}. {best} takes {digits(time.seconds)} s to the loss, and {_name(baseline)} "
+        f"{digits(usual.seconds)} s: a speed-up of {gains[best]:.2f}x. Its validation loss is {_excess(run, results):+.1%}. "
     )
+    for spec in beyond:
+        later, faster = _found(spec, others)
+        told += (
+            f"Next step: {spec} takes {digits(faster.seconds)} s, {gains[spec] / gains[best]:.2f}x faster, and can cost loss; "
+            f"here {_excess(later, results):+.1%}. "
+        )
+    return told + _where(results)
+
+
+def _least_lossy_first(others: list[Timed], usual: TimeToLoss) -> list[Timed]:
+    """Return the fastest of 8 bits or more, if its difference was measured, and the fastest of all."""
+    wider = [each for each in others if wide(each[0].compressor) and each[1].differs_from(usual)]
+    return [*wider[:1], others[0]]
+
+
+def _found(spec: str, others: list[Timed]) -> Timed:
+    return next(each for each in others if each[0].compressor == spec)
 
 
 def _name(run: RunResult) -> str:

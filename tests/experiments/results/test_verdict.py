@@ -125,6 +125,17 @@ VERDICTS = {  # a case: its runs, and what a verdict says
         [steady("none", 10.0), steady("bf16", 6.0), steady("onebit", 5.0)],
         "Use onebit. onebit takes 5.10 s to the loss, and bf16 6.12 s: a speed-up of 1.20x",
     ),
+    "8 bits before 4, and no next step that is not worth it": (
+        [WHOLE, steady("int4", 4.0), steady("int8", 4.3)],
+        "Use int8. int8 takes 4.39 s to the loss, and uncompressed training 8.16 s: a speed-up of 1.86x. "
+        "Its validation loss is +0.0%. These CPU ranks share",
+    ),
+    "8 bits before 4, and 4 as the next step": (
+        [WHOLE, steady("int4", 3.0, held_out=2.02), steady("int8", 6.0), steady("onebit", 3.5)],
+        "Use int8. int8 takes 6.12 s to the loss, and uncompressed training 8.16 s: a speed-up of 1.33x. Its validation "
+        "loss is +0.0%. Next step: int4 takes 3.06 s, 2.00x faster, and can cost loss; here +1.0%. These CPU ranks share",
+    ),
+    "4 bits where 8 are not worth it": ([WHOLE, steady("int4", 6.0), steady("int8", 7.6)], "Use int4."),
     "no gain over it": ([steady("none", 10.0), steady("fp16", 5.0), steady("onebit", 5.0)], NO_DIFFERENCE),
     "one after the other": ([run_of(), run_of("onebit", p50=0.01)], f"{NO_VERDICT}: the compressors trained one after"),
     "some in turns": ([WHOLE, dataclasses.replace(steady("onebit", 1.0), turn_steps=None)], NO_VERDICT),
