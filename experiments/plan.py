@@ -24,7 +24,7 @@ from .bucket_plan import Plan, plan
 from .ddp_step import GpuStep, layered, model_step, predicted_step
 from .optimizer_plan import matrices_of_blocks, muon_requests, optimizer_elements, stand_in
 from .plan_advice import Advice, simplest, with_ddp
-from .plan_config import PlanConfig, counted
+from .plan_config import BUSES, PlanConfig, counted
 from .sharded_plan import plan_sharded
 from .sharded_step import network_seconds, predicted_shards
 from .sites_lines import MEMORY, memory_cells, plan_for_sites
@@ -71,6 +71,8 @@ def plan_command(config: PlanConfig) -> int:
         console.print(_memory_note(model, order, plans, config), soft_wrap=True)
     if config.parallel == "fsdp" and config.optimizer == "muon":
         console.print(MUON, soft_wrap=True)
+    if config.bus in BUSES:
+        console.print(THROUGH_HOST.format(f"{int(BUSES[config.bus].removesuffix('gbit')) // 2}gbit"), soft_wrap=True)
     if config.shared_card:
         hybrid = [] if config.parallel == "ddp" else [ONE_MESH, HYBRID[config.optimizer == "muon"]]
         console.print(SHARED[config.bus is None], *_rings(model, order, config), *hybrid, soft_wrap=True)
@@ -107,6 +109,10 @@ SHARED = (
     "NVLink inside a host is assumed (without it, add --bus pcie4x16), and that NCCL sums in trees. In rings it sends up to "
     "twice as much through a host's card.",
 )
+THROUGH_HOST = (
+    "If `gradwire info` counts pairs of GPUs that reach each other through host memory, each byte crosses the bus twice: "
+    "take --bus {}."
+)
 ONE_MESH = "Rows of FSDP2 are for one mesh of all ranks."
 HYBRID = (
     'With hybrid sharding and replicas="int8", hosts send as many bytes as with DDP and hosts+int8.',
@@ -127,12 +133,21 @@ step, speed-up: with encoding,"""
 
 def _rings(model: nn.Module, order: Sequence[Tensor], config: PlanConfig) -> Iterator[str]:
     """Yield the speed-ups of a step with DDP if NCCL sums in rings."""
-    if config.parallel == "ddp" and config.step_seconds:
-        before, *steps = _steps(model, order, config, rings=True)
-        rows = zip(config.specs, steps, strict=True)
+    if config.step_seconds:
+        ddp = config if config.parallel == "ddp" else _of_ddp(model, order, config)
+        before, *steps = _steps(model, order, ddp, rings=True)
+        rows = zip(ddp.specs, steps, strict=True)
         faster = ", ".join(f"{spec} {before.step / each.step:.2f}x" for spec, each in rows if spec != "none")
-        yield f"Then a step without gradwire takes {_milliseconds(before.step)}, and the speed-ups are: {faster}."
+        step = "a step" if config is ddp else "a step of DDP"
+        over = "" if config is ddp else " over it"
+        yield f"Then {step} without gradwire takes {_milliseconds(before.step)}, and the speed-ups{over} are: {faster}."
         yield "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=TUNING prints which of the two it takes."
+
+
+def _of_ddp(model: nn.Module, order: Sequence[Tensor], config: PlanConfig) -> PlanConfig:
+    """Return the plan of the same hosts with DDP, and the compressors to try there."""
+    ddp = with_ddp(config)
+    return replace(ddp, compressors=["none", *simplest(ddp, partial(_steps, model, order))])
 
 
 def _steps(model: nn.Module, order: Sequence[Tensor], config: PlanConfig, *, rings: bool = False) -> list[Prediction]:
@@ -155,8 +170,7 @@ def _beside_ddp(
     """Add what Muon's step sends to plans of shards. Behind them come plans and steps of DDP, where it sends nothing."""
     muon = sum((traffic(each, Ranks(config.ranks)) for each in _muon_requests(model, config)), Traffic())
     before = plans[0].compression_ratio * plans[0].sent_bytes_per_step + muon.sent_bytes
-    ddp = with_ddp(config)
-    ddp = replace(ddp, compressors=["none", *simplest(ddp, partial(_steps, model, order))])
+    ddp = _of_ddp(model, order, config)
     whole = [_planned(model, order, spec, ddp) for spec in ddp.specs]
     every = [
         replace(

@@ -16,6 +16,10 @@ from .advice.recommendation import LAUNCH, MEGA
 from .advice.rule import LEAST, Rule, taken, wide
 from .plan_config import OF_DDP, OF_HOSTS, PlanConfig
 
+UNDER_FSDP2 = (
+    " Under FSDP2 losses were measured with at most 0.9 M parameters, and none with replicas= or with hosts+ of 8 bits or "
+    "more."
+)
 SHORTEST, LONGEST = 1e-4, 3600.0  # seconds of a step's computation that the search for the longest one looks at
 
 
@@ -54,7 +58,8 @@ class Advice:
         lines.append(launch.format(hosts=self.config.hosts, per_host=self.config.cluster.gpus_per_host))
         runs = "Each host runs this; HOST is the first" if several else "Run this"
         runs += "; on GPUs with torch 2.15 or later, put TORCH_DIST_USE_NCCL2=0 before it"
-        return "\n    ".join([f"{words} {runs}:", *lines])
+        known = UNDER_FSDP2 if self.config.parallel == "fsdp" and any("attach" in line for line in lines) else ""
+        return "\n    ".join([f"{words}{known} {runs}:", *lines])
 
     def _lines(self) -> list[str]:
         """Return the lines to paste, the best first."""
@@ -95,10 +100,8 @@ class Advice:
         if config.policy.reduce_dtype == torch.float32:
             name, line = "DDP", "ddp_model = torch.nn.parallel.DistributedDataParallel(model)"
         else:
-            name, line = (
-                "replicate()",
-                "replicate(each, mesh=mesh, mp_policy=policy)  # of each layer, then of the model",
-            )
+            name = "replicate()"
+            line = "for each in (*layers, model): replicate(each, mesh=mesh, mp_policy=policy)"
         hybrid = 'mesh = init_device_mesh("cuda", (hosts, per_host), mesh_dim_names=("replicate", "shard"))'
         if spec:
             model = "ddp_model" if name == "DDP" else "model"
@@ -117,8 +120,10 @@ class Advice:
         best, whole = self.ways[0], self.of_ddp
         what = "A step" if self.config.step_seconds else "The network"
         sharded = f", or {self.best_seconds:.3g} s with {_named(self.chosen)}" if self.chosen else ""
+        memory = self.config.gpu_memory
+        room = ", if it fits" if memory is None else f", if activations fit in what is left of {memory:g} GB"
         words = (
-            f"Leave fully_shard on all ranks for {best.name} if the model fits: weights, gradients and "
+            f"Leave fully_shard on all ranks for {best.name}{room}: weights, gradients and "
             f"{self.config.optimizer or 'adamw'} take {decimal(best.size)} of a GPU before activations, and "
             f"{decimal(self._sharded_bytes)} with shards on all ranks. {what} takes {whole.best_seconds:.3g} s there, and "
             f"{self.times[None]:.3g} s with shards{sharded}. {best.name}: {whole._words}"

@@ -37,8 +37,8 @@ def filled(results: Results) -> str:
 def recommendation(results: Results) -> str:
     """Return the verdict by the rule of `advise`, from times to the loss: what to use, and the next step.
 
-    Times are compared with that of the fastest that gives nothing up. The verdict is `NO_DIFFERENCE` alone where the quartiles of the repeats overlap. Runs that end within their warm-up are left
-    out, and named.
+    Times are compared with that of the fastest that gives nothing up. The verdict is `NO_DIFFERENCE` alone where the
+    quartiles of the repeats overlap. Runs that end within their warm-up are left out, and named.
     """
     cold = [run.compressor for run in results.runs if not run.warmed_up]
     verdict = _verdict(dataclasses.replace(results, runs=tuple(run for run in results.runs if run.warmed_up)))
@@ -108,8 +108,8 @@ def _decided(results: Results, timed: list[Timed], wanted: RunResult) -> str:
     for spec in beyond:
         later, faster = _found(spec, others)
         told += (
-            f"Next step: {spec} takes {digits(faster.seconds)} s, {gains[spec] / gains[best]:.2f}x faster, and can cost loss; "
-            f"here {_excess(later, results):+.1%}. "
+            f"Next step: {spec} takes {digits(faster.seconds)} s, {gains[spec] / gains[best]:.2f}x faster, and can cost "
+            f"loss; here {_excess(later, results):+.1%}. "
         )
     return told + _where(results)
 
