@@ -62,7 +62,7 @@ def plan_command(config: PlanConfig) -> int:
     console.print(_table(config, elements, plans, steps))
     if steps:
         torchs = ""
-        if config.parallel == "fsdp" and config.step_seconds:
+        if config.parallel == "fsdp" and config.step_seconds and TORCH not in config.specs:
             torchs = f" Its step takes {_milliseconds(steps[0].step)}."
         console.print(NOTE, HIDDEN[config.parallel] + torchs, soft_wrap=True)
     if not (steps or config.optimizer or config.local_every) and any("int4" in each.compressor for each in plans):
@@ -113,7 +113,10 @@ THROUGH_HOST = (
     "If `gradwire info` counts pairs of GPUs that reach each other through host memory, each byte crosses the bus twice: "
     "take --bus {}."
 )
-ONE_MESH = "Rows of FSDP2 are for one mesh of all ranks."
+ONE_MESH = (
+    "Rows of FSDP2 are for one mesh of all ranks. Their reductions without hosts+ are all-to-alls, which a host's card "
+    "carries once for each of its GPUs."
+)
 HYBRID = (
     'With hybrid sharding and replicas="int8", hosts send as many bytes as with DDP and hosts+int8.',
     "With hybrid sharding Muon's step sends between hosts, too, which is not counted here: take DDP, replicate() or AdamW.",
@@ -287,7 +290,8 @@ def _planned(model: nn.Module, order: Sequence[Tensor], spec: str, config: PlanC
     optimizers = stand_in(config.optimizer) if config.optimizer else None
     if config.parallel == "fsdp":
         modules, ranks = _modules(model, config), config.cluster.ranks
-        pair = payloads(spec if optimizers is None else tuned_payloads(spec, optimizers))
+        sent = "none" if spec == TORCH else spec  # the same bytes
+        pair = payloads(sent if optimizers is None else tuned_payloads(sent, optimizers))
         planned = plan_sharded(
             modules,
             *pair,
@@ -296,7 +300,7 @@ def _planned(model: nn.Module, order: Sequence[Tensor], spec: str, config: PlanC
             policy=config.policy,
             micro_batches=config.micro_batches,
         )
-        return replace(planned, compressor=spec)
+        return replace(planned, compressor=spec, work_bytes=0 if spec == TORCH else planned.work_bytes)
     per_host = config.gpus_per_host if ranks_given(compressor(spec)) is not None else 1
     own = tuned_specification(spec, optimizers)
     whole = plan(model, own, world_size=config.ranks, bucket_mb=config.bucket_mb, order=order, ranks_per_host=per_host)

@@ -19,7 +19,7 @@ from .workloads.optimizers import OptimizerName
 from .workloads.sharding import TORCH, check_payloads
 
 BUSES = {"pcie3x16": "126gbit", "pcie4x16": "252gbit", "pcie5x16": "504gbit"}  # 16 lanes of 8, 16, 32 GT/s, 128b/130b
-OF_DDP, OF_FSDP = ("none", "bf16", "int8", "int4"), ("none", "bf16", "int8", "int8/int4", "int4")
+OF_DDP, OF_FSDP = ("none", "bf16", "int8", "int4"), (TORCH, "bf16", "int8", "int8/int4", "int4")
 OF_HOSTS = ("hosts+bf16", "hosts+int8", "hosts+int4")  # where ranks share a host's network card
 MOST_PARAMETERS = 10**13
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -40,8 +40,8 @@ class PlanConfig:
     """ddp, or fsdp for torch's FSDP2; with fsdp a compressor is WEIGHTS/GRADIENTS such as int8/int4, or one word for
     both"""
     compressors: list[str] = field(default_factory=lambda: list(OF_DDP))
-    """compressors to plan for, separated by commas; with fsdp none,bf16,int8,int8/int4,int4 if not given, and
-    hosts+ ones where GPUs share a host"""
+    """compressors to plan for, separated by commas; with fsdp torch,bf16,int8,int8/int4,int4 if not given (torch
+    is FSDP2 by itself), and hosts+ ones where GPUs share a host"""
     workers: int = 8
     """number of ranks; each is a host of its own, but with --bus, where all are in one box"""
     hosts: int = 0
@@ -133,10 +133,6 @@ class PlanConfig:
             raise ValueError("bucket_mb and local_every are of ddp: leave them out with parallel fsdp")
         for spec in self.specs:
             check_payloads(spec) if self.parallel == "fsdp" else compressor(spec)
-        if self.parallel == "fsdp" and TORCH in self.specs:
-            raise ValueError(
-                "leave torch out: it is the 1.00x of the column speed-up, and none sends uncompressed shards by gradwire"
-            )
 
     def _check_cluster(self) -> None:
         if self.hosts < 0 or self.gpus_per_host < 1 or self.micro_batches < 1:

@@ -278,6 +278,8 @@ def test_the_speed_up_of_fsdp2_is_over_torchs_own(planned, plan):
     flags = (*FSDP, "--gpus-per-host=8", "--rate=1gbit", "--compressors=none", "--step-seconds=0.1")
     assert planned(*flags)["rows"][0]["speed_up"] < 0.9  # exact sums of gradwire's own send more through a shared card
     assert "A speed-up of 1.00x is torch's FSDP2 without gradwire. Its step takes " in plan(*flags)
+    torchs, *_ = planned(*flags[:-2], "--step-seconds=0.1")["rows"]
+    assert (torchs["compressor"], torchs["speed_up"], torchs["work_bytes"]) == ("torch", 1.0, 0)
 
 
 def test_two_levels_are_compared_with_two_uncompressed_levels():

@@ -85,7 +85,6 @@ REFUSED = [
     (f"{FSDP} --compressors powersgd", "no rank has whole"),
     (f"{FSDP} --compressors none/topk", "no rank has whole"),
     (f"{FSDP} --workers=4 --compressors none/hosts:ranks=3+int4", "does not divide"),
-    (f"{FSDP} --compressors torch", "leave torch out"),
     (f"{FSDP} --bucket-mb 1", "of ddp: leave them out"),
     (f"{FSDP} --step-seconds=1", "--step-seconds goes with a network: add --rate"),
     ("plan --parameters=many", "a number such as 124M, 1.2B or 72.7e9, got 'many'"),
