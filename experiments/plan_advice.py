@@ -121,7 +121,7 @@ class Advice:
         what = "A step" if self.config.step_seconds else "The network"
         sharded = f", or {self.best_seconds:.3g} s with {_named(self.chosen)}" if self.chosen else ""
         memory = self.config.gpu_memory
-        room = ", if it fits" if memory is None else f", if activations fit in what is left of {memory:g} GB"
+        room = ", if it fits" if memory is None else f", if activations fit in the rest of {memory:g} GB"
         words = (
             f"Leave fully_shard on all ranks for {best.name}{room}: weights, gradients and "
             f"{self.config.optimizer or 'adamw'} take {decimal(best.size)} of a GPU before activations, and "

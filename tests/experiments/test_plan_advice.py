@@ -91,7 +91,7 @@ def test_memory_that_is_known_leaves_out_what_does_not_fit(plan):
     flags = (*SHARDED, "--gpus-per-host=8", "--rate=1gbit", "--step-seconds=0.001")
     for memory, name in ((0.2, "DDP"), (0.1, "hybrid sharding")):
         printed = plan(*flags, f"--gpu-memory={memory}")
-        assert f"all ranks for {name}, if activations fit in what is left of {memory} GB: " in printed
+        assert f"all ranks for {name}, if activations fit in the rest of {memory} GB: " in printed
     printed = plan(*flags, "--gpu-memory=0.015")
     assert "Leave fully_shard" not in printed
     assert 'Take "hosts+int8". ' in printed
