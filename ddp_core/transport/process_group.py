@@ -83,31 +83,34 @@ class GroupPending(Reply):
         """
         if (work := self.work) is None:
             raise RuntimeError("it was given up, or this rank is not a member of the process group that it reduces on")
-        waits = not (self.reply.is_cuda or timeout >= self.limit)
-        if not waits:
-            work.wait()
-        deadline = time.monotonic() + timeout.total_seconds()
-        while waits:
-            began = time.monotonic()
-            part = max(min(deadline - began, CHECK_EVERY.total_seconds()), 0.001)
-            try:
-                if self.timed:
-                    work.wait(timedelta(seconds=part))
-                else:
-                    polled(work, part)
-                waits = False
-            except RuntimeError as error:
-                failed = time.monotonic() - began < part / 2  # too early for a timeout: a connection was lost
-                self.check()
-                if failed:
-                    raise
-                if time.monotonic() >= deadline:
-                    raise RuntimeError(
-                        f"it did not come within {timeout}: a rank hangs, or has died. {error}"
-                    ) from error
-                if work.is_completed():  # while this one looked
-                    _ = work.wait(CHECK_EVERY) if self.timed else work.wait()
+        try:
+            waits = not (self.reply.is_cuda or timeout >= self.limit)
+            if not waits:
+                work.wait()
+            deadline = time.monotonic() + timeout.total_seconds()
+            while waits:
+                began = time.monotonic()
+                part = max(min(deadline - began, CHECK_EVERY.total_seconds()), 0.001)
+                try:
+                    if self.timed:
+                        work.wait(timedelta(seconds=part))
+                    else:
+                        polled(work, part)
                     waits = False
+                except RuntimeError as error:
+                    failed = time.monotonic() - began < part / 2  # too early for a timeout: a connection was lost
+                    self.check()
+                    if failed:
+                        raise
+                    if time.monotonic() >= deadline:
+                        raise RuntimeError(
+                            f"it did not come within {timeout}: a rank hangs, or has died. {error}"
+                        ) from error
+                    if work.is_completed():  # while this one looked
+                        _ = work.wait(CHECK_EVERY) if self.timed else work.wait()
+                        waits = False
+        finally:
+            del work  # as a traceback keeps this frame, and a work its connection
         self.work = None  # whoever keeps this, as a traceback may, keeps no connection open
         return self.reply
 

@@ -1,6 +1,8 @@
 """Requests over a process group: what each rank is sent back, in every scope, against float64 by hand."""
 
 import time
+import traceback
+import weakref
 from datetime import timedelta
 from functools import partial
 from types import SimpleNamespace
@@ -249,6 +251,17 @@ def test_a_collective_that_fails_is_not_asked_again(short_looks):
     with pytest.raises(RuntimeError, match="closed by peer"):
         process_group.GroupPending(work, torch.ones(2), check=lambda: looks.append(1)).wait(timedelta(seconds=5))
     assert (work.waits, len(looks)) == (1, 1)
+
+
+def test_an_error_that_is_kept_keeps_no_connection_open(short_looks):
+    """Else ranks that wait for this one, and not for the one that died, would not learn of it."""
+    pending = process_group.GroupPending(Work(slices=0, error="Connection closed by peer"), torch.ones(2))
+    connection = weakref.ref(pending.work)
+    with pytest.raises(RuntimeError) as kept:
+        pending.wait(timedelta(seconds=5))
+    pending.abandon()
+    traceback.clear_frames(kept.tb.tb_next.tb_next)  # the stand-in's own one, which a collective in C++ has not
+    assert connection() is None
 
 
 def test_the_time_limit_of_a_wait_in_slices_is_the_whole_one(short_looks):
