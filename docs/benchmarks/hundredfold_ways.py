@@ -159,8 +159,8 @@ WAYS |= {
             *(f"every 8, int2, lr {lr:g}" for lr in (0.012, 0.016)),
             "every 4, onebit",
             *(f"every 4, onebit, lr {lr:g}" for lr in (0.012, 0.016, 0.032)),
-            *(f"Muon, none, AdamW's lr {lr}" for lr in (0.032, 0.064)),
-            *(f"Muon, every 4, onebit, AdamW's lr {lr}" for lr in (0.064, 0.128)),
+            *(f"Muon, none, AdamW's lr {lr}" for lr in (0.032, 0.064, 0.128)),
+            *(f"Muon, every 4, onebit, AdamW's lr {lr}" for lr in (0.064, 0.128, 0.256)),
         ),
     )
 }

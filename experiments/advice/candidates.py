@@ -64,7 +64,7 @@ CANDIDATES = (
         any_size=True,
     ),
     Candidate("int4:core=4", {ADAMW: 0.012, MUON: 0.008}, {ADAMW: 0.14e6, MUON: 0.9e6}),
-    Candidate("int2", {ADAMW: 0.002, SGD: 0.012, MUON: 0.022}, LARGER_MUON),
+    Candidate("int2", {ADAMW: 0.010, SGD: 0.012, MUON: 0.072}, LARGER_MUON),
     Candidate("powersgd:rank=4", {ADAMW: 0.050, SGD: 0.020, MUON: 0.039}, SMALL),
     Candidate("powersgd:rank=8,payload=int8", {ADAMW: 0.009, SGD: 0.007, MUON: 0.055}, LOW_RANK, warm_up=(MUON,)),
     Candidate("topk:ratio=0.01,error_feedback=0.9", {ADAMW: 0.034, SGD: 0.060, MUON: 0.075}, LARGER_MUON),

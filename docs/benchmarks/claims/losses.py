@@ -26,6 +26,7 @@ AS_ATTACH = {  # names under which today's compressor ran, by optimizer
     ("int4:core=4", ADAMW): ["int4, core 4, no error feedback"],
     ("int4", SGD): ["int4:error_feedback=true"],
     ("int2", ADAMW): ["int2:error_feedback=false"],
+    ("int2", MUON): ["int2:error_feedback=true"],
     ("int8", ADAMW): ["int8:error_feedback=false"],
     ("int8", MUON): ["int8:error_feedback=false"],
 }
