@@ -72,13 +72,15 @@ class TryConfig:
 class Tried:
     """The run of one compressor.
 
-    `loss`: the mean over ranks and the last tenth of the steps. `step_seconds`: rank 0's median without the first fifth.
+    `loss`: the mean over ranks and the last tenth of the steps; `first_loss`: over ranks, of the first step.
+    `step_seconds`: rank 0's median without the first fifth.
     `on_cpus_of_one_host`: all ranks ran there.
     """
 
     compressor: str
     steps: int
     loss: float
+    first_loss: float
     step_seconds: float
     sent_bytes_per_step: float | None
     compression_ratio: float | None
@@ -152,6 +154,7 @@ def _measured(spec: str, ranks: Sequence[Sequence[dict[str, float]]], *, on_cpus
         spec,
         steps,
         statistics.fmean(line["loss"] for lines in ranks for line in lines[steps - last : steps]),
+        statistics.fmean(lines[0]["loss"] for lines in ranks),
         statistics.median(seconds[len(seconds) // 5 :]),
         ranks[0][-1].get("sent_bytes"),
         ranks[0][-1].get("ratio"),
@@ -162,6 +165,8 @@ def _measured(spec: str, ranks: Sequence[Sequence[dict[str, float]]], *, on_cpus
 def _verdict(rows: Sequence[Tried]) -> str:
     """Return which compressor to take of those that keep the loss, in the order given, and the next step."""
     rule, first = Rule(), rows[0]
+    if unlike := _unlike(rows):
+        return unlike
     if first.on_cpus_of_one_host:
         return ON_ONE_HOST
     most = first.loss + rule.tolerance * abs(first.loss)
@@ -177,6 +182,21 @@ def _verdict(rows: Sequence[Tried]) -> str:
         return words
     kept = "your script" if first.compressor in ("none", TORCH) else first.compressor
     return f"Keep {kept}: no other compressor saves {LEAST} or more {what}."
+
+
+def _unlike(rows: Sequence[Tried]) -> str:
+    """Return which run did not begin as the first one did, such as from a checkpoint; nothing where all did."""
+    first = rows[0]
+    for row in rows[1:]:
+        apart = abs(row.first_loss - first.first_loss) > Rule.tolerance * abs(first.first_loss)
+        if row.steps != first.steps or apart:
+            return (
+                f"No verdict: the runs did not begin alike. {first.compressor} ran {first.steps} steps from a loss of "
+                f"{first.first_loss:.4f}, and {row.compressor} {row.steps} from {row.first_loss:.4f}. Seed the model and "
+                "the data, and let no run find the checkpoint of the one before: -- sh -c 'rm -f checkpoint.pt; torchrun "
+                "...'"
+            )
+    return ""
 
 
 def _table(rows: Sequence[Tried]) -> Table:

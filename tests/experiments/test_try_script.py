@@ -73,6 +73,26 @@ def test_the_verdict_names_fewer_bits_as_the_next_step_where_they_save_enough(se
 
 
 @pytest.mark.parametrize(
+    ("resumed", "told"),
+    [
+        (
+            "falling -= 5 * (step < 15)",
+            "int8 20 from 2.0000. Seed the model and the data, and let no run find the checkp",
+        ),
+        ("if step > 14: break", "none ran 20 steps from a loss of 7.0000, and int8 15 from 7.0000."),
+    ],
+)
+def test_runs_that_do_not_begin_alike_get_no_verdict(resumed, told, tmp_path, capsys):
+    first = SCRIPT.index("            line = ")
+    script = f"{SCRIPT[:first]}            if os.environ['GRADWIRE_COMPRESSOR'] == 'int8':\n                {resumed}\n"
+    script = (script + SCRIPT[first:]).replace('"int8": 1.99', '"int8": 2.0')
+    tried(tmp_path, script, "--compressors=none,int8")
+    verdict = capsys.readouterr().out.splitlines()[-1]
+    assert verdict.startswith("No verdict: the runs did not begin alike. ")
+    assert told in verdict
+
+
+@pytest.mark.parametrize(
     ("hosts", "on_cpus", "verdict"), [(1, True, "No verdict: "), (2, True, "Take "), (1, False, "Take ")]
 )
 def test_ranks_on_the_cpus_of_one_host_get_no_verdict(hosts, on_cpus, verdict, tmp_path, capsys):
