@@ -128,8 +128,8 @@ HEADINGS = {
     "step_seconds": "step",
     "speed_up": "speed-up",
 }
-NOTE = """network: the least time that a step's bytes take on it, with all ranks of a host. ratio: that of a step without \
-gradwire over it. saves at most: against the \
+NOTE = """network: the least time that a step's bytes take on it, with all ranks of a host. ratio: the network time of \
+a step without gradwire over it. saves at most: against the \
 bytes without gradwire, if computation hides nothing.
 step, speed-up: with encoding,"""
 

@@ -25,14 +25,15 @@ SHORTEST, LONGEST = 1e-4, 3600.0  # seconds of a step's computation that the sea
 
 @dataclass(frozen=True)
 class Way:
-    """A way to train: its name, bytes of a GPU before activations, and the line to paste."""
+    """A way to train: its name, bytes of a GPU before activations, and the lines to paste."""
 
     name: str
     size: int
-    line: str
+    lines: Sequence[str]
 
     def __str__(self) -> str:
-        return f"{self.line}  # {self.name}: {decimal(self.size)} of a GPU"
+        first, *others = self.lines
+        return "\n    ".join([f"{first}  # {self.name}: {decimal(self.size)} of a GPU", *others])
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Advice:
         if self.chosen:
             gather, reduce = self.chosen.split("/")
             line = f'{attach}(model, gather="{gather}", reduce="{reduce}", optimizer={optimizer})'
-            sharded = [str(Way("fully_shard on all ranks", self._sharded_bytes, line))]
+            sharded = [str(Way("fully_shard on all ranks", self._sharded_bytes, [line]))]
         if self.config.timed and not self.leaves:
             return sharded
         others = [str(each) for each in self.ways]
@@ -102,14 +103,14 @@ class Advice:
         else:
             name = "replicate()"
             line = "for each in (*layers, model): replicate(each, mesh=mesh, mp_policy=policy)"
-        hybrid = 'mesh = init_device_mesh("cuda", (hosts, per_host), mesh_dim_names=("replicate", "shard"))'
+        whole = [line]
+        hybrid = ['mesh = init_device_mesh("cuda", (hosts, per_host), mesh_dim_names=("replicate", "shard"))']
         if spec:
             model = "ddp_model" if name == "DDP" else "model"
-            line = f'handle = gradwire.attach({model}, "{spec}", optimizer={optimizer})'
-            hybrid = (
-                f'handle = gradwire.attach(model, replicas="{spec.removeprefix(TWO_LEVELS)}", optimizer={optimizer})'
-            )
-        found = [Way(name, self.whole_bytes, line)]
+            whole.append(f'handle = gradwire.attach({model}, "{spec}", optimizer={optimizer})')
+            inner = spec.removeprefix(TWO_LEVELS)
+            hybrid.append(f'handle = gradwire.attach(model, replicas="{inner}", optimizer={optimizer})')
+        found = [Way(name, self.whole_bytes, whole)]
         if config.shared_card and config.bus is None and config.optimizer != "muon":
             found.append(Way("hybrid sharding", self.whole_bytes // config.gpus_per_host, hybrid))
         return [each for each in found if config.gpu_memory is None or each.size <= 1e9 * config.gpu_memory]
@@ -119,16 +120,19 @@ class Advice:
         """The verdict for leaving shards on all ranks, its condition, and what to do else."""
         best, whole = self.ways[0], self.of_ddp
         what = "A step" if self.config.step_seconds else "The network"
-        sharded = f", or {self.best_seconds:.3g} s with {_named(self.chosen)}" if self.chosen else ""
+        sharded = f" ({self.best_seconds:.3g} s with {_named(self.chosen)})" if self.chosen else ""
+        with_it = f" ({whole.best_seconds:.3g} s with {_named(whole.chosen)})" if whole.chosen else ""
         memory = self.config.gpu_memory
         room = ", if it fits" if memory is None else f", if activations fit in the rest of {memory:g} GB"
         words = (
             f"Leave fully_shard on all ranks for {best.name}{room}: weights, gradients and "
             f"{self.config.optimizer or 'adamw'} take {decimal(best.size)} of a GPU before activations, and "
-            f"{decimal(self._sharded_bytes)} with shards on all ranks. {what} takes {whole.best_seconds:.3g} s there, and "
-            f"{self.times[None]:.3g} s with shards{sharded}. {best.name}: {whole._words}"
+            f"{decimal(self._sharded_bytes)} with shards on all ranks. {what} takes {whole.times[None]:.3g} s there{with_it}"
+            f", and {self.times[None]:.3g} s with shards{sharded}. {best.name}: {whole._words}"
         )
-        return words + ("" if self.chosen else " If it does not fit, keep fully_shard without gradwire.")
+        if not self.chosen:
+            words += " If it does not fit, keep fully_shard without gradwire."
+        return words + " Or train with AdamW, whose step sends nothing." * (self.config.optimizer == "muon")
 
     @property
     def _sharded_bytes(self) -> int:
@@ -208,7 +212,7 @@ class Advice:
         (candidate,) = (each for each in CANDIDATES if each.spec == spec.rpartition("/")[2].removeprefix(TWO_LEVELS))
         kind = {"sgd": SGD, "muon": MUON}.get(self.config.optimizer or "", ADAMW)
         loss = "" if wide(spec) else f"{candidate.losses[kind]:+.1%} "
-        under = " under DDP" * (self.config.parallel == "fsdp")
+        under = " under DDP" * (self.config.parallel == "fsdp") + " without hosts+" * (TWO_LEVELS in spec)
         return f"{loss}with {kind}, measured{under} with at most {candidate.largest[kind] / MEGA:.3g} M parameters"
 
     @property
