@@ -70,6 +70,8 @@ def main() -> None:
     parser.add_argument("--sides", type=int, nargs="+", default=[4, 1024], help="rows of the square matrix")
     parser.add_argument("--compressors", nargs="+", default=["none", "int4"])
     options = parser.parse_args()
+    if options.rounds < 2:
+        parser.error("--rounds is at least 2, for quartiles")
     if lab_here() is not None:
         return rows_of(options)
     print("| compressor | parameters | round trip | round, s | planned |\n|---|---|---|---|---|", flush=True)
