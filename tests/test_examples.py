@@ -90,8 +90,12 @@ def test_a_training_that_was_stopped_goes_on_with_another_number_of_ranks(tmp_pa
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
-def test_fsdp2_with_two_optimizers_resumes_to_the_bit(tmp_path):
-    words = command(FOLDER / "train_dcp_fsdp.py")
+@pytest.mark.parametrize("flags", [(), ("--replicate",)])
+def test_fsdp2_with_two_optimizers_resumes_to_the_bit(flags, tmp_path, monkeypatch):
+    if flags and torch.__version__ < "2.10":
+        pytest.skip(f"torch {torch.__version__} has no replicate() with modules of its own")
+    monkeypatch.setenv("GRADWIRE_COMPRESSOR", "int4")  # whose residual is saved
+    words = [*command(FOLDER / "train_dcp_fsdp.py"), *flags]
     whole = printed(words, tmp_path)
     for newest in ("000024", "000032"):
         shutil.rmtree(tmp_path / "dcp-checkpoints" / newest)

@@ -1,6 +1,9 @@
 """Resumes FSDP2 with Muon and AdamW to the bit: torchrun --nproc-per-node 2 train_dcp_fsdp.py."""
 
-import sys
+# With --replicate (torch 2.10 or later) each rank has the whole model: if it fits, Muon then sends nothing.
+
+import argparse
+import os
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,11 @@ from torch.nn.functional import cross_entropy
 
 import gradwire
 
-STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 32
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=32)
+parser.add_argument("--replicate", action="store_true")
+OPTIONS = parser.parse_args()
+COMPRESSOR = os.environ.get("GRADWIRE_COMPRESSOR", "int8")
 CHECKPOINTS = Path("dcp-checkpoints")  # where all hosts can read and write
 
 device = gradwire.init_process_group()  # NCCL if each rank has a GPU, else Gloo
@@ -24,18 +31,25 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8)).to(device)
 mesh = init_device_mesh(device.type, (dist.get_world_size(),))
 for module in (model[0], model[2], model):
-    fully_shard(module, mesh=mesh)
+    if OPTIONS.replicate:
+        from torch.distributed._composable.replicate_with_fsdp import replicate
+
+        replicate(module, mesh=mesh)
+    else:
+        fully_shard(module, mesh=mesh)
 muon = torch.optim.Muon([each for each in model.parameters() if each.ndim == 2], lr=0.02)
 adamw = torch.optim.AdamW([each for each in model.parameters() if each.ndim != 2], lr=1e-3)
 optimizers = [muon, adamw]
-handle = gradwire.attach(model, gather="int8", reduce="int4", optimizer=optimizers)
+line = {"compressor": COMPRESSOR} if OPTIONS.replicate else {"gather": "int8", "reduce": COMPRESSOR}
+handle = gradwire.attach(model, **line, optimizer=optimizers)  # type: ignore[call-overload]
 step = 0
 
 
 def state() -> dict[str, Any]:
     """Return all that a resume needs. A collective call."""
     weights, moments = get_state_dict(model, optimizers)
-    return {"model": weights, "optimizers": moments, "step": step, "compression": handle.state_dict()}
+    compression = gradwire.GatheredState(handle) if OPTIONS.replicate else handle.state_dict()
+    return {"model": weights, "optimizers": moments, "step": step, "compression": compression}
 
 
 whole = sorted(CHECKPOINTS.glob("*/.metadata"))  # written last
@@ -43,11 +57,12 @@ if whole:
     saved = state()  # dcp.load fills in what is there
     dcp.load(saved, checkpoint_id=whole[-1].parent)
     set_state_dict(model, optimizers, model_state_dict=saved["model"], optim_state_dict=saved["optimizers"])
-    handle.load_state_dict(saved["compression"])
+    if not OPTIONS.replicate:  # dcp.load has loaded a GatheredState
+        handle.load_state_dict(saved["compression"])
     step = saved["step"]
 first = step
 
-while step < STEPS:
+while step < OPTIONS.steps:
     random = torch.Generator().manual_seed(1000 * dist.get_rank() + step)
     inputs = torch.randn(32, 64, generator=random).to(device)
     cross_entropy(model(inputs), inputs[:, :8].argmax(1)).backward()
@@ -61,9 +76,9 @@ while step < STEPS:
 digest = sha256()
 for parameter in model.parameters():
     digest.update(parameter.full_tensor().detach().cpu().numpy().tobytes())  # type: ignore[attr-defined]
-if dist.get_rank() == 0 and first >= STEPS:
+if dist.get_rank() == 0 and first >= OPTIONS.steps:
     print(f"already finished: delete {CHECKPOINTS} to start over")
 elif dist.get_rank() == 0:
-    print(f"{STEPS} steps, of which {STEPS - first} in this life; parameters {digest.hexdigest()[:12]}")
+    print(f"{OPTIONS.steps} steps, of which {OPTIONS.steps - first} in this life; parameters {digest.hexdigest()[:12]}")
 handle.close()
 dist.destroy_process_group()
