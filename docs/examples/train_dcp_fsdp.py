@@ -41,7 +41,7 @@ muon = torch.optim.Muon([each for each in model.parameters() if each.ndim == 2],
 adamw = torch.optim.AdamW([each for each in model.parameters() if each.ndim != 2], lr=1e-3)
 optimizers = [muon, adamw]
 line = {"compressor": COMPRESSOR} if OPTIONS.replicate else {"gather": "int8", "reduce": COMPRESSOR}
-handle = gradwire.attach(model, **line, optimizer=optimizers)  # type: ignore[call-overload]
+handle = gradwire.attach(model, **line, optimizer=optimizers)
 step = 0
 
 
