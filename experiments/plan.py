@@ -264,7 +264,7 @@ def _traced(config: PlanConfig) -> tuple[nn.Module, list[Tensor]]:
         model = _transformer(counted(config.parameters)).to(config.policy.reduce_dtype)
         return model, list(model.parameters())
     if config.model.own:
-        model = build_model(config.model).to("meta", config.policy.reduce_dtype)
+        model = build_model(config.model).to(config.policy.reduce_dtype)  # to "meta" would part what is tied
         trained: list[Tensor] = [each for each in model.parameters() if each.requires_grad]
         return model, trained[::-1]
     data = data_shape(config.data, config.model) if config.data else None

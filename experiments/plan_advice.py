@@ -20,6 +20,7 @@ UNDER_FSDP2 = (
     " Under FSDP2 losses were measured with at most 0.9 M parameters, and none with replicas= or with hosts+ of 8 bits or "
     "more."
 )
+HYBRID = "hybrid sharding"
 SHORTEST, LONGEST = 1e-4, 3600.0  # seconds of a step's computation that the search for the longest one looks at
 
 
@@ -112,7 +113,7 @@ class Advice:
             hybrid.append(f'handle = gradwire.attach(model, replicas="{inner}", optimizer={optimizer})')
         found = [Way(name, self.whole_bytes, whole)]
         if config.shared_card and config.bus is None and config.optimizer != "muon":
-            found.append(Way("hybrid sharding", self.whole_bytes // config.gpus_per_host, hybrid))
+            found.append(Way(HYBRID, self.whole_bytes // config.gpus_per_host, hybrid))
         return [each for each in found if config.gpu_memory is None or each.size <= 1e9 * config.gpu_memory]
 
     @property
@@ -122,13 +123,16 @@ class Advice:
         what = "A step" if self.config.step_seconds else "The network"
         sharded = f" ({self.best_seconds:.3g} s with {_named(self.chosen)})" if self.chosen else ""
         with_it = f" ({whole.best_seconds:.3g} s with {_named(whole.chosen)})" if whole.chosen else ""
+        beside = with_it, f"{best.name}: {whole._words}"
+        if best.name == HYBRID:  # whose replicas= compresses between hosts alone
+            beside = tuple(each.replace(f'"{TWO_LEVELS}', '"') for each in beside)
         memory = self.config.gpu_memory
         room = ", if it fits" if memory is None else f", if activations fit in the rest of {memory:g} GB"
         words = (
             f"Leave fully_shard on all ranks for {best.name}{room}: weights, gradients and "
             f"{self.config.optimizer or 'adamw'} take {decimal(best.size)} of a GPU before activations, and "
-            f"{decimal(self._sharded_bytes)} with shards on all ranks. {what} takes {whole.times[None]:.3g} s there{with_it}"
-            f", and {self.times[None]:.3g} s with shards{sharded}. {best.name}: {whole._words}"
+            f"{decimal(self._sharded_bytes)} with shards on all ranks. {what} takes {whole.times[None]:.3g} s there"
+            f"{beside[0]}, and {self.times[None]:.3g} s with shards{sharded}. {beside[1]}"
         )
         if not self.chosen:
             words += " If it does not fit, keep fully_shard without gradwire."

@@ -21,7 +21,7 @@ from rich.table import Table
 from ..compress import compressor
 from ..hooks.report_loss import COMPRESSOR, FOLDER, PLACE, STEPS
 from .advice.candidates import uncertainty
-from .advice.rule import LEAST, Rule, taken
+from .advice.rule import LEAST, Rule, taken, wide
 from .ranks.child import CommandFailure, run_to_end
 from .ranks.stopping import sigterm_interrupts
 from .results.files import check_file, figures_document, prepared_folder, write_json
@@ -163,14 +163,15 @@ def _measured(spec: str, ranks: Sequence[Sequence[dict[str, float]]], *, on_cpus
 
 
 def _verdict(rows: Sequence[Tried]) -> str:
-    """Return which compressor to take of those that keep the loss, in the order given, and the next step."""
+    """Return which compressor to take of those that keep the loss, 8 bits or more first, and the next step."""
     rule, first = Rule(), rows[0]
     if unlike := _unlike(rows):
         return unlike
     if first.on_cpus_of_one_host:
         return ON_ONE_HOST
     most = first.loss + rule.tolerance * abs(first.loss)
-    steps = {row.compressor: first.step_seconds / row.step_seconds for row in rows[1:] if row.loss <= most}
+    kept = sorted((row for row in rows[1:] if row.loss <= most), key=lambda row: not wide(row.compressor))
+    steps = {row.compressor: first.step_seconds / row.step_seconds for row in kept}
     what = f"of the step of {first.compressor}, at a training loss at most {100 * rule.tolerance:.0f} % above"
     if worth := rule.worth(steps):
         best, *beyond = worth[taken(worth) :]
@@ -188,10 +189,10 @@ def _unlike(rows: Sequence[Tried]) -> str:
     """Return which run did not begin as the first one did, such as from a checkpoint; nothing where all did."""
     first = rows[0]
     for row in rows[1:]:
-        apart = abs(row.first_loss - first.first_loss) > Rule.tolerance * abs(first.first_loss)
-        if row.steps != first.steps or apart:
+        near = abs(row.first_loss - first.first_loss) <= Rule.tolerance * abs(first.first_loss)
+        if row.steps != first.steps or not near:
             return (
-                f"No verdict: the runs did not begin alike. {first.compressor} ran {first.steps} steps from a loss of "
+                f"No verdict: the runs are not alike. {first.compressor} ran {first.steps} steps from a loss of "
                 f"{first.first_loss:.4f}, and {row.compressor} {row.steps} from {row.first_loss:.4f}. Seed the model and "
                 "the data, and let no run find the checkpoint of the one before: -- sh -c 'rm -f checkpoint.pt; torchrun "
                 "...'"

@@ -105,6 +105,8 @@ def explained(error: BaseException, group: dist.ProcessGroup) -> str:
         return str(error)
     patience = 0.0 if "imed out" in str(error) else SOON  # whoever let a time limit pass did not end just now
     ended = ended_ranks(group, patience)
+    with suppress(KeyError, ValueError):  # a group that torch does not know has numbers of its own
+        ended = [dist.get_process_group_ranks(group)[rank] for rank in ended]
     if ended:
         return f"{error}; " + (f"rank {ended[0]} has ended" if len(ended) == 1 else f"ranks {ended} have ended")
     lost = isinstance(error, dist.DistBackendError)

@@ -41,9 +41,9 @@ def slower(what: str, found: Mapping[str, float]) -> str | None:
 
 
 def late(what: str, found: Mapping[str, float]) -> str | None:
-    """Say that the residual is as large as in trainings that were late (docs/results/powersgd-delay)."""
+    """Say that PowerSGD's residual is as large as in trainings that were late (docs/results/powersgd-delay)."""
     ratio = found.get("residual_ratio", 0.0)
-    if ratio < HELD or found["steps"] <= EARLY:
+    if "powersgd" not in what or not ratio >= HELD or found["steps"] <= EARLY:
         return None
     return (
         f"the residual of {what} is {ratio:.1f}x the gradient. With Adam, PowerSGD at 0.7x to 2x ended 11 to 40 % of the "

@@ -85,7 +85,7 @@ class Forecast:
         best, none = self.best, self.of("none")
         if best.is_none:
             return f"Do not compress here. Keep your script: none takes {_ms(none.step)} per step."
-        if best.spec == none.spec:
+        if best.spec == none.spec and self.beyond is None:
             both = f"{best.name} takes {_ms(best.step)} per step, and none {self._seconds(none)}"
             return f"Do not compress; overlap alone pays: {both}."
         if best.free:

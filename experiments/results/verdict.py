@@ -107,6 +107,8 @@ def _decided(results: Results, timed: list[Timed], wanted: RunResult) -> str:
     )
     for spec in beyond:
         later, faster = _found(spec, others)
+        if not faster.differs_from(time):
+            break
         told += (
             f"Next step: {spec} takes {digits(faster.seconds)} s, {gains[spec] / gains[best]:.2f}x faster, and can cost "
             f"loss; here {_excess(later, results):+.1%}. "

@@ -59,15 +59,17 @@ def checked(
     if missing:
         raise ValueError(f"this is no state of a gradwire handle of FSDP: it lacks {', '.join(missing)}")
     if state["reduce"] != str(reduction) and not reduction.feedback and holds_nothing(state):
-        if warn:
-            logger.warning(CHANGED, state["reduce"], reduction)
-        state = {**state, "reduce": str(reduction)}
+        before, state = state["reduce"], {**state, "reduce": str(reduction)}
+    else:
+        before = None
     for key, here, advice in (
         ("gradwire", FORMAT, ADVICE["gradwire"]),
         ("reduce", str(reduction), "attach as it was when the state was saved, load, then swap()"),
     ):
         if state[key] != here:
             raise ValueError(f"the state was saved with {key} = {state[key]}, here it is {here}: {advice}")
+    if before is not None and warn:
+        logger.warning(CHANGED, before, reduction)
     check_entries(state)
     saved = {name for name, fields in state["parameters"].items() if fields}
     if gone := sorted(saved.intersection(frozen)):

@@ -291,10 +291,18 @@ def test_two_levels_are_compared_with_two_uncompressed_levels():
     assert gradwire.plan(model, "hosts:ranks=2+none", world_size=4).compression_ratio == 1
 
 
-def test_a_model_of_a_file_is_planned_by_its_own_parameters(tmp_path, planned):
-    (tmp_path / "mine.py").write_text(
-        "import torch\ndef build():\n    return torch.nn.Linear(2000, 1000, bias=False), torch.ones(1, 2000), None"
-    )
+TIED = """
+import torch
+def build():
+    model = torch.nn.Sequential(torch.nn.Embedding(1000, 2000), torch.nn.Linear(2000, 1000, bias=False))
+    model[1].weight = model[0].weight
+    return model, torch.ones(1, dtype=int), None
+"""
+
+
+def test_a_model_of_a_file_is_planned_by_its_own_parameters_and_one_that_is_shared_counts_once(tmp_path, planned):
+    (tmp_path / "mine.py").write_text(TIED)
     document = planned(f"--model={tmp_path / 'mine.py'}:build", "--compressors=none,bf16")
     assert document["parameters"] == 2_000_000
+    assert [row["sent_bytes_per_step"] for row in document["rows"]] == pytest.approx([14e6, 7e6])
     assert [row["compression_ratio"] for row in document["rows"]] == [1, 2]

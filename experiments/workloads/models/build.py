@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from torch import nn
 
@@ -53,6 +53,8 @@ class ModelConfig:
                 raise ValueError(f"{self.name} has model.{size} {value}, got {getattr(self, size)}: name gpt to choose")
         if self.own:
             own_file(self.name)
+            if any(getattr(self, each.name) != each.default for each in fields(self) if each.name != "name"):
+                raise ValueError(f"{self.name} has its own sizes: leave out --model.width and the like")
             return
         if self.name in VISION:
             object.__setattr__(self, "name", f"{TORCHVISION}{self.name}")

@@ -50,6 +50,13 @@ def test_one_that_has_ended_is(group, other):
     assert lost_ranks.explained(LOST, group) == f"{LOST}; rank 1 has ended"
 
 
+@pytest.mark.skipif(bool(obstacle()), reason=obstacle())
+def test_a_rank_of_a_part_of_the_world_is_named_by_its_number_there(group, other, monkeypatch):
+    monkeypatch.setattr(dist, "get_process_group_ranks", {group: [4, 7, 9]}.get)
+    other.kill()
+    assert lost_ranks.explained(LOST, group) == f"{LOST}; rank 7 has ended"
+
+
 def test_one_that_goes_between_two_looks_is(group, other, monkeypatch):
     """Its file in /proc is there first, and when it is to be opened it is not."""
     real = lost_ranks.Processes

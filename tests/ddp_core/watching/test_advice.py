@@ -78,5 +78,9 @@ def test_a_residual_that_stays_large_is_told_once_with_its_size_and_what_to_do()
         assert part in said
 
 
+def test_large_residuals_of_other_compressors_and_what_is_no_number_are_not_told():
+    assert not any([*told([1.2] * 6, what="topk"), *told([float("nan")] * 6)])
+
+
 def test_a_residual_that_is_small_or_large_now_and_then_or_in_the_first_steps_alone_is_not_told():
     assert not any([*told([0.4] * 6), *told([1.2, 1.2, 0.4] * 3), *told([1.2] * 6, first=100)])

@@ -95,6 +95,14 @@ def test_of_equally_fast_methods_whose_losses_cannot_be_told_apart_the_simplest_
     assert chosen(NONE, backward, priority) is backward
 
 
+def test_overlap_alone_is_not_all_that_pays_where_a_compressor_is_the_next_step():
+    choices = NONE, choice("none", 0.8, order="priority"), choice("int8", 0.79), choice("int4", 0.5)
+    said = Forecast.ranked(8, 1, choices, Rule()).sentence
+    assert said.startswith(
+        "Use none, by priority: it takes 800 ms per step, and none 1 s. Next step: int4 takes 500 ms, "
+    )
+
+
 def test_of_equally_fast_ways_that_give_nothing_up_the_simplest_is_taken():
     assert chosen(NONE, choice("none", 0.98, order="priority")) is NONE
     faster = choice("none", 0.9, order="priority")

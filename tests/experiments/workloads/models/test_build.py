@@ -83,6 +83,12 @@ def test_layers_do_not_start_alike():
         assert not torch.equal(one, other)
 
 
+def test_sizes_beside_a_function_of_a_file_are_refused(tmp_path):
+    (tmp_path / "mine.py").write_text("def build(): ...")
+    with pytest.raises(ValueError, match=r"mine.py:build has its own sizes: leave out --model.width"):
+        ModelConfig(f"{tmp_path / 'mine.py'}:build", width=3)
+
+
 def test_an_unknown_torchvision_model_is_refused_with_those_near_it():
     pytest.importorskip("torchvision")
     with pytest.raises(ValueError, match=r"torchvision has no classifier 'resnet19' \(did you mean 'resnet18'\?\)"):
