@@ -419,6 +419,13 @@ MUTANTS = [
         "tests/ddp_core/transport/test_lost_ranks.py -k late",
     ),
     Mutant(
+        "an error that is kept keeps a connection open",
+        "ddp_core/transport/process_group.py",
+        "del work  # as a traceback keeps this frame, and a work its connection",
+        "pass",
+        "tests/ddp_core/transport/test_process_group.py -k kept",
+    ),
+    Mutant(
         "a compressor is recommended that saves little over one that loses less",
         "experiments/advice/rule.py",
         "if faster >= self.worthwhile * (speed_ups[found[-1]] if found else 1.0):",
