@@ -101,8 +101,8 @@ WITHOUT_OPTIMIZER = (
     "--optimizer adamw."
 )
 MUON = (
-    "Rows of FSDP2 contain the bytes that the step of torch's Muon sends, uncompressed. Rows with DDP hold for replicate(), "
-    "too: each rank has the whole model there, and Muon's step sends nothing."
+    "Rows of FSDP2 contain the bytes that the step of torch's Muon sends, uncompressed. With DDP and replicate() each rank "
+    "has the whole model, and Muon's step sends nothing. replicate() sends as much as DDP, and computes longer."
 )
 SHARED = (
     "NCCL is assumed to sum in trees. In rings it sends up to twice as much through a host's card.",
@@ -123,13 +123,13 @@ HYBRID = (
 )
 HEADINGS = {
     "network_seconds": "network",
-    "network_ratio": "ratio",
+    "network_ratio": "network speed-up",
     "saves_at_most_seconds": "saves at most",
     "step_seconds": "step",
     "speed_up": "speed-up",
 }
-NOTE = """network: the least time that a step's bytes take on it, with all ranks of a host. ratio: the network time of \
-a step without gradwire over it. saves at most: against the \
+NOTE = """network: the least time that a step's bytes take on it, with all ranks of a host. network speed-up: that time \
+of a step without gradwire over it. saves at most: against the \
 bytes without gradwire, if computation hides nothing.
 step, speed-up: with encoding,"""
 

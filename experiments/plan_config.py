@@ -61,7 +61,7 @@ class PlanConfig:
     """sets the error feedback that compressors leave open, and adds the memory of a rank; muon is for gpt and
     --parameters, and with fsdp adds the bytes of its step"""
     gpu_memory: float | None = None
-    """with fsdp: memory of a GPU in GB, such as 80; DDP and hybrid sharding are left out if they need more
+    """with fsdp: memory of a GPU in GB, such as 80; DDP and hybrid sharding are not recommended if they need more
     before activations"""
     bucket_mb: float | None = None
     """DDP's bucket size in MiB; null gives 1 for the first bucket and 25 for the others"""

@@ -1,6 +1,7 @@
 """Trains with Muon in bf16, on shards or on replicas: torchrun --nproc-per-node 2 train_muon.py."""
 
 import argparse
+import os
 
 import torch
 import torch.distributed as dist
@@ -16,7 +17,7 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument(
     "--replicate", action="store_true", help="each rank has the whole model, so Muon's step sends nothing"
 )
-parser.add_argument("--compressor", default="int8")
+parser.add_argument("--compressor", default=os.environ.get("GRADWIRE_COMPRESSOR", "int8"))
 parser.add_argument("--steps", type=int, default=32)
 arguments = parser.parse_args()
 
@@ -46,6 +47,7 @@ for step in range(arguments.steps):
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad()
+    gradwire.report_loss(loss, handle)  # for gradwire try
 
 ratio = handle.metrics().get("ratio", 1)  # nothing is sent on one rank
 if dist.get_rank() == 0:
