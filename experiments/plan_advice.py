@@ -123,16 +123,16 @@ class Advice:
         what = "A step" if self.config.step_seconds else "The network"
         sharded = f" ({self.best_seconds:.3g} s with {_named(self.chosen)})" if self.chosen else ""
         with_it = f" ({whole.best_seconds:.3g} s with {_named(whole.chosen)})" if whole.chosen else ""
-        beside = with_it, f"{best.name}: {whole._words}"
+        verdict = whole._words
         if best.name == HYBRID:  # whose replicas= compresses between hosts alone
-            beside = tuple(each.replace(f'"{TWO_LEVELS}', '"') for each in beside)
+            with_it, verdict = (each.replace(f'"{TWO_LEVELS}', '"') for each in (with_it, verdict))
         memory = self.config.gpu_memory
         room = ", if it fits" if memory is None else f", if activations fit in the rest of {memory:g} GB"
         words = (
             f"Leave fully_shard on all ranks for {best.name}{room}: weights, gradients and "
             f"{self.config.optimizer or 'adamw'} take {decimal(best.size)} of a GPU before activations, and "
             f"{decimal(self._sharded_bytes)} with shards on all ranks. {what} takes {whole.times[None]:.3g} s there"
-            f"{beside[0]}, and {self.times[None]:.3g} s with shards{sharded}. {beside[1]}"
+            f"{with_it}, and {self.times[None]:.3g} s with shards{sharded}. {best.name}: {verdict}"
         )
         if not self.chosen:
             words += " If it does not fit, keep fully_shard without gradwire."

@@ -170,8 +170,8 @@ def _verdict(rows: Sequence[Tried]) -> str:
     if first.on_cpus_of_one_host:
         return ON_ONE_HOST
     most = first.loss + rule.tolerance * abs(first.loss)
-    kept = sorted((row for row in rows[1:] if row.loss <= most), key=lambda row: not wide(row.compressor))
-    steps = {row.compressor: first.step_seconds / row.step_seconds for row in kept}
+    ordered = sorted((row for row in rows[1:] if row.loss <= most), key=lambda row: not wide(row.compressor))
+    steps = {row.compressor: first.step_seconds / row.step_seconds for row in ordered}
     what = f"of the step of {first.compressor}, at a training loss at most {100 * rule.tolerance:.0f} % above"
     if worth := rule.worth(steps):
         best, *beyond = worth[taken(worth) :]
