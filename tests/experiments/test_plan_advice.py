@@ -93,6 +93,7 @@ def test_memory_that_is_known_leaves_out_what_does_not_fit(plan):
     for memory, name in ((0.2, "DDP"), (0.1, "hybrid sharding")):
         printed = plan(*flags, f"--gpu-memory={memory}")
         assert f"all ranks for {name}, if activations fit in the rest of {memory} GB: " in printed
+        assert f' {name}: Take "{"int8" if name == "hybrid sharding" else "hosts+int8"}". ' in printed
     printed = plan(*flags, "--gpu-memory=0.015")
     assert "Leave fully_shard" not in printed
     assert 'Take "hosts+int8". ' in printed
