@@ -103,7 +103,8 @@ def _decided(results: Results, timed: list[Timed], wanted: RunResult) -> str:
     between = " (no difference measured between them)" if len(alike) > 1 else ""
     told = (
         f"Use {' or '.join(alike)}{between}. {best} takes {digits(time.seconds)} s to the loss, and {_name(baseline)} "
-        f"{digits(usual.seconds)} s: a speed-up of {gains[best]:.2f}x. Its validation loss is {_excess(run, results):+.1%}. "
+        f"{digits(usual.seconds)} s: a speed-up of {gains[best]:.2f}x. Its validation loss is "
+        f"{_per_cent(_excess(run, results))}. "
     )
     for spec in beyond:
         later, faster = _found(spec, others)
@@ -111,7 +112,7 @@ def _decided(results: Results, timed: list[Timed], wanted: RunResult) -> str:
             break
         told += (
             f"Next step: {spec} takes {digits(faster.seconds)} s, {gains[spec] / gains[best]:.2f}x faster, and can cost "
-            f"loss; here {_excess(later, results):+.1%}. "
+            f"loss; here {_per_cent(_excess(later, results))}. "
         )
     return told + _where(results)
 
@@ -140,6 +141,11 @@ def _excess(run: RunResult, results: Results) -> float:
     """Return how far the validation loss is above the best one that gives nothing up, as a part of it."""
     plain = [each.eval.loss for each in results.runs if each.compressor in UNCOMPRESSED]
     return run.eval.loss / min(filter(math.isfinite, plain), default=math.nan) - 1
+
+
+def _per_cent(part: float) -> str:
+    """Return a part in per cent; never as -0.0 %."""
+    return f"{round(part, 3) + 0.0:+.1%}"
 
 
 def _where(results: Results) -> str:
