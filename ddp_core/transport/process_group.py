@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property, partial
+from traceback import clear_frames
 from typing import get_args
 
 import torch
@@ -77,42 +78,37 @@ class GroupPending(Reply):
                 log_no_future(str(error))
 
     def wait(self, timeout: timedelta) -> Tensor:
-        """Return the result; on CUDA the current stream waits for it, and the group's watchdog keeps the time limit.
-
-        The host waits in parts, and looks around between them; and where a connection was lost, for the reason.
-        """
-        if (work := self.work) is None:
-            raise RuntimeError("it was given up, or this rank is not a member of the process group that it reduces on")
+        """Return the result; on CUDA the current stream waits for it, and the group's watchdog keeps the time limit."""
         try:
-            waits = not (self.reply.is_cuda or timeout >= self.limit)
-            if not waits:
-                work.wait()
-            deadline = time.monotonic() + timeout.total_seconds()
-            while waits:
-                began = time.monotonic()
-                part = max(min(deadline - began, CHECK_EVERY.total_seconds()), 0.001)
-                try:
-                    if self.timed:
-                        work.wait(timedelta(seconds=part))
-                    else:
-                        polled(work, part)
-                    waits = False
-                except RuntimeError as error:
-                    failed = time.monotonic() - began < part / 2  # too early for a timeout: a connection was lost
-                    self.check()
-                    if failed:
-                        raise
-                    if time.monotonic() >= deadline:
-                        raise RuntimeError(
-                            f"it did not come within {timeout}: a rank hangs, or has died. {error}"
-                        ) from error
-                    if work.is_completed():  # while this one looked
-                        _ = work.wait(CHECK_EVERY) if self.timed else work.wait()
-                        waits = False
-        finally:
-            del work  # as a traceback keeps this frame, and a work its connection
+            self._wait(timeout)
+        except Exception as error:
+            clear_frames(error.__traceback__)  # they keep the work, and it a connection, as long as the error is kept
+            raise
         self.work = None  # whoever keeps this, as a traceback may, keeps no connection open
         return self.reply
+
+    def _wait(self, timeout: timedelta) -> bool:
+        """Wait in parts, and look around between them; and where a connection was lost, for the reason."""
+        if (work := self.work) is None:
+            raise RuntimeError("it was given up, or this rank is not a member of the process group that it reduces on")
+        if self.reply.is_cuda or timeout >= self.limit:
+            return work.wait()
+        deadline = time.monotonic() + timeout.total_seconds()
+        while True:
+            began = time.monotonic()
+            part = max(min(deadline - began, CHECK_EVERY.total_seconds()), 0.001)
+            try:
+                return work.wait(timedelta(seconds=part)) if self.timed else polled(work, part)
+            except RuntimeError as error:
+                failed = time.monotonic() - began < part / 2  # too early for a timeout: a connection was lost
+                self.check()
+                if failed:
+                    raise
+                if time.monotonic() >= deadline:
+                    why = f"it did not come within {timeout}: a rank hangs, or has died. {error}"
+                    raise RuntimeError(why) from error
+                if work.is_completed():  # while this one looked
+                    return work.wait(CHECK_EVERY) if self.timed else work.wait()
 
     def abandon(self) -> None:
         """Let go of the work, and so of its connection."""

@@ -83,7 +83,7 @@ def message_limit(group: dist.ProcessGroup, device: torch.device, otherwise: tim
     return otherwise if in_python else time_limit_of(group, device, otherwise)
 
 
-def polled(work: dist.Work, seconds: float) -> None:
+def polled(work: dist.Work, seconds: float) -> bool:
     """Wait for a work on the CPU that takes no time limit. Raises RuntimeError at the limit."""
     deadline, pause = time.monotonic() + seconds, SHORTEST
     while not work.is_completed():
@@ -91,7 +91,7 @@ def polled(work: dist.Work, seconds: float) -> None:
             raise RuntimeError(f"the collective has not ended within {seconds:.3f} s")
         time.sleep(pause)
         pause = min(2 * pause, LONGEST)
-    work.wait()
+    return work.wait()
 
 
 def notes_aside(group: dist.ProcessGroup, device: torch.device) -> bool:

@@ -58,10 +58,9 @@ def checked(
     missing = [key for key in FIELDS if not isinstance(state, Mapping) or key not in state]
     if missing:
         raise ValueError(f"this is no state of a gradwire handle of FSDP: it lacks {', '.join(missing)}")
+    before = None
     if state["reduce"] != str(reduction) and not reduction.feedback and holds_nothing(state):
         before, state = state["reduce"], {**state, "reduce": str(reduction)}
-    else:
-        before = None
     for key, here, advice in (
         ("gradwire", FORMAT, ADVICE["gradwire"]),
         ("reduce", str(reduction), "attach as it was when the state was saved, load, then swap()"),
