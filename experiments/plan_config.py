@@ -142,6 +142,11 @@ class PlanConfig:
             )
         if self.rate is not None and not parse_rate(self.rate) > 0:
             raise ValueError(f"--rate is a bandwidth above 0 such as 10gbit, got {self.rate!r}")
+        if self.rate is not None and self.cluster.hosts == 1:
+            raise ValueError(
+                f"--rate={self.rate} is of the network between hosts, and there is one host: leave it out, and for several "
+                "GPUs add --bus, such as --bus pcie4x16"
+            )
         if self.gpus_per_host > 1 and not self.hosts:
             raise ValueError(f"--gpus-per-host={self.gpus_per_host} goes with --hosts: name how many hosts there are")
         named = self.dtype.split("/")

@@ -1,4 +1,4 @@
-"""The assignment of parameters to buckets (Li et al. 2020, section 3.2.3)."""
+"""The assignment of parameters to buckets, and the sizes of these (Li et al. 2020, section 3.2.3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The modules of an FSDP2 model, with the parameters that travel together and how, and all use of torch's own state."""
+"""The modules of an FSDP2 model and their parameters, and all use of torch's own state, such as when it reads gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The outer optimizer: what is made of the mean difference between the common model and those trained from it."""
+"""The outer optimizer and its presets: the use of the mean difference between the common model and those trained from it."""
 
 from __future__ import annotations
 

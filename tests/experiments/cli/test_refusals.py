@@ -91,6 +91,7 @@ REFUSED = [
     ("plan --parameters=10M --model=lstm", "in place of --model: leave one out, got 10M and lstm"),
     ("plan --link=1gbit", "did you mean --rate?"),
     ("plan --gpus-per-host=8", "goes with --hosts"),
+    ("plan --hosts=1 --gpus-per-host=4 --rate=10gbit", "add --bus, such as --bus pcie4x16"),
     ("plan --hosts=2 --micro-batches=0", "--micro-batches are at least 1"),
     ("plan --optimizer=muon --model=mlp", "optimizer muon is for gpt and --parameters, and the model is mlp"),
     ("plan --optimizer=muon --parameters=1M --sites=2", "leave it out of local SGD"),
