@@ -15,6 +15,7 @@ from .advice.predict import Prediction
 from .advice.recommendation import LAUNCH, MEGA
 from .advice.rule import LEAST, Rule, taken, wide
 from .plan_config import OF_DDP, OF_HOSTS, PlanConfig
+from .sharded_plan import Policy
 
 UNDER_FSDP2 = (
     " Under FSDP2 losses were measured with at most 0.9 M parameters, and none with replicas= or with hosts+ of 8 bits or "
@@ -99,7 +100,7 @@ class Advice:
         if self.config.parallel == "ddp":
             return []
         config, spec, optimizer = self.config, self.of_ddp.chosen, self._optimizer
-        if config.policy.reduce_dtype == torch.float32:
+        if config.policy == Policy():
             name, line = "DDP", "ddp_model = torch.nn.parallel.DistributedDataParallel(model)"
         else:
             name = "replicate()"
@@ -190,9 +191,8 @@ class Advice:
         if self.chosen is None:
             best = max(self.faster, key=self.faster.__getitem__)
             where = " if NCCL sums in trees" if self.config.shared_card else ""
-            words = (
-                f"Do not compress{where}: {_named(best)} saves less than {LEAST} of a step ({self.faster[best]:.2f}x)."
-            )
+            below = math.floor(100 * self.faster[best]) / 100  # 1.1 is what it is not
+            words = f"Do not compress{where}: {_named(best)} saves less than {LEAST} of a step ({below:.2f}x)."
             return words + self._until
         words = f"Take {_named(self.chosen)}{self._cost(self.chosen)}.{self._until}"
         words += f" Loss: no difference seen {self._measured(self.chosen)}." * wide(self.chosen)
@@ -227,10 +227,10 @@ class Advice:
         if self._pays(LONGEST):
             return " Compression pays even if a step computes for an hour."
         low, high = math.log(SHORTEST), math.log(LONGEST)
-        while high - low > 0.05:
+        while high - low > 0.004:
             middle = (low + high) / 2
             low, high = (middle, high) if self._pays(math.exp(middle)) else (low, middle)
-        return f" Compression pays while a step computes for less than about {float(f'{math.exp(low):.2g}'):,g} s."
+        return f" Compression pays while a step computes for less than about {float(f'{math.exp(low):.3g}'):,g} s."
 
     def _pays(self, seconds: float) -> bool:
         return bool(Rule().worth(_speed_ups(self._times(seconds))))

@@ -117,7 +117,7 @@ def try_command(config: TryConfig) -> int:
         )
     console.print(f"losses and output of the script: {out}", markup=False, highlight=False, soft_wrap=True)
     if len(rows) > 1:
-        console.print(_verdict(rows), markup=False, highlight=False, soft_wrap=True)
+        console.print(_verdict(rows, config.steps), markup=False, highlight=False, soft_wrap=True)
     if config.json:
         write_json(figures_document("try", config, [asdict(row) for row in rows]), config.json)
     return int(failed)
@@ -162,11 +162,16 @@ def _measured(spec: str, ranks: Sequence[Sequence[dict[str, float]]], *, on_cpus
     )
 
 
-def _verdict(rows: Sequence[Tried]) -> str:
-    """Return which compressor to take of those that keep the loss, 8 bits or more first, and the next step."""
+def _verdict(rows: Sequence[Tried], asked: int) -> str:
+    """Return which compressor to take of those that keep the loss, 8 bits or more first, and the next step.
+
+    `asked`: steps, after the last of which ranks report where they run.
+    """
     rule, first = Rule(), rows[0]
     if unlike := _unlike(rows):
         return unlike
+    if first.steps < asked:
+        return f"No verdict: the script ended after {first.steps} of {asked} steps. Take --steps {first.steps} at most."
     if first.on_cpus_of_one_host:
         return ON_ONE_HOST
     most = first.loss + rule.tolerance * abs(first.loss)

@@ -98,7 +98,7 @@ def test_fsdp2_with_two_optimizers_resumes_to_the_bit(flags, tmp_path, monkeypat
     words = [*command(FOLDER / "train_dcp_fsdp.py"), *flags]
     whole = printed(words, tmp_path)
     for newest in ("000024", "000032"):
-        shutil.rmtree(tmp_path / "dcp-checkpoints" / newest)
+        shutil.rmtree(tmp_path / ("dcp-replicate" if flags else "dcp-fsdp") / newest)
     assert "32 steps, of which 32 in this life; parameters " in whole
     assert printed(words, tmp_path) == whole.replace("which 32", "which 16")
 

@@ -24,7 +24,7 @@ parser.add_argument("--steps", type=int, default=32)
 parser.add_argument("--replicate", action="store_true")
 OPTIONS = parser.parse_args()
 COMPRESSOR = os.environ.get("GRADWIRE_COMPRESSOR", "int8")
-CHECKPOINTS = Path("dcp-checkpoints")  # where all hosts can read and write
+CHECKPOINTS = Path("dcp-replicate" if OPTIONS.replicate else "dcp-fsdp")  # where all hosts can read and write
 
 device = gradwire.init_process_group()  # NCCL if each rank has a GPU, else Gloo
 torch.manual_seed(0)

@@ -32,11 +32,12 @@ for module in (model[0], model[2], model[4], model):  # one call per block
 muon = torch.optim.Muon([model[2].weight], lr=0.02)  # in a GPT: the matrices of the blocks
 adamw = torch.optim.AdamW([each for each in model.parameters() if each is not model[2].weight], lr=1e-3)
 optimizers = [muon, adamw]
-if arguments.replicate:
-    handle = gradwire.attach(model, arguments.compressor, optimizer=optimizers)
-else:
-    handle = gradwire.attach(model, gather=arguments.compressor, reduce=arguments.compressor, optimizer=optimizers)
-handle.watch(every=8)
+handle = None
+if arguments.compressor != "torch":  # which gradwire try compares with
+    both = {"gather": arguments.compressor, "reduce": arguments.compressor}
+    one = {"compressor": arguments.compressor}
+    handle = gradwire.attach(model, **(one if arguments.replicate else both), optimizer=optimizers)
+    handle.watch(every=8)
 
 for step in range(arguments.steps):
     random = torch.Generator().manual_seed(1000 * dist.get_rank() + step)
@@ -49,8 +50,9 @@ for step in range(arguments.steps):
         optimizer.zero_grad()
     gradwire.report_loss(loss, handle)  # for gradwire try
 
-ratio = handle.metrics().get("ratio", 1)  # nothing is sent on one rank
+ratio = handle.metrics().get("ratio", 1) if handle else 1  # nothing is sent on one rank
 if dist.get_rank() == 0:
     print(f"{arguments.steps} steps, loss {loss.item():.2f}, {ratio:.1f}x fewer bytes than 16 bits")
-handle.close()
+if handle:
+    handle.close()
 dist.destroy_process_group()

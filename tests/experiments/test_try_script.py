@@ -104,6 +104,13 @@ def test_ranks_on_the_cpus_of_one_host_get_no_verdict(hosts, on_cpus, verdict, t
     assert capsys.readouterr().out.splitlines()[-1].startswith(verdict)
 
 
+def test_a_script_that_ends_before_the_last_step_gets_no_verdict(tmp_path, capsys):
+    end = "            if step > 11: break\n            line = "
+    tried(tmp_path, SCRIPT.replace("            line = ", end), "--compressors=none,int8")
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "No verdict: the script ended after 12 of 20 steps. Take --steps 12 at most."
+
+
 def test_a_failed_run_is_shown_with_its_output_and_the_others_stand(tmp_path, capsys):
     failing = SCRIPT + "\nif loss == 2.02: raise SystemExit('no memory')"
     rows = tried(tmp_path, failing, "--compressors=none,int4,int8", code=1)
