@@ -52,7 +52,7 @@ class AdviseConfig(EmulationConfig):
     tolerance: float = Rule.tolerance
     """largest relative increase of the validation loss that a compressor may cost"""
     worthwhile: float = Rule.worthwhile
-    """minimum speed-up over none and bf16 to recommend a compressor"""
+    """minimum speed-up of a compressor over the one before it, at first none"""
     trial_seconds: float = TRIAL_SECONDS
     """about how many seconds to spend on real steps with the recommended compressor; 0 only predicts"""
     bucket_mb: float | None = None

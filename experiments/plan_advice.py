@@ -21,6 +21,7 @@ UNDER_FSDP2 = (
     " Under FSDP2 losses were measured with at most 0.9 M parameters, and none with replicas= or with hosts+ of 8 bits or "
     "more."
 )
+REDUCE_IN_16 = " reduce_dtype=torch.bfloat16 in your policy sends as few bytes without gradwire."
 HYBRID = "hybrid sharding"
 SHORTEST, LONGEST = 1e-4, 3600.0  # seconds of a step's computation that the search for the longest one looks at
 
@@ -55,6 +56,9 @@ class Advice:
         """The sentences, and the lines behind them."""
         several, lines = self.config.hosts > 1, self._lines()
         words = self._leaving if self.leaves else self._words
+        policy, chosen = self.config.policy, (self.of_ddp if self.leaves else self).chosen
+        if policy.param_dtype != policy.reduce_dtype and chosen in ("bf16", "bf16/bf16"):
+            words += REDUCE_IN_16
         if not lines:
             return words
         launch = LAUNCH if several else "torchrun --nproc-per-node {per_host} train.py"
@@ -127,12 +131,12 @@ class Advice:
         verdict = whole._words
         if best.name == HYBRID:  # whose replicas= compresses between hosts alone
             with_it, verdict = (each.replace(f'"{TWO_LEVELS}', '"') for each in (with_it, verdict))
-        memory = self.config.gpu_memory
+        memory, there = self.config.gpu_memory, "there" if best.name == HYBRID else "with DDP"
         room = ", if it fits" if memory is None else f", if activations fit in the rest of {memory:g} GB"
         words = (
             f"Leave fully_shard on all ranks for {best.name}{room}: weights, gradients and "
             f"{self.config.optimizer or 'adamw'} take {decimal(best.size)} of a GPU before activations, and "
-            f"{decimal(self._sharded_bytes)} with shards on all ranks. {what} takes {whole.times[None]:.3g} s there"
+            f"{decimal(self._sharded_bytes)} with shards on all ranks. {what} takes {whole.times[None]:.3g} s {there}"
             f"{with_it}, and {self.times[None]:.3g} s with shards{sharded}. {best.name}: {verdict}"
         )
         if not self.chosen:

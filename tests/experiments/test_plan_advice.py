@@ -195,9 +195,25 @@ def test_a_plan_of_muon_under_fsdp2_leaves_shards_and_has_a_line_for_each_way(pl
     flags = ("--parallel=fsdp", "--optimizer=muon", "--dtype=bf16")
     *_, words, _, whole, sharded, _ = plan("--parameters=1M", "--hosts=2", "--rate=10gbit", *flags).splitlines()
     assert words.startswith("Leave fully_shard on all ranks for replicate(), if it fits: ")
+    assert re.search(r" The network takes [\d.]+ s with DDP \(", words)
     assert ' replicate(): Take "int8". ' in words
     assert " Stop there: with Muon, 4 bits cost loss. Or train with AdamW, whose step sends nothing." in words
     assert whole.strip().startswith('handle = gradwire.attach(model, "int8", optimizer=[muon, adamw])')
     assert sharded.strip().startswith(
         'handle = gradwire.attach(model, gather="int8", reduce="int8", optimizer=[muon, adamw])'
     )
+
+
+@pytest.mark.parametrize(("dtype", "said"), [("bf16/fp32", True), ("fp32", False)])
+def test_a_policy_that_reduces_in_16_bits_sends_no_more_than_bf16(dtype, said, plan):
+    flags = (
+        "--parallel=fsdp",
+        "--hosts=2",
+        "--rate=10gbit",
+        "--step-seconds=0.4",
+        "--optimizer=muon",
+        f"--dtype={dtype}",
+    )
+    printed = plan("--parameters=160M", *flags)
+    assert 'Take "bf16". ' in printed
+    assert (" reduce_dtype=torch.bfloat16 in your policy sends as few bytes without gradwire." in printed) == said
