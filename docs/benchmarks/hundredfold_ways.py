@@ -67,6 +67,7 @@ WAYS = {
     **{f"every 16, lr {lr:g}": replace(LOCAL, lr=lr) for lr in (0.001, 0.002, 0.004, 0.008, 0.016)},
     "int4 at every step": Way(lr=LR, first="int4"),
     **{f"int4 at every step, lr {lr:g}": Way(lr=lr, first="int4") for lr in (0.012, 0.016)},
+    **{f"int8 at every step, lr {lr:g}": Way(lr=lr, first="int8") for lr in (0.008, 0.012)},
     **{f"PowerSGD of rank {rank} at every step, int4": Way(lr=LR, first=POWERSGD.format(rank)) for rank in (2, 4)},
     "every 16, int4": INT4,
     "every 8, int2": INT2,
@@ -117,6 +118,7 @@ WAYS = {
         for (name, start, first, spec, every), lr in product(
             (
                 ("none", 1.0, "none", "none", 16),
+                ("int8 at every step", 1.0, "int8", "none", 16),
                 ("int4 at every step", 1.0, "int4", "none", 16),
                 ("int4 and a core at every step", 1.0, "int4:core=4", "none", 16),
                 ("every 16, int4", 0.0, "none", "int4", 16),
@@ -156,10 +158,12 @@ WAYS |= {
             *(f"none, lr {lr:g}" for lr in (0.004, 0.008, 0.012, 0.016)),
             "int4 at every step",
             "int4 at every step, lr 0.012",
+            "int8 at every step, lr 0.008",
             *(f"every 8, int2, lr {lr:g}" for lr in (0.012, 0.016)),
             "every 4, onebit",
             *(f"every 4, onebit, lr {lr:g}" for lr in (0.012, 0.016, 0.032)),
             *(f"Muon, none, AdamW's lr {lr}" for lr in (0.032, 0.064, 0.128)),
+            "Muon, int8 at every step, AdamW's lr 0.064",
             *(f"Muon, every 4, onebit, AdamW's lr {lr}" for lr in (0.064, 0.128, 0.256)),
         ),
     )
