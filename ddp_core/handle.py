@@ -20,7 +20,7 @@ from .memory.model_memory import Snapshot
 from .memory.rescaled_residuals import Scaler
 from .observed import Observed
 from .transport.lost_ranks import await_all
-from .transport.protocol import DEFAULT_TIMEOUT, Decorator
+from .transport.protocol import Decorator
 from .transport.rank_messages import gathered, scattered, unlike
 from .transport.torch_groups import as_groups
 
@@ -40,7 +40,7 @@ class Handle(Observed):
         self,
         spec: Spec,
         process_group: dist.ProcessGroup | Sequence[dist.ProcessGroup] | None = None,
-        timeout: timedelta = DEFAULT_TIMEOUT,
+        timeout: timedelta | None = None,
         *,
         partial: bool = False,
         transport: Decorator | None = None,
@@ -281,7 +281,11 @@ class Handle(Observed):
         """Without threads and process groups; a copy reduces on the default group."""
         averager = self.averager
         snapshot, memory = averager.snapshot(), averager.memory
-        settings = {"compressor": snapshot.compressor, "timeout": averager.engines.timeout, "partial": memory.partial}
+        settings = {
+            "compressor": snapshot.compressor,
+            "timeout": averager.engines.given_timeout,
+            "partial": memory.partial,
+        }
         return {
             **settings,
             "undo": memory.undo,

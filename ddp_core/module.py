@@ -32,7 +32,7 @@ from .torch_compat.arguments import Arguments, localize, refuse_around, refuse_i
 from .torch_compat.attributes import TorchAttributes
 from .torch_compat.torch_reducer import ShadowSteps, TorchReducer
 from .transport.parts_of_world import part_of
-from .transport.protocol import DEFAULT_TIMEOUT, Decorator
+from .transport.protocol import Decorator
 from .transport.rank_messages import largest
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class DistributedDataParallel(TorchAttributes):
         arguments: those of torch's class, in the same order and with the same defaults. `process_group` may be a list
             of groups that take buckets in turn.
         compressor: the compressor of the gradients, such as "int4".
-        timeout: limit of each wait for an average, on the CPU.
+        timeout: limit of each wait for an average, on the CPU; by default that of the process group.
         transport: a function that wraps each transport, for example in an emulated link.
         optimizer: as for `gradwire.attach`.
         scaler: as for `gradwire.attach`.
@@ -86,7 +86,7 @@ class DistributedDataParallel(TorchAttributes):
         module: nn.Module,
         *arguments: Any,
         compressor: Spec = "none",
-        timeout: timedelta = DEFAULT_TIMEOUT,
+        timeout: timedelta | None = None,
         transport: Decorator | None = None,
         optimizer: Optimizers | None = None,
         scaler: Scaler | None = None,
@@ -135,7 +135,7 @@ class DistributedDataParallel(TorchAttributes):
 
     def _fill_buckets(self, *, together: bool) -> None:
         """Make the reducer and the buckets of all parameters that train now. `together`: all ranks do so."""
-        rules, timeout = self.arguments.rules(), self._setup[1]
+        rules = self.arguments.rules()
         named, sparse = trained(self.module)
         averager = self.compression.averager
         averager.sparse = any(sparse)
@@ -145,7 +145,7 @@ class DistributedDataParallel(TorchAttributes):
             parameters, sparse, rules.caps, alias=rules.gradient_as_bucket_view, allocate=allocate
         )
         averages: Averager = averager if self._hook is None else HookAverager(*self._hook)
-        with_whom = self._messages, averages, timeout, self._overlap or AT_END
+        with_whom = self._messages, averages, averager.engines.timeout, self._overlap or AT_END
         self.reducer = reducer = TorchReducer(parameters, names, assignment, rules, *with_whom)
         self._strays = Strays(named, self.reducer.hooks.nodes, self.module, REFRESH)
         self._forks = ForkGuard(self.reducer.hooks.nodes, weak_call(self.reducer.fills_buckets))
@@ -351,7 +351,7 @@ class DistributedDataParallel(TorchAttributes):
         self.reducer.hand_over(HookAverager(state, hook))
 
     @property
-    def _setup_now(self) -> tuple[Spec, timedelta, Decorator | None, Scaler | None, bool]:
+    def _setup_now(self) -> tuple[Spec, timedelta | None, Decorator | None, Scaler | None, bool]:
         """The arguments for a handle like this model's, after swaps too."""
         (given, timeout, transport, *_), now = self._setup, self.compression
         spec = given if compressor_of(given) == now.compressor else now.compressor

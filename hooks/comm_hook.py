@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..compress import Optimizers, Spec, specification
 from ..compress import compressor as compressor_of
 from ..compress.builder.spelling import nearest_named
-from ..ddp_core import DEFAULT_TIMEOUT, Decorator, Handle, Scaler, refuse_inside
+from ..ddp_core import Decorator, Handle, Scaler, refuse_inside
 from .backwards import ModelHook
 from .handle_of import handle_with, remember
 from .torch_ddp import compress_bucket, handle_for
@@ -109,7 +109,7 @@ class CommHook:
 def comm_hook(
     compressor: Spec,
     *,
-    timeout: timedelta = DEFAULT_TIMEOUT,
+    timeout: timedelta | None = None,
     transport: Decorator | None = None,
     optimizer: Optimizers | None = None,
     scaler: Scaler | None = None,
@@ -123,7 +123,7 @@ def comm_hook(
 
     Args:
         compressor: the compressor of the gradients. See `gradwire.compressor`.
-        timeout: limit of each wait for an average, on the CPU.
+        timeout: limit of each wait for an average, on the CPU; by default that of the process group.
         transport: a function that wraps each transport, for example in an emulated link.
         optimizer: as for `gradwire.attach`.
         scaler: as for `gradwire.attach`.

@@ -55,7 +55,7 @@ def attach_replicated(
     model: nn.Module,
     spec: Spec,
     process_group: dist.ProcessGroup | None,
-    timeout: timedelta,
+    timeout: timedelta | None,
     transport: Decorator | None,
     undo: bool,
 ) -> ReplicateHandle:

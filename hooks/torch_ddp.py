@@ -15,7 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 from ..compress import Optimizers, Spec, tuned
 from ..compress.builder.spelling import nearest_named
 from ..ddp_core import (
-    DEFAULT_TIMEOUT,
     Decorator,
     Handle,
     Scaler,
@@ -93,7 +92,7 @@ def attach(
     compressor: Spec,
     *,
     process_group: dist.ProcessGroup | None = None,
-    timeout: timedelta = DEFAULT_TIMEOUT,
+    timeout: timedelta | None = None,
     transport: Decorator | None = None,
     optimizer: Optimizers | None = None,
     scaler: Scaler | None = None,
@@ -109,7 +108,7 @@ def attach(
     reduce: Spec | None = None,
     replicas: Spec | None = None,
     process_group: dist.ProcessGroup | None = None,
-    timeout: timedelta = DEFAULT_TIMEOUT,
+    timeout: timedelta | None = None,
     transport: Decorator | None = None,
     optimizer: Optimizers | None = None,
     scaler: Scaler | None = None,
@@ -126,7 +125,7 @@ def attach(
     reduce: Spec | None = None,
     replicas: Spec | None = None,
     process_group: dist.ProcessGroup | None = None,
-    timeout: timedelta = DEFAULT_TIMEOUT,
+    timeout: timedelta | None = None,
     transport: Decorator | None = None,
     optimizer: Optimizers | None = None,
     scaler: Scaler | None = None,
@@ -145,7 +144,7 @@ def attach(
         reduce: the compressor of gradients that FSDP2 reduces.
         replicas: the compressor of gradients between the replicas of FSDP2's hybrid sharding.
         process_group: the ranks that average; by default the model's own group.
-        timeout: limit of each wait for an average, on the CPU.
+        timeout: limit of each wait for an average, on the CPU; by default that of the process group.
         transport: a function that wraps each transport, for example in an emulated link.
         optimizer: the optimizer of the averages, or a list. It sets the options of error feedback that `compressor`
             leaves open.
@@ -250,7 +249,7 @@ def handle_for(
     model: nn.Module,
     *,
     process_group: dist.ProcessGroup | None = None,
-    timeout: timedelta = DEFAULT_TIMEOUT,
+    timeout: timedelta | None = None,
     transport: Decorator | None = None,
     optimizer: Optimizers | None = None,
     undo: bool = False,

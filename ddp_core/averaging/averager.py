@@ -79,7 +79,7 @@ class CompressedAverager(SteppedAverager):
         self,
         compressor: Compressor,
         groups: Sequence[dist.ProcessGroup],
-        timeout: timedelta,
+        timeout: timedelta | None,
         *,
         partial: bool = False,
         decorate: Decorator | None = None,
@@ -284,7 +284,7 @@ class CompressedAverager(SteppedAverager):
         if not self._agreed:
             self.memory.claims.expect(self.names.values(), self.memory.compressor, ranks.per_host)
             values = self.starting_values.text(named.values()) if self.starting_values.due else None
-            self.engines.agreement.barrier(engine.transport)
+            self.engines.agreement.barrier(engine.transport, self.engines.timeout)
             engine.agree(setup(self.memory, layout, values))
             operations = operations_of(self.memory.compressor, flat.dtype, ranks)
             dtypes = {flat.dtype, *(each.dtype.to_real() for each in self.names)}

@@ -27,6 +27,7 @@ from ..transport.parts_of_world import part_of
 from ..transport.process_group import ProcessGroup
 from ..transport.protocol import Decorator, Transport, time_limit
 from ..transport.swap_agreement import Agreement
+from ..transport.torch_groups import group_limit
 
 AT_EXIT = timedelta(seconds=5)
 LET_GO = 0.1  # seconds
@@ -51,7 +52,7 @@ class Engines:
     def __init__(
         self,
         groups: Sequence[dist.ProcessGroup],
-        timeout: timedelta,
+        timeout: timedelta | None,
         decorate: Decorator | None,
         on_idle: Callable[[], None] = lambda: None,
     ) -> None:
@@ -60,8 +61,8 @@ class Engines:
                 f"transport is a function of a transport, such as gradwire.ddp_core.Paced; got {decorate!r}"
             )
         wait_at_exit()
-        self.timeout = time_limit(timeout)
-        self.agreement = Agreement(self.timeout)
+        self.given_timeout = timeout if timeout is None else time_limit(timeout)
+        self.agreement = Agreement()
         self._groups, self._decorate, self._on_idle = list(groups), decorate, on_idle
         self.speaks: bool | None = None  # see `first`
         self._made: dict[tuple[torch.device, int], Engine] = {}
@@ -81,6 +82,11 @@ class Engines:
             assert dist.group.WORLD is not None
             self._groups = [dist.group.WORLD]
         return self._groups[0]
+
+    @cached_property
+    def timeout(self) -> timedelta:
+        """The limit of each wait: the given one, else that of the group itself."""
+        return group_limit(self.group) if self.given_timeout is None else self.given_timeout
 
     @property
     def ranks(self) -> Ranks:

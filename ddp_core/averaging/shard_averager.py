@@ -50,7 +50,7 @@ class ShardAverager(SteppedAverager):
         weights: WeightGather,
         group: dist.ProcessGroup,
         device: torch.device,
-        timeout: timedelta,
+        timeout: timedelta | None,
         decorate: Decorator | None = None,
         steps: Steps | None = None,
         undo: bool = False,
@@ -157,7 +157,7 @@ class ShardAverager(SteppedAverager):
     def _agree(self) -> None:
         """Compare with the other ranks how this one is set up."""
         engine = self.engines.of(self.device, 0)
-        self.engines.agreement.barrier(engine.transport)
+        self.engines.agreement.barrier(engine.transport, self.engines.timeout)
         memory = self.memory
         engine.agree(f"weights as {self.weights!r} and gradients as {memory.reduction!r} at step {memory.step}")
         agree_on_kernels(self._operations(), engine.transport, self.device)

@@ -201,7 +201,7 @@ class SteppedAverager:
     memory: StepMemory
 
     def __init__(
-        self, groups: Sequence[dist.ProcessGroup], timeout: timedelta, decorate: Decorator | None, steps: Steps
+        self, groups: Sequence[dist.ProcessGroup], timeout: timedelta | None, decorate: Decorator | None, steps: Steps
     ) -> None:
         self.engines = Engines(groups, timeout, decorate, steps.hear)
         self.steps, self.totals, self.shown, self.discarded = steps, Totals(), Shown(), DiscardedGradientCheck()

@@ -31,28 +31,26 @@ class Agreement:
     """The point where ranks meet before they compare their setups: at the first step, and after each change.
 
     They meet in their group's store, so those that go on without, and wait for those that do not come, find that out.
-    `limit`: of the wait for ranks that do not come at the start. `step`: the one that this rank is in since the start,
-    counted alike on all ranks.
+    `step`: the one that this rank is in since the start, counted alike on all ranks.
     """
 
-    def __init__(self, limit: timedelta) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self.step = 0
         self._round, self._world_size = 0, 0
         self._store: dist.Store | None = None  # until the first time, of which nobody can be unaware
         self.due = False  # this rank will meet the others at its next bucket
         self._differing = ""
 
-    def barrier(self, transport: Transport) -> None:
+    def barrier(self, transport: Transport, limit: timedelta) -> None:
         """Return when all ranks, always the same, have come here, or do not soon: what follows waits for them.
 
-        Raises ValueError where some go on without.
+        `limit`: of the wait for ranks that do not come at the start. Raises ValueError where some go on without.
         """
         if self._differing:
             raise ValueError(self._differing)
         self.due = False
         if self._store is None:
-            self._begin(transport)
+            self._begin(transport, limit)
             return
         self._round += 1
         self._store.set(f"{self._round}/of {transport.ranks.rank}", "")
@@ -61,8 +59,8 @@ class Agreement:
             self._store.set(f"{self._round}/all", "")
         self._await_all(self._store)
 
-    def _begin(self, transport: Transport) -> None:
-        await_all(transport.group, HERE, REMEDY, self._limit)
+    def _begin(self, transport: Transport, limit: timedelta) -> None:
+        await_all(transport.group, HERE, REMEDY, limit)
         texts = exchange(f"{uuid.uuid4().hex} {place()}", transport, what="the setup of their first bucket")
         keys, _, places = zip(*(text.partition(" ") for text in texts), strict=True)
         meet(transport.group, places)

@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
+from .protocol import DEFAULT_TIMEOUT
+
 logger = logging.getLogger(__name__)
 BY_STREAMS = ("nccl", "rccl", "ucc")  # beginnings of names of backends: a GPU's streams wait for their collectives
 NCCL = ("nccl", "nccl2")  # names of torch's own; the second one since torch 2.15
@@ -81,6 +83,11 @@ def message_limit(group: dist.ProcessGroup, device: torch.device, otherwise: tim
     """Return the time limit of a group's own; `otherwise` for backends in Python, of which torch asks it without an end."""
     in_python = type(group._get_backend(device)).__name__ not in TIMED - {"DirectBackend"}
     return otherwise if in_python else time_limit_of(group, device, otherwise)
+
+
+def group_limit(group: dist.ProcessGroup) -> timedelta:
+    """Return the time limit of a group's own on the CPU, or on GPUs if it is of GPUs alone."""
+    return message_limit(group, torch.device("cpu" if carries(group, torch.device("cpu")) else "cuda"), DEFAULT_TIMEOUT)
 
 
 def polled(work: dist.Work, seconds: float) -> bool:

@@ -15,6 +15,11 @@ from ...ddp_core.averaging.shard_averager import ShardAverager
 from ...ddp_core.averaging.steps import Steps
 from ..backwards import Backwards, ModelHook
 
+BROKEN = (
+    "a backward of this model raised an error, and since then torch's FSDP2 and replicate() change no parameter, without a "
+    "word: end the training, and restart it from a checkpoint"
+)
+
 
 class Arrivals:
     """The gradients of one backward; on CUDA, where streams wait and no host does, each is waited for at once.
@@ -36,6 +41,13 @@ class Arrivals:
         self._pendings: list[Pending] = []
         self._backwards = Backwards()
         weakref.finalize(self, model.register_forward_hook(ModelHook(self._backwards.watch)).remove)
+        refusal = ModelHook(self._refuse_broken)
+        weakref.finalize(self, model.register_forward_pre_hook(refusal, prepend=True).remove)
+
+    def _refuse_broken(self) -> None:
+        """Raise RuntimeError in training behind a backward that broke off, whose state torch does not mend."""
+        if self._backwards.broke_off and torch.is_grad_enabled():
+            raise RuntimeError(BROKEN)
 
     def begin(self, averager: ShardAverager | CompressedAverager) -> None:
         """Gradients of a module come next, which an averager is to be given: perhaps the first ones of a backward."""

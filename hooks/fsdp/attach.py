@@ -53,7 +53,9 @@ MUON = (
 )
 
 
-def attach_sharded(model: nn.Module, asked: Sharding, timeout: timedelta, transport: Decorator | None) -> ShardHandle:
+def attach_sharded(
+    model: nn.Module, asked: Sharding, timeout: timedelta | None, transport: Decorator | None
+) -> ShardHandle:
     """Communicate for an FSDP2 model.
 
     Raises ValueError for a specification or a model that is refused, and RuntimeError for a torch that is too old.

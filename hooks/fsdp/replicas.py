@@ -99,7 +99,7 @@ class ReplicaMean:
 
 
 def handle_of_replicas(
-    modules: Sequence[ShardedModule], asked: Sharding, timeout: timedelta, transport: Decorator | None
+    modules: Sequence[ShardedModule], asked: Sharding, timeout: timedelta | None, transport: Decorator | None
 ) -> Handle | None:
     """The handle of what averages over replicas."""
     if asked.replicas is None:

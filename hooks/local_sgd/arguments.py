@@ -16,6 +16,7 @@ from ...compress import Compressor, Spec, compressor
 from ...compress.protocol.compressor import traits_of
 from ...compress.state.shares import ranks_given
 from ...ddp_core.transport.protocol import Decorator, time_limit
+from ...ddp_core.transport.torch_groups import group_limit
 from .fixed_sites import FixedSites
 from .fragment import fragments
 from .inside import Inside, Sites, named_parameters
@@ -57,7 +58,7 @@ def inner(optimizer: Optimizer) -> Optimizer:
     return inner(inside)
 
 
-def ranks_of(group: dist.ProcessGroup | None, timeout: timedelta) -> FixedSites:
+def ranks_of(group: dist.ProcessGroup | None, timeout: timedelta | None) -> FixedSites:
     """Return the ranks of a process group as sites. Raises RuntimeError where there is none."""
     if group is None and not dist.is_initialized():
         raise RuntimeError(
@@ -66,7 +67,7 @@ def ranks_of(group: dist.ProcessGroup | None, timeout: timedelta) -> FixedSites:
         )
     chosen = group if group is not None else dist.group.WORLD
     assert chosen is not None
-    return FixedSites(chosen, time_limit(timeout))
+    return FixedSites(chosen, group_limit(chosen) if timeout is None else time_limit(timeout))
 
 
 def seconds(given: float | None) -> float | None:

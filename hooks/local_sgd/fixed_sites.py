@@ -9,9 +9,11 @@ import torch.distributed as dist
 
 from ...compress.protocol.requests import Request
 from ...ddp_core.averaging.same_kernels import agree_on_kernels
+from ...ddp_core.transport.lost_ranks import explained, meet, place
 from ...ddp_core.transport.private_group import new_name, private_group
 from ...ddp_core.transport.process_group import over, started
 from ...ddp_core.transport.protocol import Reply
+from ...ddp_core.transport.rank_messages import exchange
 from ...ddp_core.transport.same_setup import agree
 from ..internet.late_sites import Claim
 from ..internet.meeting import CPU, Meeting
@@ -51,6 +53,7 @@ class FixedSites:
         """
         agree(setup, self._parent, what="the setup of LocalSteps")
         differ = agree_on_kernels(operations, self._parent, CPU, varies_with_threads=varies_with_threads)
+        meet(self.group, exchange(place(), self._parent, what="their processes"))
         group = private_group(self._parent.group, self._timeout, new_name(self._parent))
         self._meeting = GroupMeeting(group, self._timeout)
         self._meeting.differ = differ
@@ -66,7 +69,7 @@ class FixedSites:
         self._meeting = None
         raise RuntimeError(
             f"a round of LocalSteps failed, as a rank has died, hangs or raised an error. Sites that may come and go meet "
-            f"in a gradwire.Rendezvous instead of a process group. {error}"
+            f"in a gradwire.Rendezvous instead of a process group. {explained(error, self.group)}"
         ) from error
 
     def end(self, number: int) -> None:

@@ -19,7 +19,7 @@ from torch import nn
 from ...compress import Optimizers, Spec, compressor, specification
 from ...compress.builder.spelling import whole_number
 from ...ddp_core.averaging.same_kernels import varies_with_threads
-from ...ddp_core.transport.protocol import DEFAULT_TIMEOUT, Decorator
+from ...ddp_core.transport.protocol import Decorator
 from ...ddp_core.transport.rank_messages import checksum
 from ..internet.client import Rendezvous, TrainingEnded
 from ..model_kinds import sharded_modules
@@ -63,7 +63,7 @@ class LocalSteps:
             Buffers keep each site's values then, until `synchronize` or `finish` averages them.
         at: the meeting point of sites that may join and leave. By default all ranks of `process_group` take part.
         process_group: the ranks that take part; by default the default group. Of sites with several ranks one of each.
-        timeout: limit of each wait among ranks.
+        timeout: limit of each wait among ranks; by default that of the process group.
         transport: a function that wraps each transport, for example in an emulated link.
         outliers: what becomes of a change whose norm is more than 3 times the median of the others', with three sites or
             more: "keep", "clip" (to the median) or "drop". Both limit weights and changes of buffers, too.
@@ -93,7 +93,7 @@ class LocalSteps:
         overlap: bool = True,
         at: Rendezvous | None = None,
         process_group: dist.ProcessGroup | None = None,
-        timeout: timedelta = DEFAULT_TIMEOUT,
+        timeout: timedelta | None = None,
         transport: Decorator | None = None,
         outliers: str = "keep",
         weight: float = 1.0,

@@ -439,4 +439,18 @@ MUTANTS = [
         "pass",
         "tests/hooks/test_report_loss.py",
     ),
+    Mutant(
+        "FSDP2 trains on behind a backward that broke off",
+        "hooks/fsdp/arrivals.py",
+        "if self._backwards.broke_off and torch.is_grad_enabled():",
+        "if False:",
+        "tests/hooks/laws/test_failures.py -k refuses_to",
+    ),
+    Mutant(
+        "waits do not have the limit of the process group",
+        "ddp_core/averaging/engines.py",
+        "return group_limit(self.group) if self.given_timeout is None else self.given_timeout",
+        "return timedelta(minutes=30) if self.given_timeout is None else self.given_timeout",
+        "tests/hooks/laws/test_failures.py -k waits_have",
+    ),
 ]

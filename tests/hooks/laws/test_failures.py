@@ -6,8 +6,13 @@ from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+import gradwire
 from gradwire.ddp_core.transport.torch_groups import store_of
+from gradwire.hooks.local_sgd.arguments import ranks_of
+from gradwire.hooks.local_sgd.fixed_sites import WAITS
 
 from ...ddp_core.errors import message_of, shorten
 from ...ranks import LostRank
@@ -97,3 +102,41 @@ def test_ranks_that_differ_all_say_so(ranks, wrapper, swaps):
     for failure in ranks.run(differing, 2, wrapper, swaps, expect_errors=True):
         assert "set up differently" in failure.message or "expects same model" in failure.message
         assert swaps or all(text in failure.message.lower() for text in ("rank 0 has", "rank 1 has", "int4", "int8"))
+
+
+def caught(rank, world_size, wrapper):
+    """What a backward of all ranks raises, and the step behind it where that error was caught."""
+    training = Training(wrapper, timeout=LONG)
+    training.steps(0, STEPS)
+    part = next(each for each in training.model.modules() if isinstance(each, GivenParts)).parts[0]
+    hook = part.register_forward_hook(lambda _, given, loss: loss.register_hook(lambda _: raises()) and None)
+    first = message_of(training.step, STEPS)
+    hook.remove()
+    return first, message_of(training.step, STEPS + 1)
+
+
+@over("FSDP2", "HSDP", "replicate")
+def test_fsdp2_that_changes_no_parameter_after_an_error_of_backward_refuses_to_train_on(ranks, wrapper):
+    for first, then in ranks.run(caught, EVERY[wrapper].world_size, wrapper):
+        assert first == "ZeroDivisionError: on purpose"
+        assert then.startswith(
+            "RuntimeError: a backward of this model raised an error, and since then torch's FSDP2 and"
+        )
+
+
+def limits(rank, world_size):
+    """The limits of waits of models whose group has one of its own, without a limit of theirs and with one."""
+    group, one = dist.new_group(timeout=timedelta(seconds=7)), timedelta(seconds=3)
+    found = []
+    for options in ({}, {"timeout": one}):
+        attached = gradwire.attach(DistributedDataParallel(nn.Linear(2, 2), process_group=group), "int8", **options)
+        own = gradwire.DistributedDataParallel(nn.Linear(2, 2), process_group=group, compressor="int8", **options)
+        of_local_steps = ranks_of(group, options.get("timeout"))
+        for handle in (attached, own.compression):
+            found.append(handle.averager.engines.timeout.total_seconds())
+        found.append(of_local_steps.patience / WAITS)
+    return found
+
+
+def test_waits_have_the_limit_of_the_process_group_unless_they_are_given_one(ranks):
+    assert ranks.run(limits, 2) == [[7, 7, 7, 3, 3, 3]] * 2

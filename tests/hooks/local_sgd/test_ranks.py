@@ -169,3 +169,19 @@ def test_when_a_site_is_killed_stopped_or_its_gil_held_the_others_go_on(ranks, k
             assert torch.equal(left, right)
     assert {3, 2} <= {sites for sites, _ in ended[0][1]}
     assert kind == "kill" or any(replaced for _, replaced in ended[2][1][1:])  # it has taken the others' model
+
+
+def dying(rank, world_size):
+    """Ranks of a process group, of which one dies."""
+    model, optimizer, local = built(rank, overlap=False)
+    while local.round < 8:
+        if rank == 1 and local.steps == 4:
+            os._exit(3)
+        descend(model, optimizer, rank, local.steps)
+
+
+def test_ranks_of_a_process_group_fail_when_one_dies_and_name_it(ranks):
+    first, dead, last = ranks.run(dying, 3, expect_errors=True)
+    assert dead == LostRank(1, "died with exit code 3")
+    assert "a round of LocalSteps failed, " in first.message
+    assert all("rank 1 has ended" in each.message for each in (first, last))
