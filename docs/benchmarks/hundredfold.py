@@ -53,7 +53,7 @@ LENGTHS = 672, 2688, 10752  # steps: 5, 20 and 80 tokens per parameter
 STEPS = LENGTHS[1]
 WARMUP = 28  # a training's first part of so many parts, in which the learning rate grows
 VALIDATION = 32, 64  # sequences of a batch, and batches
-SEEDS = range(3)
+SEEDS = range(6)
 MOMENTS = ("exp_avg", "exp_avg_sq")  # Adam's, in torch's words
 LEAST = 0.1  # of its own second moment, that a site keeps at least
 
@@ -271,7 +271,7 @@ def shown(runs: dict[int, Any], others: dict[int, Any]) -> str:
     if not values:
         return "-"
     spread = f" ± {interval(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):+.1f}{spread} ({len(values)})"
+    return f"{round(statistics.fmean(values), 1) + 0.0:+.1f}{spread} ({len(values)})"
 
 
 def rows(finished: FinishedRuns) -> Iterator[list[str]]:
@@ -323,7 +323,7 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("--ways", nargs="+", default=list(WAYS), metavar="WAY")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help=f"{[*SEEDS]} are in the table")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help=f"those up to {SEEDS[-1]} are in the table")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"{LENGTHS} are in the table")
     parser.add_argument("--table", action="store_true", help="write ways.csv and pictures, and run nothing")
     parser.add_argument("--above", nargs=2, metavar="WAY@STEPS", help="print how far one ends above the other")
