@@ -195,7 +195,7 @@ class Advice:
         if self.chosen is None:
             best = max(self.faster, key=self.faster.__getitem__)
             where = " if NCCL sums in trees" if self.config.shared_card else ""
-            below = math.floor(100 * self.faster[best]) / 100  # 1.1 is what it is not
+            below = min(round(self.faster[best], 2), Rule.worthwhile - 0.01)  # 1.1 is what it is not
             words = f"Do not compress{where}: {_named(best)} saves less than {LEAST} of a step ({below:.2f}x)."
             return words + self._until
         words = f"Take {_named(self.chosen)}{self._cost(self.chosen)}.{self._until}"
@@ -234,7 +234,7 @@ class Advice:
         while high - low > 0.004:
             middle = (low + high) / 2
             low, high = (middle, high) if self._pays(math.exp(middle)) else (low, middle)
-        return f" Compression pays while a step computes for less than about {float(f'{math.exp(low):.3g}'):,g} s."
+        return f" Compression pays while a step computes for less than about {float(f'{math.exp(low):.2g}'):,g} s."
 
     def _pays(self, seconds: float) -> bool:
         return bool(Rule().worth(_speed_ups(self._times(seconds))))

@@ -48,11 +48,6 @@ class Backwards:
     def __init__(self) -> None:
         self.now: Callable[[], BackwardCallback | None] = NOBODY  # the one under way; weakly, for it may break off
 
-    @property
-    def broke_off(self) -> bool:
-        """True if the last one raised an error."""
-        return self.now is not NOBODY and self.now() is None
-
     def begin(self, _: Tensor | None = None) -> None:
         """Have the backward under way report its end, unless it is inside of one that does."""
         if self.now() is None:

@@ -25,7 +25,7 @@ class ReplicateHandle(Handle):
     def take(self, model: nn.Module, modules: Sequence[ShardedModule]) -> None:
         """Average the gradients of a model's replicated modules, each in one bucket."""
         steps, timeout = self.averager.steps, self.averager.engines.timeout
-        arrivals = Arrivals(steps, model, modules[0].device, timeout, FiniteEverywhere(self.averager))
+        arrivals = Arrivals(steps, model, modules[0].device, timeout, FiniteEverywhere(self.averager), modules)
         take_replicas(modules, self, arrivals)
         self.averager.look_for_discarded([each for each in model.parameters() if each.requires_grad])
         self._modules = modules

@@ -87,7 +87,9 @@ def message_limit(group: dist.ProcessGroup, device: torch.device, otherwise: tim
 
 def group_limit(group: dist.ProcessGroup) -> timedelta:
     """Return the time limit of a group's own on the CPU, or on GPUs if it is of GPUs alone."""
-    return message_limit(group, torch.device("cpu" if carries(group, torch.device("cpu")) else "cuda"), DEFAULT_TIMEOUT)
+    device = torch.device("cpu" if carries(group, torch.device("cpu")) else "cuda")
+    own: timedelta | None = getattr(group._get_backend(device), "limit", None)  # of the backend `gradwire`
+    return own or message_limit(group, device, DEFAULT_TIMEOUT)
 
 
 def polled(work: dist.Work, seconds: float) -> bool:

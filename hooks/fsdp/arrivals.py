@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import torch
@@ -14,10 +14,11 @@ from ...ddp_core.averaging.averager import CompressedAverager
 from ...ddp_core.averaging.shard_averager import ShardAverager
 from ...ddp_core.averaging.steps import Steps
 from ..backwards import Backwards, ModelHook
+from .modules import ShardedModule
 
 BROKEN = (
-    "a backward of this model raised an error, and since then torch's FSDP2 and replicate() change no parameter, without a "
-    "word: end the training, and restart it from a checkpoint"
+    "a backward of this model raised an error, and since then torch's FSDP2 and replicate() leave some or all parameters "
+    "unchanged, without a word: end the training, and restart it from a checkpoint"
 )
 
 
@@ -36,9 +37,10 @@ class Arrivals:
         device: torch.device,
         timeout: timedelta,
         before_end: Callable[[], None],
+        modules: Sequence[ShardedModule],
     ) -> None:
         self._steps, self._device, self._timeout, self._before_end = steps, device, timeout, before_end
-        self._pendings: list[Pending] = []
+        self._pendings, self._modules = list[Pending](), modules
         self._backwards = Backwards()
         weakref.finalize(self, model.register_forward_hook(ModelHook(self._backwards.watch)).remove)
         refusal = ModelHook(self._refuse_broken)
@@ -46,7 +48,8 @@ class Arrivals:
 
     def _refuse_broken(self) -> None:
         """Raise RuntimeError in training behind a backward that broke off, whose state torch does not mend."""
-        if self._backwards.broke_off and torch.is_grad_enabled():
+        outside = torch._C._current_graph_task_id() == -1  # inside of a backward, as of a checkpoint, it is under way
+        if outside and torch.is_grad_enabled() and any(each.in_backward for each in self._modules):
             raise RuntimeError(BROKEN)
 
     def begin(self, averager: ShardAverager | CompressedAverager) -> None:

@@ -82,7 +82,8 @@ def attach_sharded(
         among_shards if of_shards else None,
         sharing=None if alone else among_shards.engines,
     )
-    arrivals = Arrivals(among_shards.steps, model, among_shards.device, among_shards.engines.timeout, agreement)
+    limit = among_shards.engines.timeout
+    arrivals = Arrivals(among_shards.steps, model, among_shards.device, limit, agreement, modules)
     if replicas is not None:
         take_replicas(modules, replicas, arrivals)
     if of_shards and not alone:

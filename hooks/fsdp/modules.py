@@ -107,6 +107,11 @@ class ShardedModule:
         return bool(self.group._training_state.name == "FORWARD")
 
     @property
+    def in_backward(self) -> bool:
+        """True from the first gradients of a backward to its end, which one that raises an error never has."""
+        return bool(getattr(self.module._get_fsdp_state()._state_ctx, "post_backward_final_callback_queued", False))
+
+    @property
     def divisor(self) -> float | None:
         """The divisor of gradients, before `take` the user's; None if they are divided by the number of ranks."""
         divisor: float | None = self.group.gradient_divide_factor

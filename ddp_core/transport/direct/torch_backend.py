@@ -141,6 +141,11 @@ class DirectBackend(Backend):
         summed = options.reduceOp == dist.ReduceOp.SUM and output.dtype in SUMMED
         return apart and summed and self._goes_direct("reduce_scatter", output, rows)
 
+    @property
+    def limit(self) -> timedelta:
+        """The time limit of its collectives."""
+        return self._direct.timeout
+
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the time limit of all that begins from now on."""
         self._gloo.set_timeout(timeout)

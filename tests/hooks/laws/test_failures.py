@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import gradwire
-from gradwire.ddp_core.transport.torch_groups import store_of
+import gradwire.backend
+from gradwire.ddp_core.transport.torch_groups import group_limit, store_of
 from gradwire.hooks.local_sgd.arguments import ranks_of
 from gradwire.hooks.local_sgd.fixed_sites import WAITS
 
@@ -122,6 +122,16 @@ def test_fsdp2_that_changes_no_parameter_after_an_error_of_backward_refuses_to_t
         assert then.startswith(
             "RuntimeError: a backward of this model raised an error, and since then torch's FSDP2 and"
         )
+
+
+def of_direct(rank, world_size):
+    """The limit of a group of the backend `gradwire`."""
+    group = dist.new_group(backend="gradwire", timeout=timedelta(seconds=5))
+    return group_limit(group).total_seconds()
+
+
+def test_the_limit_of_the_backend_of_gradwire_is_known_too(ranks):
+    assert ranks.run(of_direct, 2) == [5, 5]
 
 
 def limits(rank, world_size):
