@@ -41,8 +41,8 @@ AMONG_RANKS = [
     Mutant(
         "a rank that is alone waits much longer than the limit of its handle",
         "ddp_core/transport/swap_agreement.py",
-        "await_all(transport.group, HERE, REMEDY, self._limit)",
-        "await_all(transport.group, HERE, REMEDY, 12 * self._limit)",
+        "await_all(transport.group, HERE, REMEDY, limit)",
+        "await_all(transport.group, HERE, REMEDY, 12 * limit)",
         "tests/hooks/test_starting_values.py -k attaches_alone",
     ),
     Mutant(

@@ -442,9 +442,9 @@ MUTANTS = [
     Mutant(
         "FSDP2 trains on behind a backward that broke off",
         "hooks/fsdp/arrivals.py",
-        "if self._backwards.broke_off and torch.is_grad_enabled():",
+        "if outside and torch.is_grad_enabled() and any(each.in_backward for each in self._modules):",
         "if False:",
-        "tests/hooks/laws/test_failures.py -k refuses_to",
+        "tests/hooks/fsdp/test_broken_backwards.py",
     ),
     Mutant(
         "waits do not have the limit of the process group",
