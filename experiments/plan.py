@@ -206,7 +206,8 @@ def _whole_bytes(model: nn.Module, config: PlanConfig) -> dict[str, int]:
     """
     named, optimizer = _named(model, config), config.optimizer or "adamw"
     elements = sum(each.numel() for each in named.values())
-    counts = {"weights": elements, "gradients": elements, optimizer: optimizer_elements(named, optimizer)}
+    states = "Muon on the blocks' matrices and AdamW on the rest" if optimizer == "muon" else optimizer
+    counts = {"weights": elements, "gradients": elements, states: optimizer_elements(named, optimizer)}
     dtype = torch.float32 if config.parallel == "fsdp" else config.policy.reduce_dtype
     return {name: dtype.itemsize * count for name, count in counts.items()}
 
@@ -221,9 +222,9 @@ def _memory_note(model: nn.Module, order: Sequence[Tensor], plans: Sequence[Plan
     tried = [each for each in plans if each.compressor.removeprefix("DDP ") in named]
     most = max(tried or plans, key=lambda each: each.peak_bytes)
     adds = (
-        "Of the compressors to try, {1} adds the most within a step, {0}."
+        "Of the compressors to try, {1} adds the most within a step, {0}"
         if tried
-        else "Compression adds {} at its peak, by computation, with {}; up to half more was measured."
+        else "Compression adds at most {0} within a step, with {1}"
     )
     sizes = _whole_bytes(model, config)
     whole = sum(sizes.values())
@@ -243,7 +244,9 @@ def _memory_note(model: nn.Module, order: Sequence[Tensor], plans: Sequence[Plan
         note += (
             f"DDP and {words} weights (bytes per parameter: {parts}); {kept} with replicate(), which keeps float32. "
         )
-    return note + adds.format(decimal(most.peak_bytes), most.compressor)
+    return (
+        f"{note}{adds.format(decimal(most.peak_bytes), most.compressor)}, by computation; up to half more was measured."
+    )
 
 
 def _times(steps: Sequence[Prediction], config: PlanConfig) -> Iterator[dict[str, float]]:

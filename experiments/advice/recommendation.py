@@ -74,6 +74,11 @@ class Forecast:
                 return choice
         raise KeyError(f"{spec} in the order {order} is none of {', '.join(each.name for each in self.choices)}")
 
+    def speed_up(self, choice: Choice) -> float:
+        """The speed-up of a choice over none: of measured steps if the choice was tried, else of predicted ones."""
+        none = self.of("none")
+        return none.prediction.step / choice.prediction.step if choice.tried is None else none.step / choice.tried
+
     @property
     def gain(self) -> float:
         """The speed-up of the recommended step over the fastest step that gives nothing up."""
@@ -84,7 +89,7 @@ class Forecast:
         """The recommendation."""
         best, none = self.best, self.of("none")
         if best.is_none:
-            return f"Do not compress here. Keep your script: none takes {_ms(none.step)} per step."
+            return f"Do not compress here. Keep your script: none takes {_ms(none.step)} per step{self._beside}."
         if best.spec == none.spec and self.beyond is None:
             both = f"{best.name} takes {_ms(best.step)} per step, and none {self._seconds(none)}"
             return f"Do not compress; overlap alone pays: {both}."
@@ -95,6 +100,14 @@ class Forecast:
             f"Use {best.name}: {_ms(best.step)} per step, a speed-up of {none.step / best.step:.2f}x over none "
             f"({self._seconds(none)}) and {self.gain:.2f}x over the faster of none and bf16, at an expected validation loss "
             f"of {_percent(best.loss)}.{LOW_RANK if 'powersgd' in best.spec else ''}{self._next}"
+        )
+
+    @property
+    def _beside(self) -> str:
+        """What the fastest compressor that was tried takes, where none is recommended."""
+        tried = [choice for choice in self.choices if choice.tried is not None and choice.spec != "none"]
+        return (
+            f", and {tried[0].name}, the fastest of the others that were tried, {_ms(tried[0].step)}" if tried else ""
         )
 
     @property
@@ -204,7 +217,6 @@ class Advice:
 
 def table(forecast: Forecast) -> Iterator[str]:
     """Yield the lines of a table of all choices, the fastest first."""
-    none = forecast.of("none").step
     yield from _columns(
         ("compressor", "order", "step", "tried", "speed-up", "bound", "sent", "state", "peak", "loss"),
         [
@@ -213,7 +225,7 @@ def table(forecast: Forecast) -> Iterator[str]:
                 choice.order,
                 _ms(choice.prediction.step),
                 "" if choice.tried is None else _ms(choice.tried),
-                f"{none / choice.step:.2f}x",
+                f"{forecast.speed_up(choice):.2f}x",
                 _ms(choice.prediction.bound),
                 megabytes(choice.prediction.sent_bytes),
                 *map(megabytes, choice.memory),

@@ -58,8 +58,8 @@ class TrialFailed(Exception):
 
 
 def confirmed(forecast: Forecast, rule: Rule, run: Run, seconds: float) -> tuple[Forecast, list[str]]:
-    """The forecast after trials of the choice that it recommends, of what that is compared with, of what may be as fast, and
-    of none.
+    """The forecast after trials of the choice that it recommends, of what that is compared with, of what may be as fast, of
+    none, and of the compressor that is predicted to be the fastest.
 
     Where a trial has another one recommended, that is tried, too, until `seconds` are over; then the best of those that were
     tried is. A choice whose trial fails is left out; by priority all that is so, where none of that had worked before. With
@@ -88,7 +88,9 @@ def _next(forecast: Forecast, rule: Rule, seconds: float, *, failed: bool) -> Ch
     best, kept, none = forecast.best, rule.kept(forecast.choices), forecast.of("none")
     rivals = [each for each in kept if each.step <= RIVAL * best.step]
     below = rule.ladder(forecast.choices)[::-1]  # what the best one is worth it over, at last none
-    wanted = [none] * failed + [best, *below[:-1], rule.plain(forecast.choices), *rivals, none]
+    others = [each for each in kept if each.spec != "none"]  # not none alone, though it be faster than was predicted
+    fastest = sorted(others, key=lambda each: each.prediction.step)[:1]
+    wanted = [none] * failed + [best, *below[:-1], rule.plain(forecast.choices), *rivals, none, *fastest]
     return next((each for each in wanted if each.tried is None and cost(each) <= seconds), None)
 
 

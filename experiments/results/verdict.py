@@ -20,6 +20,7 @@ SHARED_MEMORY = (
     "These CPU ranks share one host's memory. Run `gradwire compare` with torchrun on your hosts or GPUs: GPUs without "
     "NVLink often gain most."
 )
+AS_IT_IS = ("none", "torch")  # without gradwire
 Timed: TypeAlias = tuple[RunResult, TimeToLoss]  # a run that reaches the loss, and when
 
 
@@ -37,8 +38,9 @@ def filled(results: Results) -> str:
 def recommendation(results: Results) -> str:
     """Return the verdict by the rule of `advise`, from times to the loss: what to use, and the next step.
 
-    Times are compared with that of the fastest that gives nothing up. The verdict is `NO_DIFFERENCE` alone where the
-    quartiles of the repeats overlap. Runs that end within their warm-up are left out, and named.
+    A step of the rule counts where the quartiles of its repeats do not overlap those of the one before. The verdict is
+    `NO_DIFFERENCE` alone where those of all overlap those of none. Runs that end within their warm-up are left out, and
+    named.
     """
     cold = [run.compressor for run in results.runs if not run.warmed_up]
     verdict = _verdict(dataclasses.replace(results, runs=tuple(run for run in results.runs if run.warmed_up)))
@@ -79,52 +81,69 @@ def _too_few_repeats(results: Results, timed: list[Timed]) -> str:
 
 def _decided(results: Results, timed: list[Timed], wanted: RunResult) -> str:
     """Return the verdict where times can be told apart; `timed`: the soonest first."""
-    baseline, usual = next(each for each in timed if each[0].compressor in UNCOMPRESSED)
+    plain = [each for each in timed if each[0].compressor in UNCOMPRESSED]
     others = [each for each in timed if each[0].compressor not in UNCOMPRESSED and _keeps_loss(each[0], results)]
-    if not others:
-        return (
-            f"Do not compress further here: no other compressor reaches the training loss of {wanted.compressor} and keeps "
-            f"the validation loss (at most {Rule.tolerance:.0%} above). {_where(results)}"
-        )
-    fastest, soonest = others[0]
-    if not soonest.differs_from(usual):
-        return NO_DIFFERENCE
-    gains = {run.compressor: usual.seconds / time.seconds for run, time in _least_lossy_first(others, usual)}
-    worth = Rule().worth(gains)
-    if not worth:
-        why = f" A lossy compressor must be {Rule.worthwhile:.1f}x faster." if soonest.seconds < usual.seconds else ""
-        return (
-            f"Do not compress further here: {_name(baseline)} takes {digits(usual.seconds)} s to the loss, and "
-            f"{fastest.compressor}, the fastest other compressor, {digits(soonest.seconds)} s.{why} {_where(results)}"
-        )
-    best, *beyond = worth[taken(worth) :]
-    (run, time), rest = _found(best, others), [each for each in others if wide(each[0].compressor) >= wide(best)]
-    alike = [each.compressor for each, its in rest if not its.differs_from(time) and its.differs_from(usual)]
+    usual = next((each for each in plain if each[0].compressor in AS_IT_IS), plain[0])
+    steps = [plain[0], *[each for each in others if wide(each[0].compressor)][:1], *others[:1]]
+    ladder = _ladder(usual, steps)
+    if len(ladder) == 1:
+        return _stays(usual, [each for each in steps if each is not usual], results, wanted)
+    place = 1 + taken([run.compressor for run, _ in ladder[1:]])
+    (before, slower), (run, time), beyond = ladder[place - 1], ladder[place], ladder[place + 1 :][:1]
+    alike = _alike(ladder[place], others, usual[1])
     between = " (no difference measured between them)" if len(alike) > 1 else ""
     told = (
-        f"Use {' or '.join(alike)}{between}. {best} takes {digits(time.seconds)} s to the loss, and {_name(baseline)} "
-        f"{digits(usual.seconds)} s: a speed-up of {gains[best]:.2f}x. Its validation loss is "
-        f"{_per_cent(_excess(run, results))}. "
+        f"Use {' or '.join(alike)}{between}. {run.compressor} takes {digits(time.seconds)} s to the loss, and "
+        f"{_name(before)} {digits(slower.seconds)} s: a speed-up of {slower.seconds / time.seconds:.2f}x. Its validation "
+        f"loss is {_per_cent(_excess(run, results))}. "
     )
-    for spec in beyond:
-        later, faster = _found(spec, others)
-        if not faster.differs_from(time):
-            break
+    for later, sooner in beyond:
         told += (
-            f"Next step: {spec} takes {digits(faster.seconds)} s, {gains[spec] / gains[best]:.2f}x faster, and can cost "
-            f"loss; here {_per_cent(_excess(later, results))}. "
+            f"Next step: {later.compressor} takes {digits(sooner.seconds)} s, {time.seconds / sooner.seconds:.2f}x faster, "
+            f"and can cost loss; here {_per_cent(_excess(later, results))}. "
         )
     return told + _where(results)
 
 
-def _least_lossy_first(others: list[Timed], usual: TimeToLoss) -> list[Timed]:
-    """Return the fastest of 8 bits or more, if its difference was measured, and the fastest of all."""
-    wider = [each for each in others if wide(each[0].compressor) and each[1].differs_from(usual)]
-    return [*wider[:1], others[0]]
+def _ladder(usual: Timed, steps: list[Timed]) -> list[Timed]:
+    """Return `usual` and the steps that are worth it, each over the one before by a measured difference."""
+    ladder = [usual]
+    for run, time in steps:
+        before = ladder[-1][1]
+        if before.seconds >= Rule.worthwhile * time.seconds and time.differs_from(before):
+            ladder.append((run, time))
+    return ladder
 
 
-def _found(spec: str, others: list[Timed]) -> Timed:
-    return next(each for each in others if each[0].compressor == spec)
+def _stays(usual: Timed, steps: list[Timed], results: Results, wanted: RunResult) -> str:
+    """Return the verdict where no step is worth it."""
+    (run, time), more = usual, "" if usual[0].compressor in AS_IT_IS else " further"
+    told = f"Do not compress{more} here:"
+    if all(each.compressor in UNCOMPRESSED for each, _ in steps):
+        return (
+            f"{told} no other compressor reaches the training loss of {wanted.compressor} and keeps the validation loss (at "
+            f"most {Rule.tolerance:.0%} above). {_where(results)}"
+        )
+    if not any(each.differs_from(time) for _, each in steps):
+        return NO_DIFFERENCE
+    fastest, soonest = min(steps, key=lambda each: each[1].seconds)
+    why = f" A compressor must be {Rule.worthwhile:.1f}x faster." if soonest.seconds < time.seconds else ""
+    return (
+        f"{told} {_name(run)} takes {digits(time.seconds)} s to the loss, and {fastest.compressor}, the fastest other "
+        f"compressor, {digits(soonest.seconds)} s.{why} {_where(results)}"
+    )
+
+
+def _alike(best: Timed, others: list[Timed], usual: TimeToLoss) -> list[str]:
+    """Return the compressors whose times cannot be told from the best one's, with as many bits."""
+    (run, time), bits = best, wide(best[0].compressor)
+    if run.compressor in UNCOMPRESSED:
+        return [run.compressor]
+    return [
+        each.compressor
+        for each, its in others
+        if wide(each.compressor) >= bits and not its.differs_from(time) and its.differs_from(usual)
+    ]
 
 
 def _name(run: RunResult) -> str:

@@ -69,6 +69,27 @@ def test_what_turns_out_not_worth_it_is_not_recommended():
     assert found.best.spec == "bf16"
 
 
+def test_none_that_is_faster_than_told_is_not_tried_alone():
+    given = forecast(choice("none", 1.0), choice("int8", 0.92), choice("int4", 0.94, loss=0.01))
+    real = {("none", BACKWARD): 0.7, ("int8", BACKWARD): 0.69}
+    found, _, ran = after(given, real)
+    assert ran == [("none", BACKWARD), ("int8", BACKWARD)]
+    assert found.best.is_none
+    assert found.sentence.endswith(
+        "none takes 700 ms per step, and int8, the fastest of the others that were tried, 690 ms."
+    )
+
+
+def test_speed_ups_compare_measured_steps_with_measured_ones_and_predicted_with_predicted():
+    given = forecast(choice("none", 1.0), choice("int8", 0.5), choice("unknown", 0.8, loss=None))
+    found, _, _ = after(given, {("none", BACKWARD): 0.6, ("int8", BACKWARD): 0.3})
+    assert {each.spec: (each.tried, found.speed_up(each)) for each in found.choices} == {
+        "none": (0.6, 1.0),
+        "int8": (0.3, 2.0),
+        "unknown": (None, 1.25),
+    }
+
+
 def test_a_training_that_fails_leaves_predictions():
     found, failures, ran = after(forecast(choice("none", 1.0)), {("none", BACKWARD): "rank 1: no such batch"})
     assert ran == [("none", BACKWARD)]
