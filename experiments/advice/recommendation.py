@@ -104,7 +104,7 @@ class Forecast:
 
     @property
     def _beside(self) -> str:
-        """What the fastest compressor that was tried takes, where none is recommended."""
+        """The time of the fastest compressor that was tried, in words, where none is recommended."""
         tried = [choice for choice in self.choices if choice.tried is not None and choice.spec != "none"]
         return (
             f", and {tried[0].name}, the fastest of the others that were tried, {_ms(tried[0].step)}" if tried else ""
