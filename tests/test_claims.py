@@ -33,6 +33,8 @@ NAMES = ["README.md", *(f"docs/{name}.md" for name in (
     "local-steps-explained",
 ))]  # fmt: skip
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", autouse=True)
 def scripts():

@@ -24,6 +24,7 @@ def figures(text):
 CHEAP = [page for page in PAGES if page not in BY_SWEEPS and any(re.match(HERE, line) for line, _ in shell(page))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", CHEAP)
 def test_the_cheap_commands_of_a_page_run_in_order_and_print_what_is_shown(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -22,6 +22,7 @@ from gradwire.testing import SHAPES, bucket, check_conservation, check_telescopi
 
 ROOT = Path(__file__).parents[1]
 PAPERS, BENCHMARKS = ROOT / "docs" / "results" / "papers", ROOT / "docs" / "benchmarks"
+pytestmark = pytest.mark.slow
 FOLDERS = ("loss", "powersgd-delay", "exact-parameters", "few-bits-muon", "hundredfold")
 LOSS, DELAY, EXACT, FEW, HUNDREDFOLD = (PAPERS.parent / name for name in FOLDERS)
 UNLIKE = LOSS / "unlike-gradients.md"

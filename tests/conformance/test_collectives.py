@@ -9,7 +9,7 @@ from .test_upstream import PAGE
 SECTION = PAGE.read_text().partition("## Collectives\n")[2].partition("\n## ")[0]
 PASSING = re.findall(r"^test_\w+$", SECTION, re.MULTILINE)
 HANDFUL = {"test_all_reduce_sum", "test_all_reduce_sum_async", "test_all_gather", "test_sparse_all_reduce_sum"}
-WAYS = ("above", "off")  # min_bytes above all sizes; inside `off()`
+WAYS = ("above", pytest.param("off", marks=pytest.mark.slow))  # min_bytes above all sizes; inside `off()`
 
 
 def test_the_page_has_the_cases_that_always_run():

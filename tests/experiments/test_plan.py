@@ -125,6 +125,7 @@ def test_ranks_of_a_host_share_its_card_unless_hosts_average_first(planned):
     assert ratios["int8"] < 1 < ratios["int4"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bus", "first"), [("12gbit", "int8"), ("8000gbit", "hosts+int8")])
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_hosts_are_tried_first_unless_their_bus_is_slow(planned, plan, bus, first, parallel):
@@ -269,6 +270,7 @@ def test_the_memory_of_compression_with_muon_is_that_of_what_to_try(planned, pla
     assert f"Of the compressors to try, {most['compressor']} adds the most within a step, {size}, by" in plan(*flags)
 
 
+@pytest.mark.slow
 def test_the_speed_up_of_fsdp2_is_over_torchs_own(planned, plan):
     flags = (*FSDP, "--gpus-per-host=8", "--rate=1gbit", "--compressors=none", "--step-seconds=0.1")
     assert planned(*flags)["rows"][0]["speed_up"] < 0.9  # exact sums of gradwire's own send more through a shared card

@@ -89,6 +89,7 @@ def test_a_plan_of_shards_leaves_them_where_the_rule_prefers_a_whole_model(
     assert ("attach" in printed) == (answer != "torch")
 
 
+@pytest.mark.slow
 def test_memory_that_is_known_leaves_out_what_does_not_fit(plan):
     flags = (*SHARDED, "--gpus-per-host=8", "--rate=1gbit", "--step-seconds=0.001")
     for memory, name in ((0.2, "DDP"), (0.1, "hybrid sharding")):
@@ -147,6 +148,7 @@ def test_one_rank_that_sends_nothing_gets_no_lines_to_paste(plan):
     assert "Take" not in plan("--parameters=1M", "--workers=1", "--bus=91gbit")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gpus", "level"), [(1, ""), (8, "hosts+")])
 @pytest.mark.parametrize(("rate", "more"), [("1gbit", True), ("10gbit", True), ("16gbit", False)])
 def test_a_plan_takes_what_the_table_of_networks_does_and_names_its_next_step(gpus, level, rate, more, plan):
@@ -160,6 +162,7 @@ def test_a_plan_takes_what_the_table_of_networks_does_and_names_its_next_step(gp
     assert (f'"{level}int4" would save less than 9 % of that step.' in words) != more
 
 
+@pytest.mark.slow
 def test_a_plan_of_hosts_with_several_gpus_has_the_speed_ups_of_trees_and_of_rings(planned, plan):
     flags = ("--parameters=124M", "--hosts=2", "--gpus-per-host=8", "--rate=1gbit", "--step-seconds=0.121")
     rows = {row["compressor"]: row["speed_up"] for row in planned(*flags)["rows"]}

@@ -59,6 +59,7 @@ def uncompressed(dtype):
     return both.sent_bytes_per_step - sum(reductions), sum(reductions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_bytes_planned_are_bytes_sent(ranks, dtype):
     planned = [plan_sharded(parts(), *pair, world_size=RANKS, policy=Policy(dtype, dtype)) for pair in PAIRS]

@@ -84,6 +84,7 @@ HOSTS = (
 )
 
 
+@pytest.mark.slow
 def test_hosts_of_two_ranks_compute_what_the_simulator_says_in_every_bit(ranks):
     specs = [f"hosts:ranks=2+{spec}" for spec in HOSTS]
     for rank, runs in enumerate(ranks.run(run_for_simulator, 4, specs)):

@@ -19,7 +19,7 @@ TRAINING += [pytest.param(3045, marks=complex_numbers)]  # new buckets, with wha
 TRAINING += [pytest.param(23, marks=complex_numbers)]
 FAILING = [72, 21, 31]  # a rank that is killed; one that swaps, or loads, alone
 FAILING += [pytest.param(14, marks=buffers_by_argument)]  # one that is stopped for a while
-OTHERS = [("overlap", 8), ("local", 3), ("sites", 6)]
+OTHERS = [("overlap", 8), ("local", 3), ("local", 85), ("sites", 6)]
 OTHERS += [("halves", 4), ("pauses", 0)]
 OTHERS += [("scales", 1), ("formats", 0), ("tokens", 0), ("tasks", 0)]
 OTHERS += [("collectives", seed) for seed in (5, 4, 1)]  # no mishap; a rank that dies; options that differ
@@ -40,6 +40,7 @@ def test_a_mishap_ends_in_errors_within_the_time_limit(ranks, seed):
     assert outcome(ranks, seed).found == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "seed"), OTHERS)
 def test_the_laws_hold_in_trials_of_other_kinds(ranks, kind, seed):
     assert outcome(ranks, seed, kind=kind).found == []

@@ -49,6 +49,7 @@ def moved(built, old, order, ranks_per_host):
     return new, owed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [*INNER, *SERVED])
 def test_a_state_in_rebuilt_buckets_conserves_what_is_held_back(spec):
     ranks_per_host, before, after = [(2, 0, 1), (3, 1, 2), (2, 2, 0)][[*INNER, *SERVED].index(spec) % 3]

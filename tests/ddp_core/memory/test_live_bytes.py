@@ -291,6 +291,7 @@ def peaks_beyond_torch(rank, world_size, pairs, width):
 PAIRS = [("none", "none"), ("bf16", "bf16"), ("int4", "int4")]
 
 
+@pytest.mark.slow
 @fsdp_of_others
 @pytest.mark.parametrize(
     ("pairs", "width"),

@@ -49,6 +49,7 @@ def moved(spec, dtype, monkeypatch):
     return (counted.bytes - before) / layout.numel
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.thorough)], ids=["fp32", "bf16"]
 )

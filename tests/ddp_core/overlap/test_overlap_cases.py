@@ -326,6 +326,7 @@ def both(rank, world_size, name):
     return equal(seen, other_seen), equal(end, other_end), any(never), any(overlapped)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_loop_is_the_same_with_overlap(ranks, name):
     for same_seen, same_end, waited, overlapped in ranks.run(both, 2, name):

@@ -43,6 +43,7 @@ def measured(tmp_path_factory, quick_start):
     return path.with_suffix(".0").read_text(), json.loads(path.read_text())
 
 
+@pytest.mark.slow
 def test_the_file_has_all_that_was_measured(measured):
     document = measured[1]
     assert document["kind"] == "bench"

@@ -57,6 +57,7 @@ def both(ranks, world_size, options):
     return zip(options["compressors"], real, trained(options, trainer, world_size), strict=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_losses_and_bytes_are_those_of_real_ranks(case, ranks):
     for spec, real, simulated in both(ranks, *CASES[case]):
@@ -118,6 +119,7 @@ STOPPED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", STOPPED)
 def test_a_training_that_was_stopped_ends_as_if_it_was_not(case, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "CHECKPOINT_EVERY", 2)

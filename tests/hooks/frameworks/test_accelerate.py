@@ -86,6 +86,7 @@ gradwire.accelerate(accelerator, accelerator.prepare(torch.nn.Linear(4, 4)), "in
 """
 
 
+@pytest.mark.slow
 @needing("accelerate")
 def test_one_process_of_accelerate_is_told_how_to_start_several():
     errors = Script(ALONE, variables={**os.environ, "HF_HUB_OFFLINE": "1"}).end().errors

@@ -114,6 +114,7 @@ def test_a_relay_that_dies_is_named(relay, monkeypatch, caplog):
         assert f"no rendezvous answers at {HERE}:{relay.port}" in str(error)
 
 
+@pytest.mark.slow
 def test_when_a_relay_dies_all_sites_continue_at_the_next_one_and_end_with_one_model(relay, monkeypatch, caplog):
     monkeypatch.setattr(client, "SEARCH", 0.5)
     monkeypatch.setattr(client, "PAUSE", 0.1)

@@ -161,6 +161,7 @@ SPECS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "ranks_before", "after", "ranks_after"),
     [pytest.param(*case, marks=[*EVERY[case[0]].marks, *EVERY[case[2]].marks]) for case in OTHERS],

@@ -80,7 +80,7 @@ class Wrapper:
 
 
 NEWER = (fsdp_of_others,)
-SLOW = pytest.mark.slow  # HSDP: four ranks for what its two halves, "FSDP2" and "HSDP by torch", show of most laws
+SLOW = pytest.mark.slow  # four ranks, for what two ranks of "FSDP2" or "replicas" show of most laws
 WRAPPERS = {
     "attach": Wrapper(attached, ("topk:ratio=0.05", "powersgd:rank=1", "int4:start_iter=2,warmup=int8", "int4:core=1")),
     "comm_hook": Wrapper(hooked, ("int8:error_feedback=1", "onebit:error_feedback=1")),
@@ -89,7 +89,7 @@ WRAPPERS = {
     "FSDP2": Wrapper(sharded, ("int4", "onebit:error_feedback=1"), marks=NEWER),
     "replicas": Wrapper(replicas_alone, ("topk:ratio=0.1",), marks=NEWER),
     "HSDP": Wrapper(compressed_hybrid, ("powersgd:rank=1",), 4, marks=(*NEWER, SLOW)),
-    "HSDP by torch": Wrapper(hybrid, ("topk:ratio=0.1",), 4, marks=NEWER),  # whose shards torch sums
+    "HSDP by torch": Wrapper(hybrid, ("topk:ratio=0.1",), 4, marks=(*NEWER, SLOW)),  # whose shards torch sums
 }
 HOSTS = {  # of two ranks each, which sum exactly; each rank of one holds a part of what is held back
     "own, hosts": Wrapper(
@@ -105,11 +105,11 @@ HOSTS = {  # of two ranks each, which sum exactly; each rank of one holds a part
 VARIANTS = {  # where a step's buckets, or their numbers, tell differently when it is over
     "own, unused": Wrapper(partial(own, find_unused_parameters=True), ("onebit:error_feedback=1",)),
     "attach, static graph": Wrapper(partial(attached, static_graph=True), ("topk:ratio=0.05",)),
-    "HSDP, exact shards": Wrapper(partial(compressed_hybrid, reduce="none"), ("topk:ratio=0.1",), 4, NEWER),
+    "HSDP, exact shards": Wrapper(partial(compressed_hybrid, reduce="none"), ("topk:ratio=0.1",), 4, (*NEWER, SLOW)),
     "attach, unused": Wrapper(partial(attached, find_unused_parameters=True), ("onebit:error_feedback=1",)),
 }
 BY_TORCH = {
-    "FSDP2 of replicas": Wrapper(partial(hybrid, averaged="reduce"), ("int4",), 4, NEWER)
+    "FSDP2 of replicas": Wrapper(partial(hybrid, averaged="reduce"), ("int4",), 4, (*NEWER, SLOW))
 }  # averages over these
 EVERY = WRAPPERS | VARIANTS | HOSTS | BY_TORCH
 WHOLE = ("attach", "comm_hook", "own", "replicate")  # whose handles are of whole gradients, and take any compressor

@@ -182,6 +182,7 @@ def test_equal_ranks_of_sites_average_their_parts_of_a_model(ranks, kind, compre
     assert_as_expected(ranks.run(trained, SITES * RANKS, kind, compressor), compressor)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "compressor"),
     [
@@ -258,6 +259,7 @@ def residuals(state):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compressor", ["topk:ratio=0.3", *COMPRESSORS[1:]])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_state_continues_a_training_exactly_also_on_another_number_of_ranks_to_a_site(ranks, kind, compressor):

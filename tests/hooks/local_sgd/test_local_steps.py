@@ -11,7 +11,6 @@ import torch
 from gradwire import LocalSteps
 from gradwire.hooks.internet import server
 
-from ..given import through_file
 from .sites import EVENT, GRACE, LIMIT, Net, built, descend, together, until
 
 PLAIN = {"outer": "sgd:lr=1,momentum=0", "compressor": "none"}
@@ -86,75 +85,6 @@ def test_memory_that_a_loop_puts_in_another_s_place_is_averaged(places):
     first, second = together(2, replacing)
     assert_same([first, second])
     assert torch.equal(first.seen, torch.full((2,), 16 * 1.5))
-
-
-def test_plain_averages_after_each_step_of_sgd_are_data_parallel_training(places):
-    options = {"momentum": 0.0, "every": 1, "fragments": 1, "overlap": False, **PLAIN}
-    made = [places(2), places(2)]
-    first, second = together(2, lambda site: trained(site, made[site], 6, model=Net(0, torch.float64), **options)[0])
-    assert_same([first, second])
-    model, buffers = Net(0, torch.float64), [Net(0, torch.float64), Net(0, torch.float64)]
-    for step in range(6):
-        for each in buffers:
-            each.load_state_dict(model.state_dict())
-        for site, each in enumerate(buffers):
-            descend(each, torch.optim.SGD(each.parameters(), lr=0.1), site, step)
-        with torch.no_grad():
-            for mine, *theirs in zip(model.parameters(), *(each.parameters() for each in buffers), strict=True):
-                mine.copy_(sum(theirs) / 2)
-    for mine, theirs in zip(model.parameters(), first.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
-
-
-def simulated(sites, steps, every, parts, lr, momentum):
-    """Two fragments taking turns with delayed averages, written down plainly; the parameters at the end."""
-    models = [Net(0, torch.float64) for _ in range(sites)]
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in models]
-    names = [name for name, _ in models[0].named_parameters()]
-    common = {name: parameter.detach().clone() for name, parameter in models[0].named_parameters()}
-    speed = {name: torch.zeros_like(numbers) for name, numbers in common.items()}
-    captured, turn = None, 0
-
-    def apply():
-        chosen, before = captured
-        for name in chosen:
-            mean = sum(common[name] - each[name] for each in before) / sites
-            speed[name] = momentum * speed[name] + mean
-            common[name] = common[name] - lr * (mean + momentum * speed[name])
-            for model, each in zip(models, before, strict=True):
-                with torch.no_grad():
-                    parameter = model.get_parameter(name)
-                    parameter.copy_(common[name] + (parameter - each[name]))
-
-    for step in range(steps):
-        for site, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
-            descend(model, optimizer, site, step)
-        if (step + 1) % (every // len(parts)) == 0:
-            if captured:
-                apply()
-            chosen = [name for name in names if name.partition(".")[0] in parts[turn % len(parts)]]
-            before = [{n: p.detach().clone() for n, p in model.named_parameters() if n in chosen} for model in models]
-            captured, turn = (chosen, before), turn + 1
-    apply()
-    return [dict(model.named_parameters()) for model in models]
-
-
-def test_overlapped_fragments_move_the_model_as_written_down_plainly(places):
-    made = [places(2), places(2)]
-    options = {"compressor": "none", "outer": "nesterov:lr=0.7,momentum=0.9", "finish": False}
-
-    def run(site):
-        model, _, local = trained(site, made[site], steps=15, model=Net(0, torch.float64), **options)
-        local._settle()
-        local.close()
-        return model, [sorted(part.parameters) for part in local._parts]
-
-    results = together(2, run)
-    parts = [{name.partition(".")[0] for name in part} for part in results[0][1]]
-    expected = simulated(2, 15, 4, parts, 0.7, 0.9)
-    for (model, _), theirs in zip(results, expected, strict=True):
-        for name, parameter in model.named_parameters():
-            torch.testing.assert_close(parameter, theirs[name], rtol=1e-10, atol=1e-10)
 
 
 def muon_alone(place, **options):
@@ -374,29 +304,3 @@ def test_ctrl_c_while_others_are_awaited_leaves_no_thread_that_awaits_them(place
         time.sleep(0.01)
     with pytest.raises(RuntimeError, match="alone gave up waiting for other sites"):
         at.meet()
-
-
-@pytest.mark.parametrize("stopped_at", [6, 7])
-def test_resumed_training_is_bit_identical(places, stopped_at, request):
-    def run(site, until, states=None, at=None):
-        model, optimizer, local = built(0, at[site], momentum=0.9, compressor="topk:ratio=0.3")
-        if states is not None:
-            for each, state in zip((model, optimizer, local), states[site], strict=True):
-                each.load_state_dict(state)
-        for step in range(local.steps, until):
-            descend(model, optimizer, site, step)
-        state = [through_file(each.state_dict()) for each in (model, optimizer, local)]
-        local.close()
-        return state
-
-    def in_training(name):
-        return [places(2, prefix=f"{request.node.name}/{name}") for _ in range(2)]
-
-    whole, first, second = map(in_training, ("whole", "first", "second"))
-    expected = together(2, lambda site: run(site, 13, at=whole))
-    half = together(2, lambda site: run(site, stopped_at, at=first))
-    got = together(2, lambda site: run(site, 13, half, at=second))
-    for left, right in zip(expected, got, strict=True):
-        for name, tensor in left[0].items():
-            assert torch.equal(tensor, right[0][name]), name
-    assert len({local["training"] for _, _, local in (*half, *got)}) == 1

@@ -1,13 +1,12 @@
 """Parameters that the user unfreezes in mid-training are averaged over sites from the next round on."""
 
-import copy
 from datetime import timedelta
 
 import pytest
 import torch
 
 from ...ddp_core.errors import warned
-from ..given import same
+from ..given import same, through_file
 from . import sites as of_sites
 from .sites import Net, Town, descend, together, until
 
@@ -117,7 +116,7 @@ def resumed(rank, world_size, stop):
         model, optimizer, local = built(compressor="topk:ratio=0.3")
         for step in range(14):
             if stopped and step == stop:
-                states = [copy.deepcopy(each.state_dict()) for each in (model, optimizer, local)]
+                states = [through_file(each.state_dict()) for each in (model, optimizer, local)]
                 local.close()
                 model, optimizer, local = built(compressor="topk:ratio=0.3")
                 for each, state in zip((model, optimizer, local), states, strict=True):

@@ -84,6 +84,7 @@ def run(possible, capfd, tmp_path):
     return running
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rates", ["--rate 8mbit --down 80mbit", "--rate 80mbit --down 8mbit"], ids=["up", "down"])
 def test_a_round_trip_takes_the_delay_four_times_and_bytes_take_the_rate_of_the_slower_direction(run, rates):
     seconds, trip = run(f"{rates} --delay 20ms", TRIPS)
@@ -96,6 +97,7 @@ def came(run):
     return [number for number, _ in run]
 
 
+@pytest.mark.slow
 def test_packets_keep_their_order_take_the_delay_and_a_part_of_the_jitter_and_the_same_get_lost_again(run):
     options = "--rate 110mbit --down 500mbit --delay 10ms --jitter 15ms --loss 10%"
     runs = [run(options, DATAGRAMS, "0.002")[0]]
