@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 
 import torch
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 from ..compress import Compressor, Layout, Ranks, Spec, Traffic
 from ..compress import compressor as compressor_of
 from ..compress.builder.spelling import nearest_named, whole_number
-from ..compress.simulate import steady_traffic, work_memory
+from ..compress.simulate import steady_traffic, unnamed, work_memory
 from ..compress.state.shares import placed_on_hosts, ranks_given
 from ..ddp_core import assigned, caps_in_bytes, layout_of
 from ..ddp_core.engine.in_flight import in_flight
@@ -120,7 +122,8 @@ def plan(
 
 def state_bytes(built: Compressor, layouts: Sequence[Layout]) -> int:
     """Return the bytes that a rank keeps between steps. What ranks share has a second copy, residuals have none."""
-    return sum(kept_bytes(built, layout) for layout in layouts)
+    kept = functools.cache(partial(kept_bytes, built))
+    return sum(map(kept, unnamed(built, layouts)))
 
 
 def work_bytes(built: Compressor, layouts: Sequence[Layout]) -> int:
@@ -129,7 +132,7 @@ def work_bytes(built: Compressor, layouts: Sequence[Layout]) -> int:
     Each round has a thread of its own, so that as many buckets are computed as are on their way.
     """
     most, gradients = 0, [layout.numel * layout.dtype.itemsize for layout in layouts]
-    each = [work_memory(built, layout) for layout in layouts]
+    each = list(map(functools.cache(partial(work_memory, built)), unnamed(built, layouts)))
     for first in range(len(layouts)):
         together = each[first : first + in_flight(gradients[first:])]
         beyond = [[peak - bucket.waiting for peak in bucket.computing] for bucket in together]

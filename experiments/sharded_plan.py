@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -52,7 +55,8 @@ class Shards:
         sizes = [
             1 if each.hosts is None else placed_on_hosts(each.hosts, ranks).per_host for each in (weights, reduction)
         ]
-        wholes = [layout_of(part, torch.float32, META, replace(ranks, per_host=1)) for part in parts if part]
+        unnamed = [dict(zip(map(str, count()), part.values(), strict=False)) for part in parts if part]
+        wholes = [layout_of(part, torch.float32, META, replace(ranks, per_host=1)) for part in unnamed]
         layouts = [ShardLayout(whole, (0,) * len(whole.names)) for whole in wholes]
         placed = weights.placed(sizes[0], ranks.world_size), reduction.placed(sizes[1], ranks.world_size)
         return cls(layouts, *placed, policy)
@@ -70,16 +74,22 @@ class Shards:
 
         The root and differences are gathered once in a micro-batch.
         """
-        total = Traffic()
+        total, each = Traffic(), functools.cache(self._traffic_of)
         for layout in self.layouts:
             again = layout is not self.layouts[-1] and not self.weights.differences
-            for requests, per_host, times in (
-                (self.gather(layout), self.weights.per_host, micro_batches * (1 + again)),
-                (self.reduce(layout), self.reduction.per_host, 1),
-            ):
-                ranks = replace(layout.whole.ranks, per_host=per_host)
-                total = sum([traffic(request, ranks) for request in requests] * times, total)
+            gathered, reduced = each(layout)
+            total = sum([*gathered] * (micro_batches * (1 + again)) + [*reduced], total)
         return total
+
+    def _traffic_of(self, layout: ShardLayout) -> tuple[list[Traffic], list[Traffic]]:
+        """Return the traffic of each request of a module's gather, and of its reduction."""
+        gathers, reductions = (
+            replace(layout.whole.ranks, per_host=each.per_host) for each in (self.weights, self.reduction)
+        )
+        return (
+            [traffic(request, gathers) for request in self.gather(layout)],
+            [traffic(request, reductions) for request in self.reduce(layout)],
+        )
 
 
 def plan_sharded(
@@ -115,7 +125,8 @@ def plan_sharded(
     now, before = (Shards.of(parts, *pair, ranks, policy) for pair in ((gather, reduce), ("none", "none")))
     layouts, weights, reduction = now.layouts, now.weights, now.reduction
     elements = sum(each.numel() for part in parts for each in part.values())
-    state = sum(_state_bytes(layout, weights, reduction, policy) for layout in layouts)
+    kept = functools.cache(partial(_state_bytes, weights=weights, reduction=reduction, policy=policy))
+    state = sum(map(kept, layouts))
     work = _shard_work_bytes(layouts, weights, reduction, policy)
     sent, usual = (each.traffic(micro_batches) for each in (now, before))
     return Plan.of(f"{gather}/{reduce}", elements, world_size, sent, usual, state, work)
@@ -143,8 +154,9 @@ def _shard_work_bytes(
     wholes = [policy.param_dtype.itemsize * each.numel for each in backward]
     sizes = [policy.reduce_dtype.itemsize * each.numel for each in backward]
     of_sums = replace(ranks, per_host=reduction.per_host)
-    sums = [memory_of(reduce_program(each, reduction, policy.reduce_dtype), of_sums) for each in backward]
-    gathers = [_gather_memory(each, weights, policy.param_dtype) for each in backward]
+    reduced = functools.cache(lambda each: memory_of(reduce_program(each, reduction, policy.reduce_dtype), of_sums))
+    gathered = functools.cache(lambda each: _gather_memory(each, weights, policy.param_dtype))
+    sums, gathers = ([memory(each) for each in backward] for memory in (reduced, gathered))
     torchs, ours = 0, max(whole + each.most for whole, each in zip(wholes, gathers, strict=True))  # in forward
     for place, size in enumerate(sizes):
         after, first = place + 1, max(0, place - MODULES_IN_FLIGHT)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from ..compress.protocol.requests import ReduceScatter, Request
+from ..compress.shards.layout import ShardLayout
 from .advice.network import kind_of
 from .advice.predict import Prediction
 from .ddp_step import BACKWARD, Cluster, cost_of
@@ -58,16 +61,17 @@ def predicted_shards(
     shards = Shards.of(parts, *pair, cluster.ranks, policy)
     encode = [part * cost_of(each, cluster).encode for part, each in zip(ENCODED, pair, strict=True)]
     part = computation / micro_batches
-    modules = [_module(shards, place, cluster, part, encode, spec) for place in _in_forward(shards)]
-    network = sum(micro_batches * (each.gather + each.again) + each.reduce for each in modules)
+    network = functools.cache(partial(_network, shards, cluster, spec))
+    modules = [_module(shards, place, network, part, encode) for place in _in_forward(shards)]
+    sending = sum(micro_batches * (each.gather + each.again) + each.reduce for each in modules)
     encoding = sum(micro_batches * each.decode + each.encode for each in modules)
     return Prediction(
         _seconds(modules, micro_batches),
-        max(network, computation + encoding),
+        max(sending, computation + encoding),
         shards.traffic(micro_batches).sent_bytes,
         computation=computation,
         encode=encoding,
-        network=network,
+        network=sending,
     )
 
 
@@ -77,16 +81,25 @@ def _in_forward(shards: Shards) -> list[int]:
     return [last, *range(last - 1, -1, -1)]
 
 
+def _network(shards: Shards, cluster: Cluster, spec: str, layout: ShardLayout) -> tuple[float, float]:
+    """Return the seconds of a module's gather and of its reduction."""
+    reduction: Iterable[Request] = shards.reduce(layout)
+    if spec == TORCH:
+        reduction = [ReduceScatter(torch.empty(layout.numel, dtype=shards.policy.reduce_dtype, device="meta"))]
+    return network_seconds(shards.gather(layout), cluster), network_seconds(reduction, cluster)
+
+
 def _module(
-    shards: Shards, place: int, cluster: Cluster, computation: float, encode: Sequence[float], spec: str
+    shards: Shards,
+    place: int,
+    network: Callable[[ShardLayout], tuple[float, float]],
+    computation: float,
+    encode: Sequence[float],
 ) -> Module:
     layout = shards.layouts[place]
     root = place == len(shards.layouts) - 1
     elements, everything = layout.whole.numel, sum(each.whole.numel for each in shards.layouts)
-    reduction: Iterable[Request] = shards.reduce(layout)
-    if spec == TORCH:
-        reduction = [ReduceScatter(torch.empty(layout.numel, dtype=shards.policy.reduce_dtype, device="meta"))]
-    gather, reduce = (network_seconds(each, cluster) for each in (shards.gather(layout), reduction))
+    gather, reduce = network(layout)
     once = root or shards.weights.differences
     part = computation * elements / everything
     decode, both = (each * elements for each in encode)

@@ -44,7 +44,12 @@ class HierarchicalState:
         self.keeps = next((leaf for leaf in held if leaf.numel == numel), None)
 
 
-@register("hosts", lossy=False, traits=lambda hosts: Traits(ranks_per_host=hosts.ranks or 0))
+def _traits(hosts: Hierarchical) -> Traits:
+    """Whole parameters are dealt by name."""
+    return Traits(by_name=not traits_of(hosts.inner).ignores_shapes, ranks_per_host=hosts.ranks or 0)
+
+
+@register("hosts", lossy=False, traits=_traits)
 @dataclass(frozen=True)
 class Hierarchical:
     """Exact sums inside each host; between hosts the inner method, each rank of a host for its share of a bucket.

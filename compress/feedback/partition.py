@@ -12,7 +12,7 @@ from torch import Tensor
 from ...kernels import Residual
 from ..algorithms.dense import Dense
 from ..algorithms.powersgd import joined, put_back
-from ..protocol.compressor import Compressor
+from ..protocol.compressor import Compressor, Traits, with_traits
 from ..protocol.layout import Layout
 from ..protocol.requests import Program, together
 
@@ -25,6 +25,7 @@ class PartitionState:
     states: tuple[Any, ...]
 
 
+@with_traits(Traits(by_name=True))
 @dataclass(frozen=True)
 class Partition:
     """A compressor by parameter: the first rule whose pattern matches the name decides (`*.bias`, `embedding.*`).

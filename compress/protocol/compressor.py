@@ -138,6 +138,7 @@ class Traits:
     `packs_bytes` (any): sends bytes. `fp16` and `bf16` refuse to wrap it, as they would change nothing.
     `forgets_what_it_sends` (any): clears the residual of what it sends before the average arrives. `fp16` then lets large
     payloads overflow; for others it cuts them, since the residual keeps what is missing.
+    `by_name` (any): treats parameters by their names. Without it, buckets of equal shapes are planned as one.
     `needs_all_parameters` (any): needs the gradients of all parameters in every step.
     `ranks_per_host` (any): has two levels, hosts and their ranks; this many ranks share a host, 0 if gradwire finds it out.
     `choices` (the largest): the number of compressors among which the ranks choose.
@@ -155,6 +156,7 @@ class Traits:
     varies_with_threads: bool = False
     packs_bytes: bool = False
     forgets_what_it_sends: bool = False
+    by_name: bool = False
     needs_all_parameters: bool = False
     ranks_per_host: int | None = None
     choices: int = 1
@@ -218,6 +220,7 @@ def traits_of(compressor: Any) -> Traits:
         varies_with_threads=any(each.varies_with_threads for each in both),
         packs_bytes=any(each.packs_bytes for each in both),
         forgets_what_it_sends=any(each.forgets_what_it_sends for each in both),
+        by_name=any(each.by_name for each in both),
         needs_all_parameters=any(each.needs_all_parameters for each in both),
         ranks_per_host=max(hosts, default=None),
         choices=max(each.choices for each in both),

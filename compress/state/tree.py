@@ -54,10 +54,12 @@ def _walked(state: Any, path: str, share: Share | None) -> Iterator[tuple[str, L
 
 
 def parts(state: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of a dataclass or the items of a tuple, with their names; nothing of anything else.
+    """Yield the fields of a dataclass or the items of a tuple, with their names; nothing of anything else, nor of a layout.
 
     A field that is a dictionary stands for its items: each key is a path.
     """
+    if isinstance(state, Layout | Share):
+        return
     if dataclasses.is_dataclass(state) and not isinstance(state, type):
         for field in dataclasses.fields(state):
             value = getattr(state, field.name)

@@ -14,7 +14,7 @@ from ...compress import Layout, Ranks, compressor
 from ...compress.protocol.card_traffic import TRAVELS, through_card
 from ...compress.protocol.layout import Scope
 from ...compress.protocol.requests import AllGather
-from ...compress.simulate import STEADY, requests_of
+from ...compress.simulate import STEADY, requests_of, unnamed
 from ...compress.state.shares import ranks_seen
 from ...ddp_core.measure.link_schedule import optimal, priority_order
 from ...ddp_core.measure.step_model import Piece, StepModel
@@ -151,6 +151,11 @@ def buckets(
 @functools.lru_cache(maxsize=4096)
 def requests_on(spec: str, layout: Layout) -> tuple[Sent, ...]:
     """Return a step's requests on a bucket, by round. `sent_bytes` are the mean of two steps, as some alternate."""
+    return _requests_on(spec, *unnamed(compressor(spec), [layout]))
+
+
+@functools.lru_cache(maxsize=4096)
+def _requests_on(spec: str, layout: Layout) -> tuple[Sent, ...]:
     steps = [list(requests_of(compressor(spec), layout, step)) for step in STEPS]
     found: list[Sent] = []
     for requests in zip_longest(*steps):  # a step may have fewer rounds than another

@@ -14,12 +14,14 @@ from gradwire.compress import (
     Float16,
     Gathered,
     Hierarchical,
+    Partition,
     PowerSGD,
     Switch,
     TopK,
     Traits,
     WorkerMomentum,
     all_reduce,
+    compressor,
     register,
     traits_of,
     with_traits,
@@ -117,3 +119,9 @@ def test_traits_that_contradict_the_registration_are_refused(case):
 def test_traits_are_traits_or_a_function():
     with pytest.raises(TypeError, match=r"traits are gradwire.compress.Traits\(...\) or a function"):
         with_traits({"averages": True})(EveryThird)
+
+
+def test_names_count_where_parameters_are_told_apart_or_dealt_by_them():
+    specs = ("int4", "hosts:ranks=2+int4", "hosts:ranks=2+powersgd")
+    assert [traits_of(compressor(spec)).by_name for spec in specs] == [False, False, True]
+    assert traits_of(ErrorFeedback(Partition((("*.bias", Dense()),)))).by_name
