@@ -24,7 +24,7 @@ from .bucket_plan import Plan, plan
 from .ddp_step import GpuStep, layered, model_step, predicted_step
 from .optimizer_plan import matrices_of_blocks, muon_requests, optimizer_elements, stand_in
 from .plan_advice import Advice, simplest, with_ddp
-from .plan_config import BUSES, PlanConfig, counted
+from .plan_config import BUSES, DTYPES, PlanConfig, counted
 from .sharded_plan import plan_sharded
 from .sharded_step import network_seconds, predicted_shards
 from .sites_lines import MEMORY, memory_cells, plan_for_sites
@@ -43,7 +43,7 @@ def plan_command(config: PlanConfig) -> int:
     """Print the plan; the command's exit code."""
     if config.sites:
         return plan_for_sites(config)
-    model, order = _traced(config)
+    model, order, config = _traced(config)
     plans = [_planned(model, order, spec, config) for spec in config.specs]
     steps = _steps(model, order, config) if config.timed else []
     if config.beside_ddp:
@@ -261,15 +261,21 @@ def _times(steps: Sequence[Prediction], config: PlanConfig) -> Iterator[dict[str
         yield row
 
 
-def _traced(config: PlanConfig) -> tuple[nn.Module, list[Tensor]]:
-    """The model, and its parameters in the order in which a backward makes their gradients ready, as DDP finds it."""
+def _traced(config: PlanConfig) -> tuple[nn.Module, list[Tensor], PlanConfig]:
+    """The model, its parameters in the order in which backward makes their gradients ready, and the options with the dtype.
+
+    A model of the user's file has its own dtype, unless one is named.
+    """
     if config.parameters is not None:
         model = _transformer(counted(config.parameters)).to(config.policy.reduce_dtype)
-        return model, list(model.parameters())
+        return model, list(model.parameters()), config
     if config.model.own:
-        model = build_model(config.model).to(config.policy.reduce_dtype)  # to "meta" would part what is tied
+        model = build_model(config.model)
         trained: list[Tensor] = [each for each in model.parameters() if each.requires_grad]
-        return model, trained[::-1]
+        names = {dtype: name for name, dtype in DTYPES.items()}
+        found = next((names[each.dtype] for each in trained if each.dtype in names), None)
+        config = replace(config, dtype=config.dtype or found)
+        return model.to(config.policy.reduce_dtype), trained[::-1], config  # to "meta" would part what is tied
     data = data_shape(config.data, config.model) if config.data else None
     sample = data_shape(config.data, config.model)
     with torch.device("meta"):
@@ -278,7 +284,7 @@ def _traced(config: PlanConfig) -> tuple[nn.Module, list[Tensor]]:
         model = build_model(config.model, data)
         inputs, targets = sample.example(2)
         order = ready_order(model, lambda: loss_of(model, inputs, targets))
-    return model.to(config.policy.reduce_dtype), order
+    return model.to(config.policy.reduce_dtype), order, config
 
 
 def _transformer(parameters: int) -> nn.Module:

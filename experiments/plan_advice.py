@@ -251,7 +251,7 @@ def _named(spec: str) -> str:
 
 def with_ddp(config: PlanConfig) -> PlanConfig:
     """Return the plan of the same hosts with DDP."""
-    return replace(config, parallel="ddp", compressors=list(OF_DDP), dtype=config.dtype.split("/")[-1], gpu_memory=None)
+    return replace(config, parallel="ddp", compressors=list(OF_DDP), dtype=config.dtypes[-1], gpu_memory=None)
 
 
 def simplest(config: PlanConfig, steps: Callable[[PlanConfig], Sequence[Prediction]]) -> Sequence[str]:

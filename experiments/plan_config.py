@@ -53,10 +53,10 @@ class PlanConfig:
     micro_batches: int = 1
     """with --step-seconds: micro-batches that a step accumulates; the last one alone sends gradients, and with fsdp
     each sends weights"""
-    dtype: str = "fp32"
-    """dtype of the gradients: fp32, bf16 or fp16; 16 bits halve the bytes of none. With fsdp also of the weights that
-    are sent, or WEIGHTS/GRADIENTS such as bf16/fp32, as with MixedPrecisionPolicy(param_dtype=torch.bfloat16) from
-    torch 2.15 on"""
+    dtype: str | None = None
+    """dtype of the gradients: fp32, bf16 or fp16; by default that of a model of your file, else fp32. 16 bits halve the
+    bytes of none. With fsdp also of the weights that are sent, or WEIGHTS/GRADIENTS such as bf16/fp32, as with
+    MixedPrecisionPolicy(param_dtype=torch.bfloat16) from torch 2.15 on"""
     optimizer: OptimizerName | None = None
     """sets the error feedback that compressors leave open, and adds the memory of a rank; muon is for gpt and
     --parameters, and with fsdp adds the bytes of its step"""
@@ -149,7 +149,7 @@ class PlanConfig:
             )
         if self.gpus_per_host > 1 and not self.hosts:
             raise ValueError(f"--gpus-per-host={self.gpus_per_host} goes with --hosts: name how many hosts there are")
-        named = self.dtype.split("/")
+        named = self.dtypes
         if not set(named) <= DTYPES.keys() or len(named) > 1 + (self.parallel == "fsdp"):
             raise ValueError(
                 f"--dtype is {', '.join(DTYPES)}, or with --parallel fsdp WEIGHTS/GRADIENTS such as bf16/fp32; got "
@@ -176,8 +176,13 @@ class PlanConfig:
     @property
     def policy(self) -> Policy:
         """The dtypes that are sent."""
-        named = [DTYPES[each] for each in self.dtype.split("/")]
-        return Policy(named[0], named[-1])
+        weights, gradients = DTYPES[self.dtypes[0]], DTYPES[self.dtypes[-1]]
+        return Policy(weights, gradients)
+
+    @property
+    def dtypes(self) -> list[str]:
+        """The names of the dtypes of weights and gradients, or of both."""
+        return (self.dtype or "fp32").split("/")
 
     @property
     def specs(self) -> Sequence[str]:

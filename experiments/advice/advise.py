@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from ...compress import Optimizers, Ranks, compressor
@@ -25,7 +25,7 @@ from ...ddp_core.transport.protocol import time_limit
 from ...ddp_core.transport.torch_groups import orders_streams
 from ..bucket_plan import bucket_layouts
 from .arithmetic import Arithmetic, copy_seconds, gradient_pool, measured_arithmetic, sampled
-from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED, Candidate, candidates, family, narrowed
+from .candidates import BACKWARD, MUON, PRIORITY, TWO_LEVELS, UNCOMPRESSED, Candidate, candidates, family, narrowed
 from .network import Kind, Network
 from .predict import Measured, buckets, memory, peak_bytes, predicted, requests_on
 from .rank_group import RankGroup, tried
@@ -91,7 +91,11 @@ def advise(
     checked = partial(_checked, tolerance, worthwhile, hosts, compressors, optimizer, trial_seconds, timeout)
     rule, sizes, asked, kind = checked() if group is None else tried(checked, over(group, device))
     here = _here(group, device, transport)
-    specs, numbers = [each.spec for each in asked], sum(p.numel() for p in model.parameters() if p.requires_grad)
+    trained = [each for each in model.parameters() if each.requires_grad]
+    if compressors is None and trained and all(each.dtype.itemsize == 2 for each in trained):
+        asked = [each for each in asked if each.spec not in ("bf16", "fp16")]  # which would send as many bytes
+    rule = replace(rule, wide_only=kind == MUON)
+    specs, numbers = [each.spec for each in asked], sum(map(Tensor.numel, trained))
     asked_for = {"compressors": specs, "hosts": sizes, "bucket_mb": bucket_mb, "trial_seconds": trial_seconds}
     _agree(here, {"numbers": numbers, "optimizer": kind, **asked_for, **vars(rule)})
     _check_links(here, sizes)

@@ -30,6 +30,7 @@ class Forecast:
         choices: the choices, the fastest first.
         best: the recommended choice.
         beyond: the next step; None if no other choice is worth it.
+        wide_only: True if choices of fewer than 8 bits were left out.
     """
 
     ranks: int
@@ -37,12 +38,13 @@ class Forecast:
     choices: tuple[Choice, ...]
     best: Choice
     beyond: Choice | None = None
+    wide_only: bool = False
 
     @classmethod
     def ranked(cls, ranks: int, per_host: int, choices: Iterable[Choice], rule: Rule) -> Forecast:
         """Return the forecast of choices, given in any order."""
         ordered = tuple(sorted(choices, key=lambda choice: choice.step))
-        return cls(ranks, per_host, ordered, *rule.chosen(ordered))
+        return cls(ranks, per_host, ordered, *rule.chosen(ordered), rule.wide_only)
 
     def tried(self, choice: Choice, seconds: float, rule: Rule) -> Forecast:
         """After one of the choices took so many seconds a step."""
@@ -60,11 +62,11 @@ class Forecast:
         return self.ranked(self.ranks, self.per_host, kept, rule)
 
     def of_tried(self, rule: Rule) -> Forecast:
-        """Recommends one that was tried, or what that is compared with: an untried one may only look better."""
-        tried = [choice for choice in self.choices if choice.tried is not None]
-        if self.best.tried is not None or not tried:
+        """Recommends one that was tried, or none: an untried one may only look better."""
+        tried = [choice for choice in self.choices if choice.tried is not None or choice.is_none]
+        if self.best.tried is not None or not any(choice.tried for choice in tried):
             return self
-        best, beyond = rule.chosen([*tried, rule.plain(self.choices), self.of("none")])
+        best, beyond = rule.chosen(tried)
         return replace(self, best=best, beyond=beyond)
 
     def of(self, spec: str, order: str = BACKWARD) -> Choice:
@@ -98,9 +100,15 @@ class Forecast:
             return words + self._next
         return (
             f"Use {best.name}: {_ms(best.step)} per step, a speed-up of {none.step / best.step:.2f}x over none "
-            f"({self._seconds(none)}) and {self.gain:.2f}x over the faster of none and bf16, at an expected validation loss "
+            f"({self._seconds(none)}){self._over_bf16}, at an expected validation loss "
             f"of {_percent(best.loss)}.{LOW_RANK if 'powersgd' in best.spec else ''}{self._next}"
         )
+
+    @property
+    def _over_bf16(self) -> str:
+        """The clause of the gain over what gives nothing up, where that is more than none."""
+        there = any("bf16" in choice.spec for choice in self.choices)  # not where gradients have 16 bits
+        return f" and {self.gain:.2f}x over the faster of none and bf16" if there else ""
 
     @property
     def _beside(self) -> str:
@@ -113,6 +121,8 @@ class Forecast:
     @property
     def _next(self) -> str:
         """The sentence about the next step, which has fewer bits and may cost loss."""
+        if self.wide_only:
+            return " Stop there: with Muon, 4 bits cost loss."
         if self.beyond is None:
             return " Compressing more does not pay here."
         step, loss = self._seconds(self.beyond), _percent(self.beyond.loss)

@@ -79,12 +79,14 @@ class Choice:
 class Rule:
     """The rule of recommendation, in the order of expected losses up to `tolerance` above none's, 8 bits or more first.
 
-    A compressor is worth it if it makes a step `worthwhile` times as fast as the one before it that was worth it, the first
-    as none does. Of these the one to take is `taken`, and the one behind it the next step.
+    With `wide_only`, as for Muon, compressors of 8 bits or more alone. A compressor is worth it if it makes a step
+    `worthwhile` times as fast as the one before it that was worth it, the first as none does. Of these the one to take is
+    `taken`, and the one behind it the next step.
     """
 
     tolerance: float = 0.03
     worthwhile: float = 1.1
+    wide_only: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.tolerance < math.inf:
@@ -124,8 +126,9 @@ class Rule:
         return found
 
     def kept(self, choices: Sequence[Choice]) -> list[Choice]:
-        """Return the choices whose expected loss is within the tolerance."""
-        return [choice for choice in choices if choice.loss is not None and choice.loss <= self.tolerance]
+        """Return the choices whose expected loss is within the tolerance, of as many bits as may be."""
+        studied = (choice for choice in choices if choice.loss is not None and choice.loss <= self.tolerance)
+        return [choice for choice in studied if wide(choice.spec) or not self.wide_only]
 
     def plain(self, choices: Sequence[Choice]) -> Choice:
         """The best of those that give nothing up."""

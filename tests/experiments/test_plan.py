@@ -303,3 +303,10 @@ def test_a_model_of_a_file_is_planned_by_its_own_parameters_and_one_that_is_shar
     assert document["parameters"] == 2_000_000
     assert [row["sent_bytes_per_step"] for row in document["rows"]] == pytest.approx([14e6, 7e6])
     assert [row["compression_ratio"] for row in document["rows"]] == [1, 2]
+
+
+@pytest.mark.parametrize(("flags", "sent"), [((), 7e6), (("--dtype=fp32",), 14e6)])
+def test_a_model_of_a_file_has_its_own_dtype_unless_one_is_named(flags, sent, tmp_path, planned):
+    (tmp_path / "mine.py").write_text(TIED.replace("return model,", "return model.to(torch.bfloat16),"))
+    row, *_ = planned(f"--model={tmp_path / 'mine.py'}:build", "--compressors=none", *flags)["rows"]
+    assert row["sent_bytes_per_step"] == pytest.approx(sent)

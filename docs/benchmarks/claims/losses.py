@@ -185,7 +185,8 @@ def of_long_runs(optimizer: str) -> Trainings:
 
 INT4 = {"start": 0.0, "every": 4, "compressor": "int4"}
 ONEBIT = INT4 | {"compressor": "onebit"}
-FEWER_BYTES = (  # of hundredfold.py: a name, the optimizer, steps, the rate of `none`, and a way with its best rate
+# of hundredfold.py: a name, the optimizer, steps, the rate of `none`, a way with its best rate, and a larger model's size
+FEWER_BYTES: tuple[tuple[Any, ...], ...] = (
     ("sites onebit AdamW 20", ADAMW, 2688, 0.012, "every 4, onebit", ONEBIT | {"lr": 0.016}),
     ("sites onebit AdamW 80", ADAMW, 10752, 0.008, "every 4, onebit", ONEBIT | {"lr": 0.016}),
     ("sites onebit Muon 20", MUON, 2688, 0.064, "every 4, onebit", ONEBIT | {"lr": 0.128}),
@@ -200,21 +201,24 @@ FEWER_BYTES = (  # of hundredfold.py: a name, the optimizer, steps, the rate of 
         "int4 and a core at every step",
         {"first": "int4:core=4", "lr": 0.064},
     ),
+    ("loss int8 Muon, 0.9 M", MUON, 2688, 0.064, "int8 at every step", {"first": "int8", "lr": 0.064}, "0.9 M"),
 )
 
 
 def of_a_hundredth() -> Iterator[Claim]:
     """Yield losses and bytes of fewer rounds and of fewer bits, against averages at every step, at their best rates."""
-    for name, optimizer, steps, lr, named, changes in FEWER_BYTES:
+    for name, optimizer, steps, lr, named, changes, *larger in FEWER_BYTES:
         of_optimizer, names = {ADAMW: ({}, "{}, lr {}"), MUON: ({"optimizer": "muon"}, "Muon, {}, AdamW's lr {}")}[
             optimizer
         ]
         runs = [run for run in raw(LONG_RUNS)["runs"] if run["steps"] == steps]
-        both = of_optimizer | {"lr": lr}, of_optimizer | changes
+        of_model = of_optimizer | ({"size": larger[0]} if larger else {})
+        both = of_model | {"lr": lr}, of_model | changes
         base, rounds = ({run["seed"]: run for run in runs if run["way"] == way} for way in both)
+        names = f"{larger[0]}: {names}" if larger else names
         ways = f'"{names.format("none", lr)}" "{names.format(named, changes["lr"])}"'
         command = f"python docs/benchmarks/hundredfold.py {LONG_RUNS} --steps {steps} --ways {ways}"
-        source = Source(LONG_RUNS, command, "4 simulated sites on two CPU cores", "0.14 M", f"{steps:,}")
+        source = Source(LONG_RUNS, command, "4 simulated sites on two CPU cores", *larger or ["0.14 M"], f"{steps:,}")
         excess = [100 * (rounds[seed]["loss"] / base[seed]["loss"] - 1) for seed in sorted(base.keys() & rounds)]
         fewer = base[0]["sent_bytes"] / rounds[0]["sent_bytes"]
         yield Claim(name, MEASURED, source, lambda it=excess: it, loss)
@@ -228,7 +232,8 @@ def of_a_hundredth() -> Iterator[Claim]:
         runs = [
             (run["way"].get("compressor"), run["loss"])
             for run in raw(LONG_RUNS)["runs"]
-            if run["way"].get("size") == size and ("optimizer" in run["way"]) == of_muon and "first" not in run["way"]
+            if run["seed"] == 0 and run["way"].get("size") == size and ("optimizer" in run["way"]) == of_muon
+            if "first" not in run["way"]
         ]
         none, rounds = (min(ended for spec, ended in runs if spec == wanted) for wanted in (None, "onebit"))
         command = f"python docs/benchmarks/hundredfold.py {LONG_RUNS} --ways, with each way of {size} in the table"

@@ -137,7 +137,7 @@ def losses(
         fewer = claims[f"bytes {spec}"]
         size = f" at {fewer.source.model}" if spec.startswith("powersgd") or spec == CORED else ""
         rows.append((f"`{spec}`", fewer.text + size, *cells))
-    return table(("compressor", "fewer bytes", *(f"loss, {each}" for each in optimizers)), rows)
+    return table(("compressor", "fewer bytes than in 32 bits", *(f"loss, {each}" for each in optimizers)), rows)
 
 
 def cell_of_losses(claims: Mapping[str, Claim], name: str) -> str:

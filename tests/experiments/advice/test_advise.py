@@ -387,6 +387,19 @@ def trained_in_order():
     return model, loss_of, batch, optimizer
 
 
+def of_16_bits(rank, world_size):
+    model = nn.Linear(64, 64).to(torch.bfloat16)
+    batch = torch.ones(4, 64, dtype=torch.bfloat16)
+    advice = gradwire.advise(model, loss_of, batch, torch.optim.SGD(model.parameters(), 0.1), trial_seconds=0)
+    return {choice.spec for choice in advice.here.choices}
+
+
+def test_gradients_of_16_bits_are_not_compared_with_16_bits(ranks):
+    for specs in ranks.run(of_16_bits, 2):
+        assert specs >= {"none", "int8"}
+        assert "bf16" not in specs
+
+
 def test_without_a_process_group_the_way_to_one_is_told():
     with pytest.raises(RuntimeError, match="init_process_group"):
         gradwire.advise(*trained_in_order())

@@ -50,6 +50,14 @@ def test_the_last_of_8_bits_or_more_is_recommended_and_the_next_step_is_within_t
     assert Rule(tolerance=0.05).chosen([NONE, few, choice("bf16", 0.6), replace(wide, tried=0.58)])[0].spec == "bf16"
 
 
+def test_with_muon_fewer_than_8_bits_are_neither_recommended_nor_the_next_step():
+    few = choice("int4:core=4", 0.3, loss=0.008)
+    found = Forecast.ranked(2, 1, [NONE, few, choice("int8", 0.5)], Rule(wide_only=True))
+    assert (found.best.spec, found.beyond) == ("int8", None)
+    assert found.sentence.endswith(" Stop there: with Muon, 4 bits cost loss.")
+    assert Forecast.ranked(2, 1, [NONE, few], Rule(wide_only=True)).best == NONE
+
+
 def test_without_one_of_8_bits_that_is_worth_it_the_first_of_fewer_bits_is_recommended():
     first, more = choice("int4", 0.4, loss=0.012), choice("onebit", 0.2, loss=0.02)
     assert Rule().chosen([NONE, more, first, choice("bf16", 0.95)]) == (first, more)

@@ -132,6 +132,12 @@ def test_a_method_that_fails_is_not_recommended():
     assert len(failures) == 1
 
 
+def test_what_was_not_tried_is_not_recommended_over_none():
+    given = forecast(choice("none", 1.0), choice("bf16", 0.7), choice("int8", 0.3))
+    found, _, ran = after(given, {("int8", BACKWARD): 2.0}, seconds=10.0)
+    assert (ran, found.best.is_none) == ([("int8", BACKWARD)], True)
+
+
 def test_what_no_time_was_left_to_try_is_not_recommended_over_what_was_tried():
     names = [f"int8:seed={number}" for number in range(6)]
     given = forecast(choice("none", 9.0), *(choice(name, 1 + number / 20) for number, name in enumerate(names)))
