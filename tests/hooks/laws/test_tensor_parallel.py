@@ -112,7 +112,7 @@ def resumed(rank, world_size, wrapper, axes, folder):
     return theirs, found
 
 
-@over(*WRAPS)
+@over(*WRAPS, slow=["own", "replicate"])
 def test_each_part_is_averaged_what_is_whole_stays_alike_and_a_checkpoint_resumes_to_the_bit(ranks, wrapper, tmp_path):
     axes = ("tp", "dp") if wrapper in ("own", "FSDP2") else ("dp", "tp")
     answers = ranks.run(resumed, 4, wrapper, axes, str(tmp_path))

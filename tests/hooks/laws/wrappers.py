@@ -120,10 +120,11 @@ def few(wrapper):
     return EVERY[wrapper].specs[: 2 if wrapper == "attach" else 1]
 
 
-def over(*names, leave_out=(), quick=()):
-    """Runs a law for each wrapper of these names, or of all; those in `quick` are not slow here."""
+def over(*names, leave_out=(), quick=(), slow=()):
+    """Runs a law for each wrapper of these names, or of all; those in `quick` are not slow here, those in `slow` are."""
     names = [name for name in names or WRAPPERS if name not in leave_out]
     marks = {name: [each for each in EVERY[name].marks if each is not SLOW or name not in quick] for name in names}
+    marks |= {name: [*marks[name], SLOW] for name in slow}
     return pytest.mark.parametrize("wrapper", [pytest.param(name, marks=marks[name]) for name in names])
 
 
