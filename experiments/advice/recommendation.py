@@ -84,7 +84,7 @@ class Forecast:
     @property
     def gain(self) -> float:
         """The speed-up of the recommended step over the fastest step that gives nothing up."""
-        return min(choice.step for choice in self.choices if choice.free) / self.best.step
+        return self.speed_up(self.best) / max(self.speed_up(choice) for choice in self.choices if choice.free)
 
     @property
     def sentence(self) -> str:
@@ -121,7 +121,7 @@ class Forecast:
     @property
     def _next(self) -> str:
         """The sentence about the next step, which has fewer bits and may cost loss."""
-        if self.wide_only:
+        if self.wide_only and not self.best.free:
             return " Stop there: with Muon, 4 bits cost loss."
         if self.beyond is None:
             return " Compressing more does not pay here."
