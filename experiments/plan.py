@@ -232,9 +232,10 @@ def _memory_note(model: nn.Module, order: Sequence[Tensor], plans: Sequence[Plan
     note = f"Memory of a rank before activations: {decimal(whole)} with "
     if config.parallel == "fsdp":
         sharded = decimal(whole // config.ranks)
+        way = "DDP or replicate()" if dtype == torch.float32 else "replicate(), whose bytes rows of DDP have"
         note += (
-            f"DDP or replicate(), with float32 weights under any policy (bytes per parameter: {parts}); {sharded} with "
-            "FSDP2, and whole modules in use. "
+            f"{way}, with float32 weights under any policy (bytes per parameter: {parts}); {sharded} with FSDP2, and whole "
+            "modules in use. "
         )
     elif dtype == torch.float32:
         note += f"DDP or replicate() (bytes per parameter: {parts}). "

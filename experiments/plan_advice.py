@@ -131,7 +131,7 @@ class Advice:
         verdict = whole._words
         if best.name == HYBRID:  # whose replicas= compresses between hosts alone
             with_it, verdict = (each.replace(f'"{TWO_LEVELS}', '"') for each in (with_it, verdict))
-        memory, there = self.config.gpu_memory, "there" if best.name == HYBRID else "with DDP"
+        memory, there = self.config.gpu_memory, "there" if best.name == HYBRID else f"with {best.name}"
         room = ", if it fits" if memory is None else f", if activations fit in the rest of {memory:g} GB"
         words = (
             f"Leave fully_shard on all ranks for {best.name}{room}: weights, gradients and "
@@ -169,7 +169,8 @@ class Advice:
     @property
     def chosen(self) -> str | None:
         """The compressor to take; None if none saves enough of a step."""
-        return self.worth[taken(self.worth)] if self.worth else None
+        place = taken(self.worth, self.pairs)
+        return None if place is None else self.worth[place]
 
     @cached_property
     def worth(self) -> list[str]:
@@ -193,11 +194,15 @@ class Advice:
     @property
     def _words(self) -> str:
         if self.chosen is None:
-            best = max(self.faster, key=self.faster.__getitem__)
+            best = max(filter(wide, self.faster), key=self.faster.__getitem__)
             where = " if NCCL sums in trees" if self.config.shared_card else ""
             below = min(round(self.faster[best], 2), Rule.worthwhile - 0.01)  # 1.1 is what it is not
             words = f"Do not compress{where}: {_named(best)} saves less than {LEAST} of a step ({below:.2f}x)."
-            return words + self._until
+            return (
+                words
+                + self._until
+                + "".join(f" Next step: {_named(each)}{self._cost(each)}." for each in self.worth[:1])
+            )
         words = f"Take {_named(self.chosen)}{self._cost(self.chosen)}.{self._until}"
         words += f" Loss: no difference seen {self._measured(self.chosen)}." * wide(self.chosen)
         beyond = self.pairs[self.pairs.index(self.chosen) + 1 :]
@@ -212,7 +217,8 @@ class Advice:
             return ""
         saves = ""
         if self.config.step_seconds and spec != self.chosen:
-            saves = f"saves {1 - self.faster[self.chosen or spec] / self.faster[spec]:.0%} of its step and "
+            before, whose = (self.faster[self.chosen], "its") if self.chosen else (1.0, "a")
+            saves = f"saves {1 - before / self.faster[spec]:.0%} of {whose} step and "
         return f", which {saves}can cost loss ({self._measured(spec)})".replace("%", " %")
 
     def _measured(self, spec: str) -> str:
@@ -237,7 +243,7 @@ class Advice:
         return f" Compression pays while a step computes for less than about {float(f'{math.exp(low):.2g}'):,g} s."
 
     def _pays(self, seconds: float) -> bool:
-        return bool(Rule().worth(_speed_ups(self._times(seconds))))
+        return taken(Rule().worth(_speed_ups(self._times(seconds))), self.pairs) is not None
 
 
 def _speed_ups(times: Mapping[str | None, float]) -> dict[str, float]:

@@ -21,6 +21,7 @@ from rich.table import Table
 from ..compress import compressor
 from ..hooks.report_loss import COMPRESSOR, FOLDER, PLACE, STEPS
 from .advice.candidates import uncertainty
+from .advice.recommendation import ON_ONE_HOST
 from .advice.rule import LEAST, Rule, taken, wide
 from .ranks.child import CommandFailure, run_to_end
 from .ranks.stopping import sigterm_interrupts
@@ -30,10 +31,6 @@ from .results.verdict import ONE_SEED
 from .workloads.sharding import TORCH, check_payloads
 
 HEADINGS = ("step time", "speed-up", "sent per step", "fewer bytes", "training loss")
-ON_ONE_HOST = (
-    "No verdict: all ranks share the CPUs of this host, where steps show nothing of a network. Start the same command on "
-    "each of your hosts."
-)
 LAST = 10  # the loss is the mean of the last tenth of the steps
 
 
@@ -178,16 +175,18 @@ def _verdict(rows: Sequence[Tried], asked: int) -> str:
     ordered = sorted((row for row in rows[1:] if row.loss <= most), key=lambda row: not wide(row.compressor))
     steps = {row.compressor: first.step_seconds / row.step_seconds for row in ordered}
     what = f"of the step of {first.compressor}, at a training loss at most {100 * rule.tolerance:.0f} % above"
-    if worth := rule.worth(steps):
-        best, *beyond = worth[taken(worth) :]
-        words = f"Take {best}: it saves {100 * (1 - 1 / steps[best]):.0f} % {what}."
-        for spec in beyond[:1]:
-            words += (
-                f" Next step: {spec} saves {100 * (1 - steps[best] / steps[spec]):.0f} % of that, and can cost loss."
-            )
-        return words
-    kept = "your script" if first.compressor in ("none", TORCH) else first.compressor
-    return f"Keep {kept}: no other compressor saves {LEAST} or more {what}."
+    worth = rule.worth(steps)
+    place = taken(worth, [row.compressor for row in rows[1:]])
+    if place is None:
+        kept = "your script" if first.compressor in ("none", TORCH) else first.compressor
+        bits = " of 8 bits or more" * bool(worth)
+        words, base, beyond = f"Keep {kept}: no other compressor{bits} saves {LEAST} or more {what}.", 1.0, worth
+    else:
+        best, *beyond = worth[place:]
+        words, base = f"Take {best}: it saves {100 * (1 - 1 / steps[best]):.0f} % {what}.", steps[best]
+    for spec in beyond[:1]:
+        words += f" Next step: {spec} saves {100 * (1 - base / steps[spec]):.0f} % of that, and can cost loss."
+    return words
 
 
 def _unlike(rows: Sequence[Tried]) -> str:

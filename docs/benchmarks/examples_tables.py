@@ -13,6 +13,7 @@ TABLES = {  # a title: the file, and the settings of its rows; the first row is 
     "LoRA": ("finetune", {"lora": True}),
     "Full fine-tuning": ("finetune", {"lora": False}),
     "AdamW": ("pretrain", {"optimizer": "adamw"}),
+    "AdamW, model in 16 bits": ("pretrain16", {"optimizer": "adamw"}),
     "Muon": ("pretrain", {"optimizer": "muon"}),
     "FSDP2, AdamW": ("fsdp", {"optimizer": "adamw"}),
     "FSDP2, Muon": ("fsdp", {"optimizer": "muon"}),

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 import gradwire
 from gradwire.experiments.workloads.data.text import text
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 SIZES = {"steps": 150, "seed": 0, "context": 128, "width": 128, "layers": 4, "heads": 4}
 
 
@@ -46,6 +47,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--compressor", default="int8", help="none, bf16, int8, int4, ...")
     parser.add_argument("--optimizer", choices=["adamw", "muon"], default="adamw")
+    parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="of the model and its gradients")
     parser.add_argument("--text", type=Path, help="a file or folder; by default Python's standard library")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--batch", type=int, default=8, help="samples per rank")
@@ -67,7 +69,7 @@ def train(model: nn.Module, optimizers: list[Optimizer], batches: Iterator[Any],
     model.train()
     for inputs, targets in batches:
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss = cross_entropy(model(inputs.to(device)).flatten(0, 1), targets.to(device).flatten())
+            loss = cross_entropy(model(inputs.to(device)).flatten(0, 1).float(), targets.to(device).flatten())
         loss.backward()
         for optimizer in optimizers:
             optimizer.step()
@@ -94,7 +96,7 @@ def main() -> None:
     device = gradwire.init_process_group()  # NCCL if each rank has a GPU, else Gloo
     data = text(args.text, args.context)
     torch.manual_seed(args.seed)
-    model = GPT(args.context, args.width, args.layers, args.heads).to(device)
+    model = GPT(args.context, args.width, args.layers, args.heads).to(device, DTYPES[args.dtype])
     ddp_model = DistributedDataParallel(model, gradient_as_bucket_view=True)
     chosen = optimizers(model, args.optimizer, args.lr)
     handle = gradwire.attach(ddp_model, args.compressor, optimizer=chosen)  # gradwire: the line to add

@@ -117,7 +117,8 @@ def advise(
         now, failures = confirmed(now, rule, trials.step, trial_seconds if whole_steps else 0.0)
         elsewhere = [each.only(now.rows, rule) for each in elsewhere]
         seconds = max(here.gather(time.perf_counter() - began))
-    return Advice(measured, now, tuple(elsewhere), kind, seconds, tuple(failures), tuple(left_out))
+    on_cpus = here.one_host and device.type == "cpu"
+    return Advice(measured, now, tuple(elsewhere), kind, seconds, tuple(failures), tuple(left_out), on_cpus)
 
 
 def _checked(

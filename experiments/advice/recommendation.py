@@ -17,6 +17,10 @@ ASSUMED = (
 )
 
 
+ON_ONE_HOST = (
+    "No verdict: all ranks share the CPUs of this host, where steps show nothing of a network. Start the same command on "
+    "each of your hosts."
+)
 LOW_RANK = " That is of trainings of 120 to 400 steps: PowerSGD falls further behind the longer a training is."
 
 
@@ -91,7 +95,8 @@ class Forecast:
         """The recommendation."""
         best, none = self.best, self.of("none")
         if best.is_none:
-            return f"Do not compress here. Keep your script: none takes {_ms(none.step)} per step{self._beside}."
+            words = f"Do not compress here. Keep your script: none takes {_ms(none.step)} per step{self._beside}."
+            return words + self._next * (self.beyond is not None)
         if best.spec == none.spec and self.beyond is None:
             both = f"{best.name} takes {_ms(best.step)} per step, and none {self._seconds(none)}"
             return f"Do not compress; overlap alone pays: {both}."
@@ -155,6 +160,7 @@ class Advice:
         seconds: duration of `advise`.
         failures: errors of trials.
         left_out: the compressors that need more memory than there is, and how much.
+        on_cpus_of_one_host: True if all ranks share the CPUs of a host, without an emulated link.
     """
 
     measured: Measured
@@ -164,6 +170,7 @@ class Advice:
     seconds: float = 0.0
     failures: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    on_cpus_of_one_host: bool = False
 
     @property
     def recommended(self) -> Choice:
@@ -200,6 +207,9 @@ class Advice:
         yield from (f"failed when tried: {failure}" for failure in self.failures)
         yield from (f"left out: {each}" for each in self.left_out)
         yield ""
+        if self.on_cpus_of_one_host:
+            yield ON_ONE_HOST
+            return
         yield self.here.sentence + ("" if self.recommended.tried else " Predicted, not tried.")
         if not self.recommended.is_none:
             yield from (f"    {line}" for line in self.line.splitlines())

@@ -81,7 +81,7 @@ class Rule:
 
     With `wide_only`, as for Muon, compressors of 8 bits or more alone. A compressor is worth it if it makes a step
     `worthwhile` times as fast as the one before it that was worth it, the first as none does. Of these the one to take is
-    `taken`, and the one behind it the next step.
+    `taken`, else none, and the one behind it the next step.
     """
 
     tolerance: float = 0.03
@@ -97,9 +97,8 @@ class Rule:
     def chosen(self, choices: Sequence[Choice]) -> tuple[Choice, Choice | None]:
         """Return the recommended choice, which is none if no other is worth it, and the next step."""
         none, *worth = self.ladder(choices)
-        if not worth:
-            return none, None
-        best, *beyond = worth[taken([each.spec for each in worth]) :]
+        place = taken([each.spec for each in worth], [each.spec for each in self.kept(choices)])
+        best, beyond = (none, worth) if place is None else (worth[place], worth[place + 1 :])
         return best, next(iter(beyond), None)
 
     def ladder(self, choices: Sequence[Choice]) -> list[Choice]:
@@ -140,13 +139,17 @@ def wide(spec: str) -> bool:
     return all(each.rpartition("+")[2].partition(":")[0] in WIDE for each in spec.split("/"))
 
 
-def taken(worth: Sequence[str]) -> int:
-    """Return the place of the compressor to take, of those that are worth it: the last of 8 bits or more, else the first.
+def taken(worth: Sequence[str], offered: Sequence[str]) -> int | None:
+    """Return the place of the compressor to take, of those that are worth it: the last of 8 bits or more.
 
-    >>> taken(["bf16", "int8", "int4"]), taken(["hosts+bf16", "hosts+int4"]), taken(["int4", "onebit"])
-    (1, 0, 0)
+    None if there is none to take. Where none of 8 bits or more is offered beside "none", it is the first.
+
+    >>> offered = ["none", "bf16", "int8", "int4"]
+    >>> taken(["bf16", "int8", "int4"], offered), taken(["int4"], offered), taken(["int4"], ["none", "int4"])
+    (1, None, 0)
     """
-    return max((place for place, spec in enumerate(worth) if wide(spec)), default=0)
+    some = any(wide(spec) and spec not in ("none", "torch") for spec in offered)
+    return max((place for place, spec in enumerate(worth) if wide(spec)), default=0 if worth and not some else None)
 
 
 def _rung(choice: Choice) -> tuple[bool, float]:

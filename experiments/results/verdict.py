@@ -88,21 +88,28 @@ def _decided(results: Results, timed: list[Timed], wanted: RunResult) -> str:
     ladder = _ladder(usual, steps)
     if len(ladder) == 1:
         return _stays(usual, [each for each in steps if each is not usual], results, wanted)
-    place = 1 + taken([run.compressor for run, _ in ladder[1:]])
+    taking = taken([run.compressor for run, _ in ladder[1:]], [run.compressor for run in results.runs])
+    if taking is None:
+        return _stays(usual, steps[:-1], results, wanted) + _next(usual[1], ladder[1], results)
+    place = 1 + taking
     (before, slower), (run, time), beyond = ladder[place - 1], ladder[place], ladder[place + 1 :][:1]
     alike = _alike(ladder[place], others, usual[1])
     between = " (no difference measured between them)" if len(alike) > 1 else ""
     told = (
         f"Use {' or '.join(alike)}{between}. {run.compressor} takes {digits(time.seconds)} s to the loss, and "
         f"{_name(before)} {digits(slower.seconds)} s: a speed-up of {slower.seconds / time.seconds:.2f}x. Its validation "
-        f"loss is {_per_cent(_excess(run, results))}. "
+        f"loss is {_per_cent(_excess(run, results))}."
     )
-    for later, sooner in beyond:
-        told += (
-            f"Next step: {later.compressor} takes {digits(sooner.seconds)} s, {time.seconds / sooner.seconds:.2f}x faster, "
-            f"and can cost loss; here {_per_cent(_excess(later, results))}. "
-        )
-    return told + _where(results)
+    return "".join([told, *(_next(time, each, results) for each in beyond), f" {_where(results)}"])
+
+
+def _next(time: TimeToLoss, beyond: Timed, results: Results) -> str:
+    """Return the sentence about the next step, over what takes so long."""
+    run, sooner = beyond
+    return (
+        f" Next step: {run.compressor} takes {digits(sooner.seconds)} s, {time.seconds / sooner.seconds:.2f}x faster, and "
+        f"can cost loss; here {_per_cent(_excess(run, results))}."
+    )
 
 
 def _ladder(usual: Timed, steps: list[Timed]) -> list[Timed]:

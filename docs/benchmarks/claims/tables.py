@@ -7,7 +7,7 @@ from functools import cache
 from predicted_steps import Situation
 
 from claims.claim import MEASURED, PREDICTED, Claim
-from claims.losses import COLD, ENOUGH, NETWORKS
+from claims.losses import COLD, ENOUGH, LARGER, NETWORKS
 from claims.predicted import name_of, predicted
 from claims.settings import sharded
 from claims.speeds import smoothed
@@ -144,7 +144,7 @@ def cell_of_losses(claims: Mapping[str, Claim], name: str) -> str:
     """Return the losses of a compressor with an optimizer, one after the other."""
     found = []
     for network in ("", *NETWORKS):
-        for kind in ("", f"{ENOUGH} seeds", COLD, "longest"):
+        for kind in ("", f"{ENOUGH} seeds", COLD, "longest", LARGER):
             claim = claims.get(", ".join(filter(None, (name, network, kind))))
             found += [f"{network}: " * bool(network) + evidence(claim)] if claim else []
     return "<br>".join(found) or "not run"

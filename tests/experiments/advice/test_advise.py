@@ -201,7 +201,7 @@ def test_a_training_that_takes_no_wrapped_model_stays_predicted(ranks):
         assert "failed when tried: none: rank 0: AttributeError" in text
         assert text.count("\nbf16 ") == 2
         assert "has no attribute 'unused'" in text
-        assert "Predicted, not tried." in text
+        assert "No verdict: all ranks share the CPUs of this host" in text
 
 
 def sockets():

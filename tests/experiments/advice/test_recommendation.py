@@ -58,9 +58,14 @@ def test_with_muon_fewer_than_8_bits_are_neither_recommended_nor_the_next_step()
     assert Forecast.ranked(2, 1, [NONE, few], Rule(wide_only=True)).best == NONE
 
 
-def test_without_one_of_8_bits_that_is_worth_it_the_first_of_fewer_bits_is_recommended():
+def test_without_one_of_8_bits_that_is_worth_it_fewer_bits_are_the_next_step_or_recommended_where_none_was_offered():
     first, more = choice("int4", 0.4, loss=0.012), choice("onebit", 0.2, loss=0.02)
-    assert Rule().chosen([NONE, more, first, choice("bf16", 0.95)]) == (first, more)
+    assert Rule().chosen([NONE, more, first, choice("bf16", 0.95)]) == (NONE, first)
+    assert Rule().chosen([NONE, more, first]) == (first, more)
+    told = Forecast.ranked(2, 1, [NONE, first, choice("bf16", 0.95)], Rule()).sentence
+    assert told.startswith(
+        "Do not compress here. Keep your script: none takes 1 s per step. Next step: int4 takes 400 ms, "
+    )
 
 
 def test_the_next_step_is_named_with_its_time_and_its_loss():
