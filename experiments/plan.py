@@ -265,7 +265,7 @@ def _times(steps: Sequence[Prediction], config: PlanConfig) -> Iterator[dict[str
 def _traced(config: PlanConfig) -> tuple[nn.Module, list[Tensor], PlanConfig]:
     """The model, its parameters in the order in which backward makes their gradients ready, and the options with the dtype.
 
-    A model of the user's file has its own dtype, unless one is named.
+    With DDP a model of the user's file has its own dtype, unless one is named. Raises ValueError where it has none to plan.
     """
     if config.parameters is not None:
         model = _transformer(counted(config.parameters)).to(config.policy.reduce_dtype)
@@ -273,9 +273,8 @@ def _traced(config: PlanConfig) -> tuple[nn.Module, list[Tensor], PlanConfig]:
     if config.model.own:
         model = build_model(config.model)
         trained: list[Tensor] = [each for each in model.parameters() if each.requires_grad]
-        names = {dtype: name for name, dtype in DTYPES.items()}
-        found = next((names[each.dtype] for each in trained if each.dtype in names), None)
-        config = replace(config, dtype=config.dtype or found)
+        if config.dtype is None and config.parallel == "ddp" and trained:
+            config = replace(config, dtype=_dtype_of(trained))
         return model.to(config.policy.reduce_dtype), trained[::-1], config  # to "meta" would part what is tied
     data = data_shape(config.data, config.model) if config.data else None
     sample = data_shape(config.data, config.model)
@@ -286,6 +285,18 @@ def _traced(config: PlanConfig) -> tuple[nn.Module, list[Tensor], PlanConfig]:
         inputs, targets = sample.example(2)
         order = ready_order(model, lambda: loss_of(model, inputs, targets))
     return model.to(config.policy.reduce_dtype), order, config
+
+
+def _dtype_of(parameters: Sequence[Tensor]) -> str:
+    """The name of the dtype of all parameters. Raises ValueError where there are several, or another one."""
+    found = {each.dtype for each in parameters}
+    for name, dtype in DTYPES.items():
+        if found == {dtype}:
+            return name
+    kinds = ", ".join(sorted(str(each).removeprefix("torch.") for each in found))
+    raise ValueError(
+        f"a plan has gradients of one dtype, and the model trains parameters of {kinds}: add --dtype fp32 or bf16"
+    )
 
 
 def _transformer(parameters: int) -> nn.Module:

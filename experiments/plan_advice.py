@@ -169,7 +169,7 @@ class Advice:
     @property
     def chosen(self) -> str | None:
         """The compressor to take; None if none saves enough of a step."""
-        place = taken(self.worth, self.pairs)
+        place = taken(self.worth, few=False)
         return None if place is None else self.worth[place]
 
     @cached_property
@@ -243,7 +243,7 @@ class Advice:
         return f" Compression pays while a step computes for less than about {float(f'{math.exp(low):.2g}'):,g} s."
 
     def _pays(self, seconds: float) -> bool:
-        return taken(Rule().worth(_speed_ups(self._times(seconds))), self.pairs) is not None
+        return taken(Rule().worth(_speed_ups(self._times(seconds))), few=False) is not None
 
 
 def _speed_ups(times: Mapping[str | None, float]) -> dict[str, float]:

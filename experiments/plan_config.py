@@ -54,8 +54,8 @@ class PlanConfig:
     """with --step-seconds: micro-batches that a step accumulates; the last one alone sends gradients, and with fsdp
     each sends weights"""
     dtype: str | None = None
-    """dtype of the gradients: fp32, bf16 or fp16; by default that of a model of your file, else fp32. 16 bits halve the
-    bytes of none. With fsdp also of the weights that are sent, or WEIGHTS/GRADIENTS such as bf16/fp32, as with
+    """dtype of the gradients: fp32, bf16 or fp16; by default with ddp that of a model of your file, else fp32. 16 bits
+    halve the bytes of none. With fsdp also of the weights that are sent, or WEIGHTS/GRADIENTS such as bf16/fp32, as with
     MixedPrecisionPolicy(param_dtype=torch.bfloat16) from torch 2.15 on"""
     optimizer: OptimizerName | None = None
     """sets the error feedback that compressors leave open, and adds the memory of a rank; muon is for gpt and

@@ -22,7 +22,7 @@ from ..compress import compressor
 from ..hooks.report_loss import COMPRESSOR, FOLDER, PLACE, STEPS
 from .advice.candidates import uncertainty
 from .advice.recommendation import ON_ONE_HOST
-from .advice.rule import LEAST, Rule, taken, wide
+from .advice.rule import LEAST, Rule, few, taken, wide
 from .ranks.child import CommandFailure, run_to_end
 from .ranks.stopping import sigterm_interrupts
 from .results.files import check_file, figures_document, prepared_folder, write_json
@@ -176,7 +176,7 @@ def _verdict(rows: Sequence[Tried], asked: int) -> str:
     steps = {row.compressor: first.step_seconds / row.step_seconds for row in ordered}
     what = f"of the step of {first.compressor}, at a training loss at most {100 * rule.tolerance:.0f} % above"
     worth = rule.worth(steps)
-    place = taken(worth, [row.compressor for row in rows[1:]])
+    place = taken(worth, few=few(row.compressor for row in rows[1:]))
     if place is None:
         kept = "your script" if first.compressor in ("none", TORCH) else first.compressor
         bits = " of 8 bits or more" * bool(worth)

@@ -138,7 +138,7 @@ class Traits:
     `packs_bytes` (any): sends bytes. `fp16` and `bf16` refuse to wrap it, as they would change nothing.
     `forgets_what_it_sends` (any): clears the residual of what it sends before the average arrives. `fp16` then lets large
     payloads overflow; for others it cuts them, since the residual keeps what is missing.
-    `by_name` (any): treats parameters by their names. Without it, buckets of equal shapes are planned as one.
+    `by_name` (any): treats parameters by their names.
     `needs_all_parameters` (any): needs the gradients of all parameters in every step.
     `ranks_per_host` (any): has two levels, hosts and their ranks; this many ranks share a host, 0 if gradwire finds it out.
     `choices` (the largest): the number of compressors among which the ranks choose.

@@ -30,7 +30,7 @@ from .network import Kind, Network
 from .predict import Measured, buckets, memory, peak_bytes, predicted, requests_on
 from .rank_group import RankGroup, tried
 from .recommendation import Advice, Forecast, megabytes
-from .rule import Choice, Rule
+from .rule import Choice, Rule, few
 from .shared_cores import Work
 from .timed_training import Computation, Loss, Training
 from .trials import TRIAL_SECONDS, Trials, checked_seconds, confirmed
@@ -94,7 +94,7 @@ def advise(
     trained = [each for each in model.parameters() if each.requires_grad]
     if compressors is None and trained and all(each.dtype.itemsize == 2 for each in trained):
         asked = [each for each in asked if each.spec not in ("bf16", "fp16")]  # which would send as many bytes
-    rule = replace(rule, wide_only=kind == MUON)
+    rule = replace(rule, wide_only=kind == MUON, few=few(each.spec for each in asked))
     specs, numbers = [each.spec for each in asked], sum(map(Tensor.numel, trained))
     asked_for = {"compressors": specs, "hosts": sizes, "bucket_mb": bucket_mb, "trial_seconds": trial_seconds}
     _agree(here, {"numbers": numbers, "optimizer": kind, **asked_for, **vars(rule)})

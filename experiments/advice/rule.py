@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeVar
@@ -81,12 +81,13 @@ class Rule:
 
     With `wide_only`, as for Muon, compressors of 8 bits or more alone. A compressor is worth it if it makes a step
     `worthwhile` times as fast as the one before it that was worth it, the first as none does. Of these the one to take is
-    `taken`, else none, and the one behind it the next step.
+    `taken`, else none, and the one behind it the next step. `few`: no compressor of 8 bits or more is offered.
     """
 
     tolerance: float = 0.03
     worthwhile: float = 1.1
     wide_only: bool = False
+    few: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.tolerance < math.inf:
@@ -97,7 +98,7 @@ class Rule:
     def chosen(self, choices: Sequence[Choice]) -> tuple[Choice, Choice | None]:
         """Return the recommended choice, which is none if no other is worth it, and the next step."""
         none, *worth = self.ladder(choices)
-        place = taken([each.spec for each in worth], [each.spec for each in self.kept(choices)])
+        place = taken([each.spec for each in worth], few=self.few)
         best, beyond = (none, worth) if place is None else (worth[place], worth[place + 1 :])
         return best, next(iter(beyond), None)
 
@@ -139,17 +140,20 @@ def wide(spec: str) -> bool:
     return all(each.rpartition("+")[2].partition(":")[0] in WIDE for each in spec.split("/"))
 
 
-def taken(worth: Sequence[str], offered: Sequence[str]) -> int | None:
-    """Return the place of the compressor to take, of those that are worth it: the last of 8 bits or more.
+def few(offered: Iterable[str]) -> bool:
+    """Return True if no compressor of 8 bits or more is offered: then one of fewer may be taken."""
+    return not any(wide(spec) for spec in offered if spec not in ("none", "torch"))
 
-    None if there is none to take. Where none of 8 bits or more is offered beside "none", it is the first.
 
-    >>> offered = ["none", "bf16", "int8", "int4"]
-    >>> taken(["bf16", "int8", "int4"], offered), taken(["int4"], offered), taken(["int4"], ["none", "int4"])
+def taken(worth: Sequence[str], *, few: bool) -> int | None:
+    """Return the place of the compressor to take, of those that are worth it; None if there is none to take.
+
+    It is the last of 8 bits or more. If `few`, it is else the first.
+
+    >>> taken(["bf16", "int8", "int4"], few=False), taken(["int4"], few=False), taken(["int4"], few=True)
     (1, None, 0)
     """
-    some = any(wide(spec) and spec not in ("none", "torch") for spec in offered)
-    return max((place for place, spec in enumerate(worth) if wide(spec)), default=0 if worth and not some else None)
+    return max((place for place, spec in enumerate(worth) if wide(spec)), default=0 if few and worth else None)
 
 
 def _rung(choice: Choice) -> tuple[bool, float]:

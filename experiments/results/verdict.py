@@ -7,7 +7,7 @@ import math
 from typing import TypeAlias
 
 from ..advice.candidates import uncertainty
-from ..advice.rule import Rule, taken, wide
+from ..advice.rule import Rule, few, taken, wide
 from .comparison import NO_LINK, SIMULATED, Results, RunResult
 from .statistics import smoothed
 from .time_to_loss import FEWEST_REPEATS, UNCOMPRESSED, TimeToLoss, digits, reference, times_to_loss
@@ -88,9 +88,10 @@ def _decided(results: Results, timed: list[Timed], wanted: RunResult) -> str:
     ladder = _ladder(usual, steps)
     if len(ladder) == 1:
         return _stays(usual, [each for each in steps if each is not usual], results, wanted)
-    taking = taken([run.compressor for run, _ in ladder[1:]], [run.compressor for run in results.runs])
+    taking = taken([run.compressor for run, _ in ladder[1:]], few=few(run.compressor for run in results.runs))
     if taking is None:
-        return _stays(usual, steps[:-1], results, wanted) + _next(usual[1], ladder[1], results)
+        told = f"Do not compress here: none of 8 bits or more is {Rule.worthwhile:.1f}x as fast as {_name(usual[0])}."
+        return f"{told}{_next(usual[1], ladder[1], results)} {_where(results)}"
     place = 1 + taking
     (before, slower), (run, time), beyond = ladder[place - 1], ladder[place], ladder[place + 1 :][:1]
     alike = _alike(ladder[place], others, usual[1])

@@ -179,3 +179,24 @@ def test_steady_traffic_is_the_mean_of_two_steps_after_all_warm_ups():
     assert steady_traffic(compressor("topk:start_iter=9"), buckets) == expected
     sent = 4 * (64 + 32 + 7) + 8  # every second step a bit for each of 64 rows, in 16 bytes
     assert steady_traffic(compressor("acp-powersgd:rank=2"), buckets) == Traffic(2, sent, float(sent))
+
+
+class ByName:
+    """A compressor from elsewhere that goes by names."""
+
+    def __init__(self):
+        self.inner = Partition((("a.*", compressor("int8")),))
+
+    def init(self, layout):
+        return self.inner.init(layout)
+
+    def reduce(self, grad, state, residual=None):
+        return self.inner.reduce(grad, state, residual)
+
+
+@pytest.mark.parametrize("of_names", [ByName().inner, ByName()], ids=["ours", "from elsewhere"])
+def test_buckets_of_equal_shapes_are_planned_by_their_names_where_a_compressor_goes_by_names(of_names):
+    layouts = [Layout((name,), ((64, 64),), torch.float32, torch.device("meta"), Ranks(2)) for name in ("a.w", "b.w")]
+    alone = [dry_run(of_names, each).payload_bytes for each in layouts]
+    assert alone[0] < alone[1]
+    assert steady_traffic(of_names, layouts).payload_bytes == sum(alone)

@@ -7,6 +7,7 @@ import torch
 from rich.filesize import decimal
 
 import gradwire
+from gradwire.experiments.cli import main
 from gradwire.experiments.sharded_step import Module
 from gradwire.experiments.sharded_step import _seconds as step_of
 from gradwire.experiments.workloads.models import MODELS, ModelConfig, build_model
@@ -311,3 +312,12 @@ def test_a_model_of_a_file_has_its_own_dtype_unless_one_is_named(flags, sent, tm
     (tmp_path / "mine.py").write_text(TIED.replace("return model,", "return model.to(torch.bfloat16),"))
     row, *_ = planned(f"--model={tmp_path / 'mine.py'}:build", "--compressors=none", *flags)["rows"]
     assert row["sent_bytes_per_step"] == pytest.approx(sent)
+
+
+def test_a_model_of_several_dtypes_is_planned_with_one_that_is_named(tmp_path, planned, capsys):
+    untied = TIED.replace("model[1].weight = model[0].weight", "model[1].to(torch.bfloat16)")
+    (tmp_path / "mine.py").write_text(untied)
+    flags = (f"--model={tmp_path / 'mine.py'}:build", "--compressors=none")
+    assert main(["plan", *flags]) == 2
+    assert "trains parameters of bfloat16, float32: add --dtype fp32 or bf16" in capsys.readouterr().err
+    assert planned(*flags, "--dtype=fp32")["parameters"] == 4_000_000

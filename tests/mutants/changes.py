@@ -433,6 +433,20 @@ MUTANTS = [
         "tests/experiments/advice/test_recommendation.py",
     ),
     Mutant(
+        "fewer than 8 bits are recommended though 8 bits are offered",
+        "experiments/advice/rule.py",
+        "default=0 if few and worth else None)",
+        "default=0 if worth else None)",
+        "tests/experiments/advice/test_recommendation.py",
+    ),
+    Mutant(
+        "buckets of equal shapes are planned as one though a compressor goes by names",
+        "compress/simulate.py",
+        "if traits_of(compressor).by_name or not ours:",
+        "if not ours:",
+        "tests/compress/test_dry_run.py -k names",
+    ),
+    Mutant(
         "a host does not get the losses of other hosts' ranks",
         "hooks/report_loss.py",
         "self._write(self._path(rank), lines)",

@@ -138,6 +138,14 @@ def test_what_was_not_tried_is_not_recommended_over_none():
     assert (ran, found.best.is_none) == ([("int8", BACKWARD)], True)
 
 
+def test_fewer_bits_are_not_the_answer_where_no_time_was_left_to_try_8_bits():
+    given = forecast(choice("none", 6.0), choice("bf16", 4.0), choice("int8", 3.0), choice("int4", 1.5, loss=0.012))
+    real = {("none", BACKWARD): 6.0, ("bf16", BACKWARD): 4.0, ("int8", BACKWARD): 3.0, ("int4", BACKWARD): 1.5}
+    found, _, ran = after(given, real, seconds=20.0)
+    assert ran == [("int4", BACKWARD)]
+    assert (found.best.is_none, found.beyond.spec) == (True, "int4")
+
+
 def test_what_no_time_was_left_to_try_is_not_recommended_over_what_was_tried():
     names = [f"int8:seed={number}" for number in range(6)]
     given = forecast(choice("none", 9.0), *(choice(name, 1 + number / 20) for number, name in enumerate(names)))
