@@ -435,8 +435,8 @@ MUTANTS = [
     Mutant(
         "fewer than 8 bits are recommended though 8 bits are offered",
         "experiments/advice/rule.py",
-        "default=0 if few and worth else None)",
-        "default=0 if worth else None)",
+        "return max((place for place, spec in enumerate(worth) if wide(spec)), default=0 if few and worth else None)",
+        "return max((place for place, spec in enumerate(worth) if wide(spec)), default=0 if worth else None)",
         "tests/experiments/advice/test_recommendation.py",
     ),
     Mutant(
