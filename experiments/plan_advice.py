@@ -125,7 +125,9 @@ class Advice:
     def _leaving(self) -> str:
         """The verdict for leaving shards on all ranks, its condition, and what to do else."""
         best, whole = self.ways[0], self.of_ddp
-        what = "A step" if self.config.step_seconds else "The network"
+        what = "The network takes"
+        if self.config.step_seconds:  # of DDP, and replicate() computes longer
+            what = "A step takes" + " at least" * (best.name == "replicate()")
         sharded = f" ({self.best_seconds:.3g} s with {_named(self.chosen)})" if self.chosen else ""
         with_it = f" ({whole.best_seconds:.3g} s with {_named(whole.chosen)})" if whole.chosen else ""
         verdict = whole._words
@@ -136,7 +138,7 @@ class Advice:
         words = (
             f"Leave fully_shard on all ranks for {best.name}{room}: weights, gradients and "
             f"{self.config.optimizer or 'adamw'} take {decimal(best.size)} of a GPU before activations, and "
-            f"{decimal(self._sharded_bytes)} with shards on all ranks. {what} takes {whole.times[None]:.3g} s {there}"
+            f"{decimal(self._sharded_bytes)} with shards on all ranks. {what} {whole.times[None]:.3g} s {there}"
             f"{with_it}, and {self.times[None]:.3g} s with shards{sharded}. {best.name}: {verdict}"
         )
         if not self.chosen:
