@@ -6,6 +6,7 @@ import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 
 import gradwire
+from gradwire.ddp_core.transport import taken_over
 
 COUNT = 4096
 CALLS = {  # name: a call on a tensor, and what it makes of two equal ones
@@ -24,8 +25,15 @@ UNCOMPRESSED = {"maximum", "C++", "functional"}
 
 def called(rank, size):
     """The calls that were compressed, and the largest error of each."""
-    patch, compressed, errors = pytest.MonkeyPatch(), set(), {}
+    patch, compressed, errors, asked = pytest.MonkeyPatch(), set(), {}, []
+    reduction = taken_over.reduction
+
+    def noted(boxed, caller):
+        asked.append((getattr(caller, "f_code", None), op := reduction(boxed, caller)))
+        return op
+
     patch.delattr(dist.ReduceOp, "unbox", raising=False)
+    patch.setattr(taken_over, "reduction", noted)
     handle = gradwire.compress_group(min_bytes=COUNT)
     try:
         for name, (call, times) in CALLS.items():
@@ -33,8 +41,9 @@ def called(rank, size):
             tensor = values.clone()
             try:
                 call(tensor)
-            except RuntimeError as error:  # of Gloo, seen twice in many runs: which calls were taken over before it?
-                raise RuntimeError(f"{name!r} went to Gloo; compressed before it: {sorted(compressed)}") from error
+            except RuntimeError as error:  # of Gloo, seen in three of many runs: no call before it was compressed, why?
+                of_group = [each is dist.group.WORLD for each in taken_over.TAKERS], taken_over.OWN_REQUESTS.depth
+                raise RuntimeError(f"{name!r} went to Gloo; {sorted(compressed)}, {asked}, {of_group}") from error
             errors[name] = float((tensor - times * values).abs().max())
             if handle.stats().calls > before:
                 compressed.add(name)
