@@ -55,7 +55,7 @@ HALF = SMALL | {ADAMW: 19.2e6, MUON: 0.9e6}
 CANDIDATES = (
     Candidate("none", {ADAMW: 0.0, SGD: 0.0, MUON: 0.0}),
     Candidate("bf16", {ADAMW: -0.002, SGD: 0.0, MUON: 0.0}, HALF, any_size=True),
-    Candidate("int8", {ADAMW: 0.001, SGD: 0.0, MUON: 0.004}, HALF, any_size=True),
+    Candidate("int8", {ADAMW: 0.001, SGD: 0.0, MUON: 0.002}, HALF, any_size=True),
     Candidate(
         "int4",
         {ADAMW: 0.012, SGD: 0.008, MUON: 0.019},
