@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..kernels.dispatch import recorded_operations
 from .feedback.switch import Switch
-from .protocol.compressor import Compressor, children, inside, own_traits, traits_of
+from .protocol.compressor import Compressor, children, own_traits, traits_of, unnamed
 from .protocol.layout import Layout, Ranks, Scope
 from .protocol.requests import (
     AllGather,
@@ -38,7 +38,6 @@ from .state.agreed import choices
 from .state.shares import placed_on_hosts
 from .state.tree import Leaves
 
-OURS = __name__.partition(".")[0]
 STEADY = 1 << 62  # a step after any warm-up
 
 
@@ -204,17 +203,6 @@ def _begun(
     for choice in choices(state):
         choice.fixed = method
     return compressor.reduce(grad, state)
-
-
-def unnamed(compressor: Compressor, layouts: Sequence[Layout]) -> list[Layout]:
-    """Return layouts with numbers for names, so that equal shapes are equal; as they are if a compressor goes by names.
-
-    One from elsewhere may.
-    """
-    ours = all(type(each).__module__.startswith(f"{OURS}.") for each in inside(compressor))
-    if traits_of(compressor).by_name or not ours:
-        return list(layouts)
-    return [dataclasses.replace(each, names=tuple(map(str, range(len(each.names))))) for each in layouts]
 
 
 def steady_traffic(compressor: Compressor, layouts: Sequence[Layout]) -> Traffic:

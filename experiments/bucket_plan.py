@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from ..compress import Compressor, Layout, Ranks, Spec, Traffic
 from ..compress import compressor as compressor_of
 from ..compress.builder.spelling import nearest_named, whole_number
-from ..compress.simulate import steady_traffic, unnamed, work_memory
+from ..compress.protocol.compressor import unnamed
+from ..compress.simulate import steady_traffic, work_memory
 from ..compress.state.shares import placed_on_hosts, ranks_given
 from ..ddp_core import assigned, caps_in_bytes, layout_of
 from ..ddp_core.engine.in_flight import in_flight

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from ...compress import Layout, Ranks, compressor
 from ...compress.protocol.card_traffic import TRAVELS, through_card
+from ...compress.protocol.compressor import unnamed
 from ...compress.protocol.layout import Scope
 from ...compress.protocol.requests import AllGather
-from ...compress.simulate import STEADY, requests_of, unnamed
+from ...compress.simulate import STEADY, requests_of
 from ...compress.state.shares import ranks_seen
 from ...ddp_core.measure.link_schedule import optimal, priority_order
 from ...ddp_core.measure.step_model import Piece, StepModel

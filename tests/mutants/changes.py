@@ -441,7 +441,7 @@ MUTANTS = [
     ),
     Mutant(
         "buckets of equal shapes are planned as one though a compressor goes by names",
-        "compress/simulate.py",
+        "compress/protocol/compressor.py",
         "if traits_of(compressor).by_name or not ours:",
         "if not ours:",
         "tests/compress/test_dry_run.py -k names",
